@@ -1,0 +1,67 @@
+# Everything runs in .venv, made from uv.lock; uv itself is put into .uv if the machine has none.
+SHELL := /bin/sh
+PYTHON ?= python3
+export UV_PYTHON_PREFERENCE ?= system
+UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
+RUN := .venv/bin
+NAME ?= demo
+# Where results go; the tests and a sweep of one's own may set another place.
+export DPGEN_RESULTS ?= results
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format lint types tests test-slow test-gpu tables sweep bench clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup: .venv/.locked ## the virtual environment, from the lock file
+
+.venv/.locked: pyproject.toml uv.lock | $(UV)
+	$(UV) sync --locked --python $(PYTHON)
+	@touch $@
+
+.uv/bin/uv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "dpgen_bench needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv .uv
+	.uv/bin/pip install --quiet uv
+
+demo: setup ## a real sweep on the embedded digits, then its table (about 5 minutes, again: seconds)
+	$(RUN)/dpgen sweep demo
+	$(RUN)/dpgen tables demo
+
+sweep: setup ## launch what a table lacks: make sweep NAME=demo
+	$(RUN)/dpgen sweep $(NAME)
+
+tables: setup ## regenerate every table in conf/table
+	@for table in conf/table/*.yaml; do $(RUN)/dpgen tables $$(basename $$table .yaml) || exit 1; done
+
+check: setup format lint types tests ## before a commit: format, lint, types, fast tests
+
+test: setup ## what CI runs: formatting, lint, types, the fast test suite
+	$(RUN)/ruff format --check .
+	$(MAKE) lint types tests
+
+format:
+	$(RUN)/ruff format .
+
+lint:
+	$(RUN)/ruff check .
+
+types:
+	$(RUN)/mypy -p dpgen_bench
+
+tests:
+	$(RUN)/python -m pytest -q
+
+test-slow: setup ## tests that take minutes
+	$(RUN)/python -m pytest -q -m slow
+
+test-gpu: setup ## tests that need an accelerator
+	$(RUN)/python -m pytest -q -m gpu
+
+bench: setup ## speed, as ratios measured in one process, into results/bench
+	$(RUN)/python -m tests.bench
+
+clean: ## remove the environment and caches, never results
+	rm -rf .venv .uv .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,173 @@
+"""The command line: `dpgen VERB`, and after the verb Hydra overrides."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+CONF = str(Path(__file__).resolve().parent.parent / "conf")
+
+USAGE = """dpgen VERB [OVERRIDES]
+
+  run [-m] [OVERRIDES]       make a run (with -m: a Hydra multirun), e.g. dpgen run method=dpgan privacy.epsilon=10
+  runs [--results DIR]       list runs: status, epsilon, headline metrics
+  check method=NAME          put one method through the conformance suite
+  account [...]              epsilon by RDP, PRV and PLD under both relations (dpgen account --help)
+  evaluate RUN [protocol=P]  measure an existing generator again, without training
+  sample RUN --n N --out F   draw images from a finished generator
+  tables NAME                print a table and write it to results/tables/
+  sweep NAME                 launch the runs of a table that are not finished
+  fetch dataset=NAME         download a dataset into data_root
+"""
+
+
+@hydra.main(config_path=CONF, config_name="config", version_base="1.3")
+def _run_task(config: DictConfig) -> None:
+    from dpgen_bench.run import execute
+
+    execute(config)
+
+
+def _run(argv: list[str]) -> int:
+    from dpgen_bench.results.store import RunBusy
+    from dpgen_bench.run import RunFailed
+
+    sys.argv = ["dpgen run", *argv]
+    try:
+        _run_task()
+    except (ValueError, LookupError, FileNotFoundError, RunBusy, RunFailed) as error:
+        return _complain(error)
+    return 0
+
+
+def _runs(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser("dpgen runs")
+    parser.add_argument("--results", type=Path, default=_results())
+    from dpgen_bench.results.listing import print_runs
+
+    print_runs(parser.parse_args(argv).results)
+    return 0
+
+
+def _check(argv: list[str]) -> int:
+    from dpgen_bench.testing import check_configured_method
+
+    return check_configured_method(argv)
+
+
+def _account(argv: list[str]) -> int:
+    from dpgen_bench.account import main as account
+
+    return account(argv)
+
+
+def _evaluate(argv: list[str]) -> int:
+    from dpgen_bench.run import evaluate_run
+
+    parser = argparse.ArgumentParser("dpgen evaluate")
+    parser.add_argument("run", help="a run id or the start of one")
+    parser.add_argument("overrides", nargs="*", help="protocol=NAME, runtime.device=...")
+    parser.add_argument("--results", type=Path, default=_results())
+    given = parser.parse_args(argv)
+    evaluate_run(given.results, given.run, given.overrides)
+    return 0
+
+
+def _sample(argv: list[str]) -> int:
+    from dpgen_bench.results.sampling import sample_run
+
+    parser = argparse.ArgumentParser("dpgen sample")
+    parser.add_argument("run", help="a run id or the start of one")
+    parser.add_argument("--n", type=int, required=True, help="number of images")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True, help="a .npz file, or a folder for PNG files")
+    parser.add_argument("--labels", choices=("balanced", "uniform"), default="balanced")
+    parser.add_argument("--benchmark", action="store_true", help="allow a run whose noise is seeded, hence not private")
+    parser.add_argument("--results", type=Path, default=_results())
+    given = parser.parse_args(argv)
+    sample_run(given.results, given.run, given.n, given.seed, given.out, given.labels, given.benchmark)
+    return 0
+
+
+def _tables(argv: list[str]) -> int:
+    from dpgen_bench.results.tables import print_table
+
+    parser = argparse.ArgumentParser("dpgen tables")
+    parser.add_argument("name", help="a table in conf/table/")
+    parser.add_argument("--results", type=Path, default=_results())
+    given = parser.parse_args(argv)
+    print_table(given.name, given.results)
+    return 0
+
+
+def _sweep(argv: list[str]) -> int:
+    from dpgen_bench.results.tables import launch_sweeps
+
+    parser = argparse.ArgumentParser("dpgen sweep")
+    parser.add_argument("name", help="a table in conf/table/")
+    parser.add_argument("--results", type=Path, default=_results())
+    given, overrides = parser.parse_known_args(argv)
+    return launch_sweeps(given.name, given.results, overrides)
+
+
+def _fetch(argv: list[str]) -> int:
+    from dpgen_bench.data.fetch import fetch
+    from dpgen_bench.specify import build_dataset, compose_config
+
+    fetch(build_dataset(compose_config(argv)))
+    return 0
+
+
+VERBS: dict[str, Callable[[list[str]], int]] = {
+    "run": _run,
+    "runs": _runs,
+    "check": _check,
+    "account": _account,
+    "evaluate": _evaluate,
+    "sample": _sample,
+    "tables": _tables,
+    "sweep": _sweep,
+    "fetch": _fetch,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status (2: bad input, 1: a run failed)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0 if words else 2
+    verb, rest = words[0], words[1:]
+    if verb not in VERBS:
+        print(f"dpgen: expected one of {' '.join(VERBS)}, got {verb!r}; dpgen --help tells more.", file=sys.stderr)
+        return 2
+    # A method of one's own may lie beside where one works, not only where Python was installed.
+    sys.path.insert(0, str(Path.cwd()))
+    if verb == "run":
+        return _run(rest)
+    try:
+        return VERBS[verb](rest)
+    except (ValueError, LookupError, FileNotFoundError, RuntimeError) as error:
+        return _complain(error)
+
+
+def _complain(error: Exception) -> int:
+    from dpgen_bench.run import RunFailed
+
+    print(f"dpgen: {error}", file=sys.stderr)
+    return 1 if isinstance(error, RunFailed) else 2
+
+
+def _results() -> Path:
+    import os
+
+    return Path(os.environ.get("DPGEN_RESULTS", "results"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Where a run was made: versions, machine, commit and command, so that a figure can be traced."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PACKAGES = [
+    "torch",
+    "torchvision",
+    "opacus",
+    "prv-accountant",
+    "dp-accounting",
+    "pytorch-fid",
+    "scikit-learn",
+    "xgboost",
+    "hydra-core",
+    "numpy",
+    "scipy",
+    "pandas",
+]
+
+
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Library versions, machine, device, git commit of the source (with `+changes`), and the command line."""
+    return {
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "machine": {
+            "system": platform.platform(),
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+            "torch_threads": torch.get_num_threads(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        },
+        "commit": _commit(),
+        "command": sys.argv,
+    }
+
+
+def choose_device(wanted: str) -> torch.device:
+    """`auto` is a GPU where there is one.
+
+    Raises:
+        ValueError: for a device this machine does not have.
+    """
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if wanted.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            f"runtime.device={wanted}, but PyTorch sees no CUDA device here; use runtime.device=auto or cpu."
+        )
+    return torch.device(wanted)
+
+
+def _commit() -> str | None:
+    git = shutil.which("git")
+    if git is None:
+        return None
+    here = Path(__file__).parent
+    found = subprocess.run([git, "describe", "--always", "--dirty=+changes"], cwd=here, capture_output=True, text=True)
+    return found.stdout.strip() or None

@@ -1,0 +1,137 @@
+"""What a metric is, and how one is run so that it cannot harm the rest of an evaluation.
+
+A metric is a dataclass that a protocol's yaml names as `_target_`. One's own needs a class like this, anywhere on the
+Python path, and an entry under `metrics:` in a file of conf/protocol:
+
+    @dataclass
+    class MeanBrightness:
+        scale: float = 1.0
+
+        def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
+            gap = samples.images.double().mean() - real_test.images.double().mean()
+            return {"brightness_gap": self.scale * float(gap)}
+
+Values carry their unit in their name where they have one (`acc_cnn_pct`), and no two metrics of a protocol share a
+name. What cannot be measured on this machine raises `NotMeasured` with the reason and the remedy.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+
+from dpgen_bench.data.records import Records
+
+log = logging.getLogger(__name__)
+
+
+class NotMeasured(RuntimeError):
+    """A metric lacks what it needs here, such as weights; says what is missing, where, and how to get it."""
+
+
+@dataclass(frozen=True)
+class EvalContext:
+    """What a metric may use besides the images.
+
+    Args:
+        seed: all randomness of a metric derives from it.
+        device: where networks run.
+        num_classes: classes of the dataset; labels are below it.
+        cache: a folder for what may be computed once for many runs, such as features of the test images.
+        batch_size: images for each forward pass of a feature network; no value depends on it but for rounding.
+    """
+
+    seed: int
+    device: torch.device | str
+    num_classes: int
+    cache: Path
+    batch_size: int = 64
+
+
+class Metric(Protocol):
+    """Measures samples of a generator against the real test records; neither is to be changed."""
+
+    def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True)
+class MetricResult:
+    """What became of one metric. `values` is empty unless it was measured; `reason` says why it was not, or failed."""
+
+    status: Literal["measured", "not measured", "failed"]
+    values: dict[str, float] = field(default_factory=dict)
+    reason: str | None = None
+    seconds: float = 0.0
+
+
+def evaluate(metric: Metric, samples: Records, real_test: Records, ctx: EvalContext) -> MetricResult:
+    """Run one metric; whatever `Exception` it raises becomes its result.
+
+    The global random generators are seeded by `ctx.seed` for the metric and put back after it: its values do not
+    depend on which metrics ran before.
+    """
+    start = time.perf_counter()
+
+    def result(status: Literal["measured", "not measured", "failed"], reason: str | None = None) -> MetricResult:
+        return MetricResult(status, values if status == "measured" else {}, reason, time.perf_counter() - start)
+
+    values: dict[str, float] = {}
+    try:
+        check_pair(samples, real_test, ctx.num_classes)
+        with seeded(ctx.seed):
+            values = {name: float(value) for name, value in metric(samples, real_test, ctx).items()}
+    except NotMeasured as error:
+        return result("not measured", str(error))
+    except Exception as error:
+        log.exception("metric %r failed", metric)
+        return result("failed", f"{type(error).__name__}: {error}")
+    wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
+    if wrong or not values:
+        return result("failed", f"expected finite values, got {wrong or 'none'}")
+    return result("measured")
+
+
+def evaluate_all(
+    metrics: Mapping[str, Metric], samples: Records, real_test: Records, ctx: EvalContext
+) -> dict[str, MetricResult]:
+    """`evaluate` for each of `metrics`, in order, under the same names."""
+    return {name: evaluate(metric, samples, real_test, ctx) for name, metric in metrics.items()}
+
+
+def check_pair(samples: Records, real_test: Records, num_classes: int) -> None:
+    """Raises ValueError unless both sets have records of one image shape, with labels below `num_classes`."""
+    for name, records in (("samples", samples), ("real test records", real_test)):
+        if len(records) == 0:
+            raise ValueError(f"expected at least one of the {name}, got none.")
+        if int(records.labels.max()) >= num_classes:
+            raise ValueError(f"expected labels below {num_classes} in the {name}, got {int(records.labels.max())}.")
+    if samples.images.shape[1:] != real_test.images.shape[1:]:
+        raise ValueError(
+            f"expected samples shaped like the real images, {tuple(real_test.images.shape[1:])}, "
+            f"got {tuple(samples.images.shape[1:])}."
+        )
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Python's, NumPy's and PyTorch's global generators seeded by `seed` inside the block, put back after it."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002

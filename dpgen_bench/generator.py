@@ -1,0 +1,153 @@
+"""`Generator`: what a run may release. It samples labelled images and is saved as safetensors + a JSON config."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from hydra.utils import get_class, instantiate
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from dpgen_bench.files import atomic, write_atomic
+from dpgen_bench.privacy.noise import Key
+
+# Images are always made in blocks of this many rows, padded at the end: a row then goes through the same kernels
+# whatever the size of the request, so that image i depends on (seed, i, label i) alone, bit by bit.
+BLOCK = 250
+
+WEIGHTS, CONFIG = "generator.safetensors", "generator.json"
+
+
+class Generator(ABC):
+    """A trained sampler of labelled images. Holds nothing of the training data but what mechanisms released.
+
+    Guarantees: `sample` is deterministic in (labels, seed) on one machine, and image i depends on the seed, on i and on
+    labels[i] alone.
+    """
+
+    num_classes: int
+    image_shape: tuple[int, int, int]
+
+    @abstractmethod
+    def sample(self, labels: Tensor, seed: int) -> Tensor:
+        """uint8 images [n, c, h, w] for int64 labels [n]."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """JSON-able arguments that rebuild the generator without its weights."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Tensor]:
+        """Weights by name."""
+
+    @classmethod
+    @abstractmethod
+    def rebuild(cls, config: Mapping[str, Any], state: dict[str, Tensor]) -> Generator:
+        """Inverse of (`config`, `state`)."""
+
+    def save(self, folder: Path) -> None:
+        """Write generator.safetensors and generator.json into `folder`, weights last."""
+        kind = f"{type(self).__module__}.{type(self).__qualname__}"
+        write_atomic(folder / CONFIG, json.dumps({"kind": kind, **self.config()}, indent=2))
+        with atomic(folder / WEIGHTS) as temporary:
+            save_file({k: v.detach().contiguous().cpu() for k, v in self.state().items()}, temporary)
+
+    @staticmethod
+    def load(folder: Path) -> Generator:
+        """Read a generator back from a run's folder.
+
+        Raises:
+            FileNotFoundError: if the folder holds no finished generator.
+        """
+        if not (folder / WEIGHTS).exists():
+            raise FileNotFoundError(
+                f"expected a trained generator at {folder / WEIGHTS}, found none; has the run finished training? "
+                "`dpgen runs` tells."
+            )
+        config = json.loads((folder / CONFIG).read_text())
+        kind: type[Generator] = get_class(config.pop("kind"))
+        return kind.rebuild(config, load_file(folder / WEIGHTS))
+
+
+class NetGenerator(Generator):
+    """A conditional network fed with latents: net(z [b, latent_dim], y int64 [b]) -> [b, c, h, w].
+
+    Args:
+        net_config: `_target_` and arguments that build `net` again.
+        latent: law of z: standard normal, uniform on [0, 1], or Bernoulli(1/2).
+        value_range: what the net's output spans; mapped to 0..255 and rounded.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        net_config: Mapping[str, Any],
+        latent_dim: int,
+        num_classes: int,
+        image_shape: tuple[int, int, int],
+        latent: Literal["normal", "uniform", "bernoulli"] = "normal",
+        value_range: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
+        if latent not in ("normal", "uniform", "bernoulli"):
+            raise ValueError(f"expected latent normal, uniform or bernoulli, got {latent!r}.")
+        self.net = net
+        self.net_config = dict(net_config)
+        self.latent_dim = latent_dim
+        self.num_classes = num_classes
+        self.image_shape = tuple(image_shape)  # type: ignore[assignment]
+        self.latent: Literal["normal", "uniform", "bernoulli"] = latent
+        self.value_range = tuple(value_range)
+
+    def _latents(self, seed: int, block: int) -> Tensor:
+        coins = Key.seeded(f"sample:{seed}").derive(block).generator("latents")
+        shape = (BLOCK, self.latent_dim)
+        if self.latent == "normal":
+            return torch.from_numpy(coins.standard_normal(shape, dtype="float32"))
+        uniform = torch.from_numpy(coins.random(shape, dtype="float32"))
+        return uniform if self.latent == "uniform" else (uniform < 0.5).float()
+
+    @torch.no_grad()
+    def sample(self, labels: Tensor, seed: int) -> Tensor:
+        if labels.ndim != 1 or labels.dtype != torch.int64:
+            raise ValueError(f"expected labels int64 [n], got {labels.dtype} {tuple(labels.shape)}.")
+        if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= self.num_classes):
+            raise ValueError(
+                f"expected labels in 0..{self.num_classes - 1}, got {int(labels.min())}..{int(labels.max())}."
+            )
+        device = next(self.net.parameters()).device
+        low, high = self.value_range
+        training = self.net.training
+        self.net.eval()
+        images = []
+        for block, start in enumerate(range(0, len(labels), BLOCK)):
+            y = labels[start : start + BLOCK]
+            padded = torch.cat([y.cpu(), y.new_zeros(BLOCK - len(y), device="cpu")])
+            x = self.net(self._latents(seed, block).to(device), padded.to(device))
+            x = ((x - low) / (high - low)).clamp(0.0, 1.0).mul(255.0).round()
+            images.append(x[: len(y)].to(torch.uint8).cpu())
+        self.net.train(training)
+        return torch.cat(images) if images else torch.empty(0, *self.image_shape, dtype=torch.uint8)
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "net_config": self.net_config,
+            "latent_dim": self.latent_dim,
+            "num_classes": self.num_classes,
+            "image_shape": list(self.image_shape),
+            "latent": self.latent,
+            "value_range": list(self.value_range),
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        return self.net.state_dict()
+
+    @classmethod
+    def rebuild(cls, config: Mapping[str, Any], state: dict[str, Tensor]) -> NetGenerator:
+        net = instantiate(config["net_config"])
+        net.load_state_dict(state)
+        return cls(net, **config)

@@ -1,0 +1,216 @@
+"""Bounds: what a private function may return, how it is clipped, and how far one record can then move it.
+
+A bound turns `fn(images, labels)` into the exact (not yet noisy) value of a release and states its L2
+sensitivity, for one record joining or leaving the draw and for one drawn record exchanged for another.
+
+| bound | fn gives | add/remove | replace one |
+|---|---|---|---|
+| PerRecord, PerRecordGradient | one row or one loss per record, clipped to C, summed | C | 2C |
+| PerRow | R rows, each any function of the batch, each clipped to C | 2C sqrt(R) | 2C sqrt(R) |
+| Whole | one tensor, any function of the batch, clipped to C | 2C | 2C |
+
+Rows that are not finite count as zero; they are taken out before any sum, because 0 * NaN is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dpgen_bench.privacy.events import Sensitivity
+from dpgen_bench.privacy.gradients import clipped_gradient_sum
+
+PublicRows = tuple[Tensor, Tensor]
+
+# Norms are computed in float64 and inflated by this, so that the float32 rows that are summed obey C exactly.
+_ROUND_UP = 1.0 + 1e-6
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The records of one draw. Lives only inside a mechanism; handed to `fn` in chunks and nowhere else.
+
+    images: [b, c, h, w], uint8 (scaled to [0, 1] on the way out) or float. labels: int64 [b].
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def chunks(self, size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """(images float32 in [0, 1], labels) in pieces of at most `size`; one piece for None or an empty draw."""
+        step = max(len(self), 1) if size is None else size
+        for start in range(0, max(len(self), 1), step):
+            images = self.images[start : start + step]
+            scaled = images.float() / 255.0 if images.dtype == torch.uint8 else images.float()
+            yield scaled, self.labels[start : start + step]
+
+
+def clip_rows(rows: Tensor, C: float) -> Tensor:
+    """Each row of `rows` [r, ...] scaled to L2 norm at most C; rows with a NaN or an infinity become zero."""
+    flat = rows.detach().reshape(len(rows), -1) if len(rows) else rows.detach().reshape(0, 1)
+    finite = torch.isfinite(flat).all(dim=1, keepdim=True)
+    flat = torch.where(finite, flat, torch.zeros_like(flat))
+    if math.isfinite(C):
+        norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True, dtype=torch.float64) * _ROUND_UP
+        flat = flat * (C / norms.clamp_min(C)).to(flat.dtype)
+    return flat.reshape(rows.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound(ABC):
+    """What all bounds share: the clipping norm C > 0 (inf only for a release without noise)."""
+
+    C: float
+
+    def __post_init__(self) -> None:
+        if not self.C > 0.0:
+            raise ValueError(f"expected a clipping norm C > 0 for {type(self).__name__}, got {self.C!r}.")
+
+    @property
+    @abstractmethod
+    def sensitivity(self) -> Sensitivity:
+        """L2 sensitivity of the joint release of one draw."""
+
+    @abstractmethod
+    def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
+        """The exact bounded value, by tensor name; what is private about it is what noise must hide."""
+
+    def describe(self) -> dict[str, Any]:
+        """The ledger's account of the bound."""
+        return {"kind": type(self).__name__, "C": self.C, "rows": 1}
+
+
+def _refuse_public(bound: Bound, public: PublicRows | None) -> None:
+    if public is not None:
+        raise ValueError(
+            f"{type(bound).__name__} takes no public rows, got some; only PerRecordGradient(public_rows=...) joins "
+            "public rows to its sum. Use them after the release: that is post-processing."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerRecord(Bound):
+    """Sum over the draw of one row per record: fn(images [b, c, h, w], labels [b]) -> [b, *shape].
+
+    Row i must depend on record i (and public inputs) alone. Sums are kept in float64 so that the rounding of a
+    sum of 60,000 rows stays far below the sensitivity of one.
+    """
+
+    shape: tuple[int, ...]
+    microbatch: int | None = 1000
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        return Sensitivity(self.C, 2.0 * self.C)
+
+    def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
+        _refuse_public(self, public)
+        total = torch.zeros(self.shape, dtype=torch.float64, device=batch.labels.device)
+        for images, labels in batch.chunks(self.microbatch):
+            if len(labels) == 0:
+                continue
+            rows = fn(images, labels)
+            _expect_shape(self, rows, (len(labels), *self.shape))
+            total += clip_rows(rows, self.C).sum(dim=0, dtype=torch.float64)
+        return {"value": total}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerRecordGradient(Bound):
+    """Sum over the draw of the clipped gradient of one loss per record in the trainable parameters of `module`.
+
+    fn(images, labels) -> losses [b]. With `public_rows` = r > 0 each call brings r public rows,
+    `public=(images [r, c, h, w], labels [r])`; fn is then called as fn(images, labels, public_mask [b + r]) on both
+    together, and the clipped gradients of the public rows join the sum. Their number is fixed here, before any
+    record is looked at, so that it cannot tell the size of the draw.
+    """
+
+    module: nn.Module = field(repr=False)
+    backend: Literal["bookkeeping", "opacus"] = "bookkeeping"
+    microbatch: int | None = None
+    public_rows: int = 0
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        return Sensitivity(self.C, 2.0 * self.C)
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "public_rows": self.public_rows}
+
+    def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
+        images, labels = next(batch.chunks(None))
+        rows: tuple[Tensor, ...] = (images, labels)
+        given = 0 if public is None else len(public[1])
+        if given != self.public_rows:
+            raise ValueError(
+                f"expected {self.public_rows} public rows in each release (PerRecordGradient(public_rows=...)), got "
+                f"{given}; the number of public rows is fixed when the mechanism is approved."
+            )
+        if public is not None:
+            mask = torch.cat([torch.zeros_like(labels), torch.ones_like(public[1])]).bool()
+            rows = (
+                torch.cat([images, public[0].detach()]),
+                torch.cat([labels, public[1]]),
+                mask,
+            )
+        total = clipped_gradient_sum(self.module, fn, rows, self.C, microbatch=self.microbatch, backend=self.backend)
+        return dict(total.gradients)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerRow(Bound):
+    """R rows, each any function of the whole draw: fn(images, labels) -> [R, *rest] with shape = (R, *rest).
+
+    One changed record may move every row, each by up to 2C: jointly by 2C sqrt(R), under either relation.
+    fn is called on an empty draw too and must return its R rows.
+    """
+
+    shape: tuple[int, ...]
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        joint = 2.0 * self.C * math.sqrt(self.shape[0])
+        return Sensitivity(joint, joint)
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "rows": self.shape[0]}
+
+    def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
+        _refuse_public(self, public)
+        rows = fn(*next(batch.chunks(None)))
+        _expect_shape(self, rows, self.shape)
+        return {"value": clip_rows(rows, self.C)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole(Bound):
+    """One tensor, any function of the whole draw, clipped as a whole: fn(images, labels) -> [*shape]."""
+
+    shape: tuple[int, ...]
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        return Sensitivity(2.0 * self.C, 2.0 * self.C)
+
+    def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
+        _refuse_public(self, public)
+        tensor = fn(*next(batch.chunks(None)))
+        _expect_shape(self, tensor, self.shape)
+        return {"value": clip_rows(tensor.unsqueeze(0), self.C).squeeze(0)}
+
+
+def _expect_shape(bound: Bound, got: Tensor, expected: tuple[int, ...]) -> None:
+    if tuple(got.shape) != tuple(expected):
+        raise ValueError(
+            f"{type(bound).__name__} expected the function to return shape {tuple(expected)}, got {tuple(got.shape)}. "
+            "The shape of a release is declared with its bound and may not depend on the draw."
+        )

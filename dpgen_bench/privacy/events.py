@@ -1,0 +1,81 @@
+"""What an accountant needs to know of a mechanism, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from dpgen_bench.privacy.sampling import Full, Poisson
+
+Relation = Literal["add_remove", "replace_one"]
+RELATIONS: tuple[Relation, ...] = get_args(Relation)
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """How far (L2) the exact value of one joint release moves when its draw changes by one record.
+
+    add_remove: one record joins or leaves the draw. replace_one: one drawn record is exchanged for another.
+    Always add_remove <= replace_one <= 2 * add_remove (triangle inequality through the draw without it).
+    """
+
+    add_remove: float
+    replace_one: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.add_remove <= self.replace_one <= 2.0 * self.add_remove:
+            raise ValueError(
+                "expected 0 < add_remove <= replace_one <= 2 * add_remove for a sensitivity, "
+                f"got add_remove={self.add_remove}, replace_one={self.replace_one}."
+            )
+
+
+@dataclass(frozen=True)
+class Event:
+    """`times` releases of (exact value + N(0, std² I)), each on a fresh draw of `sampling`.
+
+    One draw that feeds several releases is ONE event with their joint sensitivity (2 C sqrt(R) for R rows of
+    norm at most C), never `R * times` events: the rows share one secret draw, so they do not compose as
+    independently subsampled releases.
+    """
+
+    sampling: Full | Poisson
+    sensitivity: Sensitivity
+    std: float
+    times: int
+
+    def __post_init__(self) -> None:
+        if not self.std >= 0.0:
+            raise ValueError(f"expected a noise std >= 0, got {self.std}.")
+        if self.times < 0:
+            raise ValueError(f"expected times >= 0, got {self.times}.")
+
+    def multiplier(self, relation: Relation) -> float:
+        """Noise std over the sensitivity under `relation`; inf-safe (an unclipped release has multiplier 0)."""
+        sensitivity = getattr(self.sensitivity, relation)
+        return 0.0 if math.isinf(sensitivity) else self.std / sensitivity
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The privacy a run may spend: (epsilon, delta) under one neighbouring relation, measured by one accountant.
+
+    Raises:
+        ValueError: for a negative epsilon, a delta outside (0, 1), an unknown relation or accountant.
+    """
+
+    epsilon: float
+    delta: float = 1e-5
+    relation: Relation = "add_remove"
+    accountant: Literal["rdp", "prv", "pld"] = "pld"
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0.0:
+            raise ValueError(f"expected privacy.epsilon > 0 (inf for a non-private run), got {self.epsilon!r}.")
+        if not 0.0 < self.delta < 1.0:
+            raise ValueError(f"expected privacy.delta in (0, 1), got {self.delta!r}.")
+        if self.relation not in RELATIONS:
+            raise ValueError(f"expected privacy.relation in {RELATIONS}, got {self.relation!r}.")
+        if self.accountant not in ("rdp", "prv", "pld"):
+            raise ValueError(f"expected privacy.accountant rdp, prv or pld, got {self.accountant!r}.")

@@ -1,0 +1,183 @@
+"""Sums of per-record gradients, each clipped to a norm: what DP-SGD releases, before the noise.
+
+    clipped_gradient_sum(module, loss_fn, rows, C)  =  Σ_i min(1, C/‖g_i‖) g_i,   g_i = ∇ loss_i, all parameters
+
+Back ends: "bookkeeping" (fast, four layer types) and "opacus" (reference, more layer types).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from dpgen_bench.privacy.gradients import bookkeeping, opacus_backend
+from dpgen_bench.privacy.gradients.capture import refuse_row_coupling
+
+__all__ = ["Backend", "ClippedSum", "clipped_gradient_sum"]
+
+Backend = Literal["bookkeeping", "opacus"]
+_BACKENDS = {"bookkeeping": bookkeeping.clipped_sum, "opacus": opacus_backend.clipped_sum}
+
+# Below this, squares of float32 gradients that still matter against max_norm² would underflow.
+SMALLEST_MAX_NORM = 1e-6
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """gradients: the sum, by name of trainable parameter. norms [b]: of each record's gradient before clipping,
+    rounded up; 0 for records masked out or dropped. With max_norm = inf they are not computed: NaN, except those
+    zeros. Norms are private; nothing but the noised sum may be released."""
+
+    gradients: dict[str, Tensor]
+    norms: Tensor
+
+
+def clipped_gradient_sum(
+    module: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    rows: tuple[Tensor, ...],
+    max_norm: float,
+    *,
+    mask: Tensor | None = None,
+    microbatch: int | None = None,
+    backend: Backend = "bookkeeping",
+) -> ClippedSum:
+    """Σ_i min(1, max_norm/‖g_i‖) g_i with g_i the gradient of record i's loss in all trainable parameters jointly.
+
+    Guarantees: for finite max_norm each record adds a vector of L2 norm at most max_norm, in exact arithmetic on
+    the returned values; a record with a NaN or infinite loss, activation or gradient adds exactly zero and changes
+    no other record's part. This presumes that loss i depends on row i alone: layers that mix rows are refused, but
+    a `loss_fn` that does so itself cannot be seen from here. The module is left as it was (no hooks, no change to
+    .grad), except what its own forward does.
+
+    Args:
+        module: holds the parameters; those with requires_grad=False are skipped.
+        loss_fn: loss_fn(*rows) -> losses of shape (b,), for any number b >= 1 of rows.
+        rows: tensors [B, ...], one row per record; B = 0 gives zeros.
+        max_norm: C. With inf the plain sum is returned, by ordinary autograd, for any module that mixes no rows.
+        mask: [B] bool or 0/1; rows with 0 are left out before `loss_fn` sees them.
+        microbatch: most rows at once; bounds the memory and changes the sum by rounding only.
+        backend: "bookkeeping" or "opacus".
+
+    Raises:
+        ValueError: for losses of another shape than (b,), layers the back end does not cover, rows of different
+            lengths, or a mask, microbatch, max_norm or backend out of range.
+    """
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    size = _check(parameters, rows, max_norm, mask, microbatch, backend)
+    refuse_row_coupling(module)
+    first = next(iter(parameters.values()))
+    norms = torch.zeros(size, dtype=first.dtype, device=first.device)
+    totals = {name: torch.zeros_like(p) for name, p in parameters.items()}
+
+    where = torch.arange(size, device=first.device)
+    if mask is not None:
+        where = torch.nonzero(mask.to(first.device)).flatten()
+    step = max(1, microbatch or len(where))
+
+    def losses_of(chunk: tuple[Tensor, ...]) -> Tensor:
+        return _checked_losses(loss_fn(*chunk), len(chunk[0]))
+
+    for some in where.split(step) if len(where) else ():
+        everyone = mask is None and len(some) == size
+        chunk = rows if everyone else tuple(row[some.to(row.device)] for row in rows)
+        with torch.enable_grad(), _full_float32():
+            if math.isinf(max_norm):
+                sums, own = _plain_sum(parameters, losses_of, chunk)
+            else:
+                sums, own = _BACKENDS[backend](module, parameters, losses_of, chunk, max_norm)
+        norms[some] = own
+        for name, total in totals.items():
+            total += sums[name]
+    return ClippedSum(totals, norms)
+
+
+def _check(
+    parameters: dict[str, nn.Parameter],
+    rows: tuple[Tensor, ...],
+    max_norm: float,
+    mask: Tensor | None,
+    microbatch: int | None,
+    backend: str,
+) -> int:
+    """The number of rows B, once every argument has been found in range."""
+    if not parameters:
+        raise ValueError("expected a module with trainable parameters, got none; set requires_grad_(True) on some.")
+    if not rows or not all(isinstance(row, Tensor) and row.dim() for row in rows):
+        raise ValueError("expected rows to be a non-empty tuple of tensors [B, ...], one row per record.")
+    sizes = [len(row) for row in rows]
+    if len(set(sizes)) != 1:
+        raise ValueError(f"expected the same number of rows in each tensor, got {sizes}; row i of each is record i.")
+    if not max_norm >= SMALLEST_MAX_NORM:
+        raise ValueError(
+            f"expected max_norm >= {SMALLEST_MAX_NORM} (inf for no clipping), got {max_norm!r}; for smaller gradients "
+            "scale the loss up."
+        )
+    if microbatch is not None and microbatch < 1:
+        raise ValueError(f"expected microbatch >= 1 or None for all rows at once, got {microbatch!r}.")
+    if backend not in _BACKENDS:
+        raise ValueError(f"expected backend in {get_args(Backend)}, got {backend!r}.")
+    if mask is not None:
+        if mask.shape != (sizes[0],):
+            raise ValueError(f"expected a mask of shape ({sizes[0]},), got {tuple(mask.shape)}.")
+        if not bool(((mask == 0) | (mask == 1)).all()):
+            raise ValueError("expected a mask of booleans or of 0 and 1; weights belong into the loss.")
+    return sizes[0]
+
+
+def _checked_losses(losses: Tensor, b: int) -> Tensor:
+    if not isinstance(losses, Tensor) or losses.shape != (b,):
+        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ValueError(
+            f"expected loss_fn to return one loss per record, shape ({b},), got {got}. Use reduction='none' and remove "
+            "extra dimensions, e.g. logits.reshape(len(logits)); no mean or sum over records."
+        )
+    if not losses.requires_grad:
+        raise ValueError(
+            "expected losses that depend on the module's trainable parameters, got losses without a gradient; does "
+            "loss_fn call the module, outside torch.no_grad?"
+        )
+    return losses
+
+
+def _plain_sum(
+    parameters: dict[str, nn.Parameter],
+    losses_of: Callable[[tuple[Tensor, ...]], Tensor],
+    rows: tuple[Tensor, ...],
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Σ_i g_i by ordinary autograd. If it is not finite, the batch is halved until the records at fault are alone;
+    these are left out."""
+    losses = losses_of(rows)
+    b = len(losses)
+    grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
+    finite = torch.isfinite(losses.detach()).all()
+    sums = {}
+    for (name, parameter), grad in zip(parameters.items(), grads, strict=True):
+        sums[name] = torch.zeros_like(parameter) if grad is None else grad
+        finite = finite & torch.isfinite(sums[name]).all()
+    if bool(finite):
+        return sums, torch.full_like(losses.detach(), math.nan)
+    if b == 1:
+        return {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}, losses.new_zeros(1)
+    halves = [
+        _plain_sum(parameters, losses_of, tuple(row[part] for row in rows))
+        for part in (slice(0, b // 2), slice(b // 2, b))
+    ]
+    return {name: halves[0][0][name] + halves[1][0][name] for name in sums}, torch.cat([own for _, own in halves])
+
+
+@contextmanager
+def _full_float32():
+    """No TF32 on an accelerator: its 10-bit mantissa would break the rounding that the norms account for."""
+    cudnn, matmul = torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cudnn.conv.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision = cudnn, matmul

@@ -1,0 +1,185 @@
+"""Clipped gradient sums from one backward pass, without forming most per-record gradients.
+
+One forward records the input of every layer with trainable parameters; one backward asks autograd for the
+gradients in the layers' outputs alone, so the weight gradients of an ordinary step are not computed. Norms come
+from these two (layers.py), and one contraction with the clip factors gives Σ_i min(1, C/‖g_i‖) g_i.
+
+Rounding. The released sum must contain no record with a norm above C, so norms are rounded up by ROUND_UP. That
+covers: the float32 Gram matrices and the float32 contraction, whose errors are a few units of 2^-24 ≈ 6e-8 times
+the size of the summed terms S = Σ_t |a_t||d_t|; S is larger than the norm N where positions cancel, and a norm
+taken as the square root of a sum of size S² is off by up to (S/N)² times as much. Records with (S/N)² above
+MOST_CANCELLATION are therefore computed again, alone and in float64; so are those whose squares leave float32's
+comfortable range. Both are rare, and which path a record takes depends on that record only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from dpgen_bench.privacy.gradients.capture import Recorder, own_trainable, refuse_hidden_weights
+from dpgen_bench.privacy.gradients.convolution import Correlations
+from dpgen_bench.privacy.gradients.layers import LayerGradient, LookUps, OuterProducts
+
+ROUND_UP = 4e-6
+MOST_CANCELLATION = 300.0
+_LARGEST_SQUARE = 1e24  # of a float32 gradient norm; beyond it, float64
+_NUMBERS_IN_FLOAT64 = 2**23  # formed at once for such records: 64 MiB
+
+SUPPORTED = "Linear, Conv2d, ConvTranspose2d and Embedding"
+
+
+def layers_to_record(module: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Module]:
+    """Name -> layer, for every layer that holds trainable parameters.
+
+    Raises:
+        ValueError: if one of them is not covered; says which and what covers it.
+    """
+    refuse_hidden_weights(module, parameters, also_shared=True)
+    layers: dict[str, nn.Module] = {}
+    for name, layer in module.named_modules():
+        if not own_trainable(layer):
+            continue
+        elsewhere = "use backend='opacus', or freeze its parameters"
+        # Subclasses are refused too: an overridden forward need not be linear in the weight.
+        if type(layer) not in (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding):
+            raise ValueError(
+                f"backend='bookkeeping' covers {SUPPORTED}; layer {name!r} is a {type(layer).__name__}: {elsewhere}."
+            )
+        if not {own for own, _ in layer.named_parameters(recurse=False)} <= {"weight", "bias"}:
+            raise ValueError(f"layer {name!r} holds parameters besides weight and bias: {elsewhere}.")
+        if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
+            raise ValueError(
+                f"layer {name!r} has padding_mode={layer.padding_mode!r}, which no back end for per-record gradients "
+                "covers; pad the input with torch.nn.functional.pad and use padding=0 in the layer."
+            )
+        if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq):
+            raise ValueError(
+                f"embedding {name!r} has max_norm or scale_grad_by_freq set, which make a record's gradient depend on "
+                "the whole batch; construct it without them."
+            )
+        layers[name] = layer
+    return layers
+
+
+def _layer_gradient(layer: nn.Module, inputs: Tensor, gradients: Tensor) -> LayerGradient:
+    if isinstance(layer, nn.Linear):
+        return OuterProducts(layer, inputs, gradients)
+    if isinstance(layer, nn.Embedding):
+        return LookUps(layer, inputs, gradients)
+    if isinstance(layer, nn.Conv2d):
+        return Correlations.of_convolution(layer, inputs, gradients)
+    assert isinstance(layer, nn.ConvTranspose2d)
+    return Correlations.of_transposed(layer, inputs, gradients)
+
+
+def _expect_rows(name: str, layer: nn.Module, inputs: Tensor, gradients: Tensor, b: int) -> None:
+    fewest = {nn.Linear: 2, nn.Embedding: 1}.get(type(layer), 4)
+    if inputs.dim() < fewest or len(inputs) != b or len(gradients) != b:
+        raise ValueError(
+            f"expected layer {name!r} to see {b} rows, one per record, in dimension 0 of an input of at least {fewest} "
+            f"dimensions; it got an input of shape {tuple(inputs.shape)} and gave {tuple(gradients.shape)}. Keep the "
+            "records in dimension 0 throughout the module."
+        )
+    dtype = layer.weight.dtype
+    floating = inputs.dtype if inputs.is_floating_point() else dtype
+    if dtype not in (torch.float32, torch.float64) or {floating, gradients.dtype} != {dtype}:
+        raise ValueError(
+            f"expected float32 or float64 throughout layer {name!r}, got weight {dtype}, input {inputs.dtype}, output "
+            f"gradient {gradients.dtype}: the rounding of norms is not known in lower precision; turn autocast off."
+        )
+
+
+def clipped_sum(
+    module: nn.Module,
+    parameters: dict[str, nn.Parameter],
+    losses_of: Callable[[tuple[Tensor, ...]], Tensor],
+    rows: tuple[Tensor, ...],
+    max_norm: float,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Σ_i min(1, max_norm/‖g_i‖) g_i by parameter name, and the norms [b] (rounded up; 0 for dropped records).
+
+    Args:
+        parameters: the trainable parameters of `module` by name.
+        losses_of: rows -> losses [b], already checked for shape.
+        rows: tensors [b, ...], b >= 1.
+    """
+    with Recorder(layers_to_record(module, parameters)) as recorder:
+        losses = losses_of(rows)
+    recorder.refuse_use_outside_layers(losses, parameters)
+    found, alive = _layer_gradients(recorder, losses)
+
+    squared = torch.zeros(len(losses), dtype=torch.float64, device=losses.device)
+    terms = torch.zeros_like(squared)
+    for gradient in found.values():
+        own, own_terms = gradient.squared_norms()
+        squared += own
+        terms += own_terms
+    safe = alive & (squared < _LARGEST_SQUARE) & (terms < _LARGEST_SQUARE) & (terms <= MOST_CANCELLATION * squared)
+    safe |= alive & (squared == 0) & (terms == 0)
+    norms = torch.where(safe, squared, torch.zeros_like(squared)).sqrt() * (1.0 + ROUND_UP)
+    factors = torch.where(safe, max_norm / norms.clamp_min(max_norm), torch.zeros_like(norms))
+
+    sums = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    again = torch.nonzero(alive & ~safe).flatten()
+    if len(again):
+        norms = norms.index_copy(0, again, _add_in_float64(sums, found, again, max_norm))
+    everyone = bool(safe.all())
+    for name, gradient in found.items():
+        if not everyone:
+            gradient.keep_only(safe)
+        for own, total in gradient.weighted_sum(factors.to(losses.dtype)).items():
+            sums[f"{name}.{own}" if name else own] += total
+    return sums, norms.to(losses.dtype)
+
+
+def _layer_gradients(recorder: Recorder, losses: Tensor) -> tuple[dict[str, LayerGradient], Tensor]:
+    """By layer name the factors of its per-record gradients, and alive [b]: which records have a finite loss."""
+    names = [call.name for call in recorder.calls]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"layer {name!r} is called more than once in one loss, which backend='bookkeeping' does not cover; use "
+                "backend='opacus', or one call on the concatenated batch."
+            )
+    alive = torch.isfinite(losses.detach())
+    gradients = torch.autograd.grad(
+        losses, [call.edge for call in recorder.calls], alive.to(losses.dtype), allow_unused=True
+    )
+    found: dict[str, LayerGradient] = {}
+    for call, gradient in zip(recorder.calls, gradients, strict=True):
+        if gradient is None:  # the loss does not use this output
+            continue
+        inputs = call.intact_input()
+        _expect_rows(call.name, call.layer, inputs, gradient, len(losses))
+        found[call.name] = _layer_gradient(call.layer, inputs, gradient)
+    return found, alive
+
+
+def _add_in_float64(
+    sums: dict[str, Tensor], found: dict[str, LayerGradient], rows: Tensor, max_norm: float
+) -> Tensor:
+    """Add the clipped gradients of the records `rows` [r] to `sums`, formed in float64; returns their norms [r].
+
+    A record whose gradient is not finite even so adds nothing and has norm 0.
+    """
+    numbers = sum(total.numel() for total in sums.values())
+    norms = []
+    for some in rows.split(max(1, _NUMBERS_IN_FLOAT64 // numbers)):
+        formed = {
+            f"{name}.{own}" if name else own: values.flatten(1)
+            for name, gradient in found.items()
+            for own, values in gradient.per_record(some).items()
+        }
+        squared = sum(values.square().sum(1) for values in formed.values())
+        assert isinstance(squared, Tensor)
+        finite = torch.isfinite(squared)
+        norm = torch.where(finite, squared, torch.zeros_like(squared)).sqrt() * (1.0 + ROUND_UP)
+        factor = max_norm / norm.clamp_min(max_norm)
+        for name, values in formed.items():
+            total = factor @ torch.where(finite.unsqueeze(1), values, torch.zeros_like(values))
+            sums[name] += total.view(sums[name].shape).to(sums[name].dtype)
+        norms.append(norm)
+    return torch.cat(norms)

@@ -1,0 +1,141 @@
+"""Per-record gradient algebra of two-dimensional convolutions, plain and transposed."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpgen_bench.privacy.gradients.layers import LayerGradient, _gram_inner, _pieces, _squares, blank, scale
+
+
+class Correlations(LayerGradient):
+    """W_i[o, c, u] = Σ_t maps_i[o, t] · image_i[c, stride·t + dilation·u - padding], for both convolutions.
+
+    nn.Conv2d: image = layer input, maps = output gradient. nn.ConvTranspose2d is the adjoint: image = output
+    gradient, maps = layer input. With g groups, channels [o] and [c] are split alike and W_i is block diagonal.
+    """
+
+    def __init__(
+        self, layer: nn.Conv2d | nn.ConvTranspose2d, image: Tensor, maps: Tensor, output_gradient: Tensor
+    ) -> None:
+        trains_bias = layer.bias is not None and layer.bias.requires_grad
+        super().__init__(layer, output_gradient.sum((2, 3)) if trains_bias else None)
+        self.image, self.maps = image, maps  # [b, C, H, W], [b, O, Th, Tw]
+        self.kernel, self.stride, self.dilation = layer.kernel_size, layer.stride, layer.dilation
+        self.padding: tuple[int, int] = layer.padding if isinstance(layer.padding, tuple) else (0, 0)  # type: ignore[assignment]
+        self.groups = layer.groups
+        self.bias_source = output_gradient
+
+    @classmethod
+    def of_convolution(cls, layer: nn.Conv2d, inputs: Tensor, gradients: Tensor) -> Correlations:
+        if isinstance(layer.padding, str):
+            # padding="same" may be one longer at the end than at the start; pad here as the layer does.
+            inputs = F.pad(inputs, layer._reversed_padding_repeated_twice)
+        return cls(layer, inputs, gradients, gradients)
+
+    @classmethod
+    def of_transposed(cls, layer: nn.ConvTranspose2d, inputs: Tensor, gradients: Tensor) -> Correlations:
+        # An output_padding of a stride or more gives the image positions that no input pixel owns: add zero pixels.
+        grid = [
+            (gradients.shape[2 + i] + 2 * layer.padding[i] - layer.dilation[i] * (layer.kernel_size[i] - 1) - 1)  # type: ignore[operator]
+            // layer.stride[i]
+            + 1
+            for i in (0, 1)
+        ]
+        maps = F.pad(inputs, (0, grid[1] - inputs.shape[3], 0, grid[0] - inputs.shape[2]))
+        return cls(layer, gradients, maps, gradients)
+
+    def _weight_norms(self) -> tuple[Tensor, Tensor]:
+        b, o, th, tw = self.maps.shape
+        c, h, w = self.image.shape[1:]
+        t, pixels = th * tw, h * w
+        taps = self.kernel[0] * self.kernel[1]
+        by_patches, by_pixels = t * t * c * taps, pixels * pixels * c + t * t * taps
+        if self._keeps_gradients(b, min(by_patches, by_pixels) + t * t * o):
+            self.kept = self._form(self.image, self.maps)
+            squared = _squares(self.kept)
+            return squared, torch.zeros_like(squared)
+        # Copying patches out costs about as much as multiplying them: pixels are preferred unless far more numerous.
+        pixelwise = by_pixels <= 2 * by_patches
+        numbers = t * t + (pixels * pixels if pixelwise else c * taps * t + t * t)
+        parts = []
+        for rows in _pieces(b, self.groups * numbers):
+            image = self.image[rows].reshape(-1, c // self.groups, h, w)
+            maps = self.maps[rows].reshape(-1, o // self.groups, t)
+            patches = self._gram_by_pixels(image, th, tw) if pixelwise else self._gram_by_patches(image)
+            inner, terms = _gram_inner(patches, torch.bmm(maps.transpose(1, 2), maps))
+            parts.append((inner.view(-1, self.groups).sum(1), terms.view(-1, self.groups).sum(1)))
+        return torch.cat([inner for inner, _ in parts]), torch.cat([terms for _, terms in parts])
+
+    def _gram_by_patches(self, image: Tensor) -> Tensor:
+        patches = F.unfold(image, self.kernel, self.dilation, self.padding, self.stride)
+        return torch.bmm(patches.transpose(1, 2), patches)
+
+    def _gram_by_pixels(self, image: Tensor, th: int, tw: int) -> Tensor:
+        """Gram matrices [n, T, T] of the patches of image [n, C, H, W], without copying patches out.
+
+        a_t·a_s is a sum over kernel taps u of pixel products x[p(t, u)]·x[p(s, u)], and every such product is an
+        entry of one H·W x H·W Gram matrix of pixels; tap u reads a strided block of it. Taps outside the image
+        meet padding, which is zero.
+        """
+        n, _, h, w = image.shape
+        flat = image.flatten(2)
+        pixels = torch.bmm(flat.transpose(1, 2), flat).view(n, h, w, h, w)
+        gram = pixels.new_zeros(n, th, tw, th, tw)
+        rows = [self._reach(0, u, th, h) for u in range(self.kernel[0])]
+        columns = [self._reach(1, u, tw, w) for u in range(self.kernel[1])]
+        for t_rows, p_rows in rows:
+            for t_columns, p_columns in columns:
+                gram[:, t_rows, t_columns, t_rows, t_columns] += pixels[:, p_rows, p_columns, p_rows, p_columns]
+        return gram.view(n, th * tw, th * tw)
+
+    def _reach(self, axis: int, tap: int, positions: int, size: int) -> tuple[slice, slice]:
+        """The positions whose kernel tap lies inside an image of `size` pixels, and the pixels they see."""
+        step, offset = self.stride[axis], self.dilation[axis] * tap - self.padding[axis]
+        first = max(0, -(offset // step))
+        last = min(positions - 1, (size - 1 - offset) // step)
+        if last < first:
+            return slice(0, 0), slice(0, 0)
+        return slice(first, last + 1), slice(step * first + offset, step * last + offset + 1, step)
+
+    def _form(self, image: Tensor, maps: Tensor) -> Tensor:
+        """Per-record weight gradients [n, *weight.shape] of image [n, C, H, W] and maps [n, O, Th, Tw]."""
+        weight: Tensor = self.layer.weight  # type: ignore[assignment]
+        n, c = image.shape[:2]
+        formed = image.new_empty(n, *weight.shape)
+        taps = self.kernel[0] * self.kernel[1]
+        numbers = c * taps * maps.shape[2] * maps.shape[3]
+        for rows in _pieces(n, numbers):
+            patches = F.unfold(image[rows], self.kernel, self.dilation, self.padding, self.stride)
+            patches = patches.reshape(-1, c // self.groups * taps, patches.shape[2])
+            against = maps[rows].reshape(-1, maps.shape[1] // self.groups, patches.shape[2])
+            formed[rows] = torch.bmm(against, patches.transpose(1, 2)).view(-1, *weight.shape)
+        return formed
+
+    def _blank(self, keep: Tensor) -> None:
+        self.image, self.maps = blank(self.image, keep), blank(self.maps, keep)
+
+    def _weighted_weight_sum(self, factors: Tensor) -> Tensor:
+        # The kernel that ordinary training uses for the weight gradient, on scaled rows.
+        return torch.ops.aten.convolution_backward(
+            scale(self.maps, factors),
+            self.image,
+            self.layer.weight,
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            (0, 0),
+            self.groups,
+            (False, True, False),
+        )[1]
+
+    def per_record(self, rows: Tensor) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        if self.has_weight:
+            found["weight"] = self._form(self.image[rows].double(), self.maps[rows].double())
+        if self.bias is not None:
+            found["bias"] = self.bias_source[rows].double().sum((2, 3))
+        return found

@@ -1,0 +1,130 @@
+"""Clipped gradient sums through Opacus's hooks: the reference. Every per-record gradient is formed and kept.
+
+Opacus has hand-written rules for common layers and runs any other layer through torch.func, so this back end covers
+more modules than book-keeping, at several times its cost and b times the parameters in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from opacus.grad_sample import GradSampleModule
+from torch import Tensor, nn
+
+from dpgen_bench.privacy.gradients.bookkeeping import ROUND_UP
+from dpgen_bench.privacy.gradients.capture import Recorder, own_trainable, refuse_hidden_weights
+
+_LEFT_ON_LAYERS = ("activations", "max_batch_len", "ft_compute_sample_grad", "autograd_grad_sample_hooks")
+
+
+class _InAnyMode(GradSampleModule):
+    """Opacus records activations of layers in train mode only; a loss of a module in eval mode has gradients too."""
+
+    def capture_activations_hook(self, module: nn.Module, forward_input: Any, _forward_output: Any) -> None:
+        mode, module.training = module.training, True
+        try:
+            super().capture_activations_hook(module, forward_input, _forward_output)
+        finally:
+            module.training = mode
+
+
+def _layers_to_record(module: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Module]:
+    """Name -> layer, for every layer whose gradients Opacus will form.
+
+    Raises:
+        ValueError: for layers that Opacus cannot do, or does without saying that it does them wrongly.
+    """
+    refuse_hidden_weights(module, parameters, also_shared=False)
+    names = {id(layer): name for name, layer in module.named_modules()}
+    for name, layer in module.named_modules():
+        if not own_trainable(layer):
+            continue
+        if list(layer.buffers()):
+            raise ValueError(
+                f"layer {name!r} ({type(layer).__name__}) has trainable parameters and buffers, which Opacus does not "
+                "cover: freeze its parameters, or use a layer without running statistics."
+            )
+        if getattr(layer, "padding_mode", "zeros") != "zeros":
+            raise ValueError(
+                f"layer {name!r} has padding_mode={layer.padding_mode!r}, which Opacus would treat as zeros; pad the "
+                "input with torch.nn.functional.pad and use padding=0 in the layer."
+            )
+        if isinstance(layer, nn.Embedding) and (
+            layer.max_norm is not None or layer.scale_grad_by_freq or layer.padding_idx is not None
+        ):
+            raise ValueError(
+                f"embedding {name!r} has max_norm, scale_grad_by_freq or padding_idx set, which Opacus ignores; "
+                "construct it without them (backend='bookkeeping' covers padding_idx)."
+            )
+    hooks = object.__new__(GradSampleModule)
+    return {names[id(layer)]: layer for layer in hooks.iterate_submodules(module)}
+
+
+@contextmanager
+def _hooked(module: nn.Module) -> Iterator[None]:
+    """Opacus's hooks on `module`; afterwards the module is as it was, whatever happened in between."""
+    layers = list(module.modules())
+    full = {layer: layer._is_full_backward_hook for layer in layers}
+    hooks = _InAnyMode(module, loss_reduction="sum")
+    try:
+        yield
+    finally:
+        hooks.cleanup()
+        for layer in layers:
+            layer._is_full_backward_hook = full[layer]
+            for name in _LEFT_ON_LAYERS:
+                if name in layer.__dict__:
+                    delattr(layer, name)
+
+
+def _norms(samples: dict[str, Tensor], alive: Tensor) -> Tensor:
+    """Norms [b] over all parameters, NaN or infinite where a gradient is; 0 for records that are not alive."""
+    # float64: the squares of 1e30 leave float32, and PyTorch's float32 norm of a million numbers is off by 1e-5.
+    each = [torch.linalg.vector_norm(sample.flatten(1), dim=1, dtype=torch.float64) for sample in samples.values()]
+    norms = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)
+    return torch.where(alive, norms, torch.zeros_like(norms))
+
+
+def clipped_sum(
+    module: nn.Module,
+    parameters: dict[str, nn.Parameter],
+    losses_of: Callable[[tuple[Tensor, ...]], Tensor],
+    rows: tuple[Tensor, ...],
+    max_norm: float,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """As bookkeeping.clipped_sum, through GradSampleModule."""
+    layers = _layers_to_record(module, parameters)
+    with _hooked(module):
+        with Recorder(layers) as recorder:
+            losses = losses_of(rows)
+        recorder.refuse_use_outside_layers(losses, parameters)
+        alive = torch.isfinite(losses.detach())
+        # Asked for as gradients, so that .grad stays as it was; the hooks fill grad_sample on the way.
+        torch.autograd.grad(losses, list(parameters.values()), alive.to(losses.dtype), allow_unused=True)
+        samples = {
+            name: parameter.grad_sample  # type: ignore[attr-defined]
+            for name, parameter in parameters.items()
+            if parameter.grad_sample is not None  # type: ignore[attr-defined]
+        }
+    b = len(losses)
+    for name, sample in samples.items():
+        if not isinstance(sample, Tensor) or len(sample) != b:
+            got = tuple(sample.shape) if isinstance(sample, Tensor) else type(sample).__name__
+            raise ValueError(
+                f"expected Opacus to give {b} per-record gradients for {name!r}, got {got}. Keep the records in "
+                "dimension 0 throughout the module."
+            )
+    norms = _norms(samples, alive)
+    keep = alive & torch.isfinite(norms)
+    norms = torch.where(keep, norms, torch.zeros_like(norms)) * (1.0 + ROUND_UP)
+    factors = (max_norm / norms.clamp_min(max_norm)).to(losses.dtype)
+    sums = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    dropped = torch.nonzero(~keep).flatten()
+    for name, sample in samples.items():
+        if len(dropped):
+            sample.index_fill_(0, dropped, 0.0)  # before the contraction: 0 * NaN is NaN
+        sums[name] += (factors @ sample.flatten(1)).view_as(sums[name])
+    return sums, norms.to(losses.dtype)

@@ -1,0 +1,151 @@
+"""The ledger: every allowance a run was approved for and how much of it was used, in a form accountants read."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dpgen_bench.files import write_atomic
+from dpgen_bench.privacy.events import Budget, Event, Sensitivity
+from dpgen_bench.privacy.sampling import Full, Poisson
+
+OUT_OF_SCOPE = (
+    "floating-point attacks: noise is drawn and added in finite precision, which the proofs do not cover",
+    "randomness: coins and noise come from NumPy's Philox (an accelerator's own Philox there), which is not a "
+    "cryptographic generator",
+    "the number of records is treated as public",
+    "side channels such as running time and memory use",
+    "hyperparameters chosen by looking at the results of other runs on the same records are not accounted for",
+)
+
+NOISE_MODES = {
+    "seeded": "NOT FOR RELEASE: noise is a function of the run id, so anyone can subtract it; benchmark use on "
+    "public data only",
+    "os": "noise keyed by entropy from the operating system; the key is deleted when the run is done",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One approved allowance: `times` releases of one bounded query. `executed` says how many were made."""
+
+    name: str
+    bound: dict[str, Any]
+    event: Event
+    executed: int = 0
+    calibrated: str = "nothing"
+    inherited_from: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        sampling = {"kind": type(self.event.sampling).__name__, "rate": self.event.sampling.rate}
+        return {
+            "name": self.name,
+            "bound": _plain(self.bound),
+            "sensitivity": _plain(asdict(self.event.sensitivity)),
+            "sampling": sampling,
+            "std": self.event.std,
+            "times": self.event.times,
+            "executed": self.executed,
+            "calibrated": self.calibrated,
+            "inherited_from": self.inherited_from,
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Entry:
+        kind, rate = data["sampling"]["kind"], data["sampling"]["rate"]
+        sampling: Full | Poisson = Full() if kind == "Full" else Poisson(rate)
+        sensitivity = Sensitivity(**{k: float(v) for k, v in data["sensitivity"].items()})
+        event = Event(sampling, sensitivity, float(data["std"]), int(data["times"]))
+        bound = {**data["bound"], "C": float(data["bound"]["C"])}
+        return cls(data["name"], bound, event, data["executed"], data["calibrated"], data["inherited_from"])
+
+
+@dataclass
+class Ledger:
+    """All allowances of a run, its own and those inherited from the run it was restarted from.
+
+    Guarantees: the events composed for epsilon are the approved allowances in full (`times`), never the executed
+    count: a stop decided by looking at results is not covered by the accountants.
+    """
+
+    budget: Budget
+    records: int
+    noise: str = "seeded"
+    unit: str = "record"
+    diagnostics: str = "off"
+    entries: dict[str, Entry] = field(default_factory=dict)
+    epsilon: dict[str, Any] | None = None
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.noise not in NOISE_MODES:
+            raise ValueError(f"expected privacy.noise in {sorted(NOISE_MODES)}, got {self.noise!r}.")
+        if self.diagnostics not in ("off", "unsafe"):
+            raise ValueError(f"expected privacy.diagnostics off or unsafe, got {self.diagnostics!r}.")
+
+    @property
+    def events(self) -> list[Event]:
+        """Approved allowances in full, in order of approval."""
+        return [entry.event for entry in self.entries.values()]
+
+    def approve(self, entry: Entry) -> None:
+        """Write an allowance down, on disk too, before its first release can happen."""
+        self.entries[entry.name] = entry
+        self.save()
+
+    def inherit(self, parent: Ledger, run_id: str) -> None:
+        """Take over everything a parent run was approved for: its releases shaped the state we start from."""
+        for entry in parent.entries.values():
+            name = f"{run_id}/{entry.name}"
+            self.entries[name] = replace(entry, name=name, inherited_from=entry.inherited_from or run_id)
+
+    def record(self, name: str, executed: int) -> None:
+        """Note that `executed` releases of `name` were made. The count on record never goes down."""
+        entry = self.entries[name]
+        if executed > entry.executed:
+            self.entries[name] = replace(entry, executed=executed)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "unit": self.unit,
+            "budget": _plain(asdict(self.budget)),
+            "records": self.records,
+            "noise": {"mode": self.noise, "meaning": NOISE_MODES[self.noise]},
+            "diagnostics": self.diagnostics,
+            "entries": [entry.to_dict() for entry in self.entries.values()],
+            "epsilon": self.epsilon,
+            "out_of_scope": list(OUT_OF_SCOPE),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Ledger:
+        budget = Budget(**{**data["budget"], "epsilon": float(data["budget"]["epsilon"])})
+        entries = {row["name"]: Entry.from_dict(row) for row in data["entries"]}
+        return cls(
+            budget,
+            data["records"],
+            data["noise"]["mode"],
+            data["unit"],
+            data["diagnostics"],
+            entries,
+            data["epsilon"],
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Ledger:
+        ledger = cls.from_dict(json.loads(path.read_text()))
+        ledger.path = path
+        return ledger
+
+    def save(self) -> None:
+        """Write the ledger to its file, atomically; a ledger without a path lives in memory only."""
+        if self.path is not None:
+            write_atomic(self.path, json.dumps(self.to_dict(), indent=2))
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: write it as a word that float() reads back."""
+    return {k: str(v) if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}

@@ -1,0 +1,162 @@
+"""A mechanism: an approved number of noisy releases, and the one place where private values leave.
+
+A release is made in a fixed order: draw the records, let `fn` see them, clip, add noise, write the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dpgen_bench.files import atomic
+from dpgen_bench.privacy.bounds import Batch, Bound, PublicRows
+from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.sampling import Sampling
+
+
+class AllowanceExhausted(RuntimeError):
+    """A release beyond the approved number was asked for."""
+
+
+class Observer(Protocol):
+    """Sees what a release is made of. Used by the conformance suite only; a real run has none."""
+
+    def release(
+        self,
+        mechanism: Mechanism,
+        index: int,
+        drawn: np.ndarray,
+        exact: dict[str, Tensor],
+        noisy: dict[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """Called once per release; what it returns is what the method gets."""
+        ...
+
+
+class Journal:
+    """Noisy values already released, so that a resumed run gets the same value back instead of a second one.
+
+    Kept for mechanisms whose releases fit in `limit` bytes together. Larger ones (a gradient per step) are
+    recomputed on resume: same state, same coins, same noise, hence the same value, bit by bit on a CPU.
+    """
+
+    def __init__(self, folder: Path | None, limit: int = 64 * 2**20) -> None:
+        self.folder = folder
+        self.limit = limit
+
+    def _path(self, name: str, index: int) -> Path | None:
+        return None if self.folder is None else self.folder / f"{name}-{index}.safetensors"
+
+    def get(self, name: str, index: int, device: torch.device) -> dict[str, Tensor] | None:
+        path = self._path(name, index)
+        if path is None or not path.exists():
+            return None
+        return {key: value.to(device) for key, value in load_file(path).items()}
+
+    def put(self, name: str, index: int, times: int, noisy: dict[str, Tensor]) -> None:
+        path = self._path(name, index)
+        size = sum(value.numel() * value.element_size() for value in noisy.values())
+        if path is None or size * times > self.limit:
+            return
+        with atomic(path) as temporary:
+            save_file({key: value.contiguous().cpu() for key, value in noisy.items()}, temporary)
+
+
+class Mechanism:
+    """`times` releases of `bound`ed values on draws of `sample`, each with fresh noise N(0, std² I).
+
+    Made by `PrivateData.mechanism` after the budget was checked. Calling it with fn returns the noisy value: a
+    float32 tensor of the bound's shape, or for PerRecordGradient a dict of gradients by parameter name.
+
+    Guarantees: release number `times` + 1 raises; noise and coins are keyed by (run, mechanism, release index), so
+    no two queries of a run share noise; an empty draw is released like any other.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sample: Sampling,
+        bound: Bound,
+        times: int,
+        std: float,
+        *,
+        draw: Callable[[np.ndarray], Batch],
+        ids: np.ndarray,
+        device: torch.device,
+        key: Key,
+        ledger: Ledger,
+        journal: Journal,
+        observer: Observer | None,
+        diagnostics: Path | None,
+    ) -> None:
+        self.name = name
+        self.sample = sample
+        self.bound = bound
+        self.times = times
+        self.std = std
+        self.executed = 0
+        self._draw = draw
+        self._device = device
+        self._ids = ids
+        self._key = key
+        self._ledger = ledger
+        self._journal = journal
+        self._observer = observer
+        self._diagnostics = diagnostics
+
+    def __call__(self, fn: Callable[..., Tensor], public: PublicRows | None = None) -> Any:
+        """One release.
+
+        Args:
+            fn: what the bound expects, see `dpgen_bench.privacy.bounds`. It alone sees records.
+            public: rows that join a PerRecordGradient's sum; their number was fixed with the bound.
+
+        Raises:
+            AllowanceExhausted: after `times` releases.
+        """
+        index = self.executed
+        if index >= self.times:
+            raise AllowanceExhausted(
+                f"mechanism {self.name!r} was approved for {self.times} releases and has made them all; release "
+                f"{index + 1} is refused. Ask for a larger `times` when the mechanism is created."
+            )
+        journaled = self._journal.get(self.name, index, self._device)
+        noisy = self._release(fn, public, index) if journaled is None else journaled
+        self.executed = index + 1
+        self._ledger.record(self.name, self.executed)
+        return noisy["value"] if noisy.keys() == {"value"} else noisy
+
+    def _release(self, fn: Callable[..., Tensor], public: PublicRows | None, index: int) -> dict[str, Tensor]:
+        key = self._key.derive(self.name, index)
+        drawn = self.sample.draw(self._ids, key)
+        exact = self.bound.value(fn, self._draw(drawn), public)
+        noisy = {part: self._add_noise(value, key.derive(part)) for part, value in exact.items()}
+        if self._observer is not None:
+            noisy = self._observer.release(self, index, self._ids[drawn], exact, noisy)
+        if self._diagnostics is not None:
+            self._diagnose(index, len(drawn), exact)
+        self._journal.put(self.name, index, self.times, noisy)
+        return noisy
+
+    def _add_noise(self, exact: Tensor, key: Key) -> Tensor:
+        if self.std == 0.0:
+            return exact.float()
+        noise = key.normal(tuple(exact.shape), self.std, exact.device)
+        return (exact + noise).float()
+
+    def _diagnose(self, index: int, drawn: int, exact: dict[str, Tensor]) -> None:
+        """Private facts about a release, for debugging on public data; written only under diagnostics=unsafe."""
+        assert self._diagnostics is not None
+        norm = float(torch.stack([value.double().norm() for value in exact.values()]).norm())
+        self._diagnostics.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._diagnostics, "a") as out:
+            row = {"mechanism": self.name, "release": index, "drawn": drawn, "exact_norm": norm}
+            out.write(json.dumps(row) + "\n")

@@ -1,0 +1,267 @@
+"""One config -> one run: train, account, sample, measure; each phase resumable and skipped when it is done."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from dpgen_bench.account import epsilon_table
+from dpgen_bench.data.private import PrivateData
+from dpgen_bench.environment import choose_device, describe_environment
+from dpgen_bench.evaluate.protocol import measure
+from dpgen_bench.files import write_atomic
+from dpgen_bench.method import Context, Method, Preempted
+from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.events import Budget, Event
+from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.mechanism import Journal, Observer
+from dpgen_bench.privacy.noise import Key
+from dpgen_bench.progress import Shown, Silent
+from dpgen_bench.results.store import RunFolder, Store
+from dpgen_bench.signals import StopSignals
+from dpgen_bench.specify import RunSpec, compose_config, specify
+
+
+class RunFailed(RuntimeError):
+    """A run ended in an error; its phase, time and traceback are in its status.json."""
+
+
+def execute(config: DictConfig) -> RunFolder:
+    """Make the run that `config` describes, or what is missing of it.
+
+    A finished run is skipped; one that was killed goes on from its last checkpoint; one that failed is tried again.
+
+    Raises:
+        ValueError: the config cannot be a run (nothing is written).
+        RunBusy: another process is working on it.
+        RunFailed: an error while it ran, kept in the run's folder.
+        Preempted: stopped by a signal after a checkpoint.
+    """
+    spec = specify(config)
+    folder = Store(_root(config)).folder(spec.id)
+    protocol = str(config.protocol.name)
+    if folder.done and protocol in folder.protocols:
+        print(f"run {spec.id} ({_title(spec)}) is finished: skipped")
+        return folder
+    with folder.locked():
+        phase = "prepare"
+        context: list[Context] = []
+        try:
+            with StopSignals(lambda: bool(context) and context[0].in_loop) as signals:
+                folder.mark("running", phase)
+                _write_config(spec, folder)
+                if not folder.trained:
+                    phase = "train"
+                    folder.mark("running", phase)
+                    _train(spec, folder, context, lambda: signals.received)
+                phase = "account"
+                folder.mark("running", phase)
+                _account(spec, folder)
+                phase = "measure"
+                folder.mark("running", phase)
+                measure(spec, folder, _device(spec))
+                folder.finish()
+        except Preempted as stopped:
+            folder.mark("preempted", phase, stopped)
+            print(f"run {spec.id} ({_title(spec)}) was told to stop; run the same command to go on.")
+            raise
+        except Exception as error:
+            _fail(spec, folder, phase, error)
+    print(f"run {spec.id} ({_title(spec)}) finished: {folder.path}")
+    return folder
+
+
+def plan(overrides: list[str]) -> tuple[list[Event], Budget]:
+    """The allowances that the run of these overrides would ask for before its first release, and its budget.
+
+    Nothing is released: `fit` is stopped where it would first touch a record.
+    """
+    spec = specify(compose_config(overrides))
+    records = spec.dataset().load("train")
+    ledger = _new_ledger(spec, len(records))
+    # No record is handed over: the data are empty, only their number is known, and the first release ends the plan.
+    data = PrivateData(
+        records.images[:0],
+        records.labels[:0],
+        spec.dataset().num_classes,
+        ledger,
+        Key.seeded("plan"),
+        public_n=len(records),
+        observer=_Planned(),
+    )
+    with contextlib.suppress(_PlanMade):
+        spec.method().fit(data, Context(spec.seed, "cpu", scale=spec.scale(), data=data))
+    return ledger.events, spec.budget()
+
+
+class _PlanMade(Exception):
+    pass
+
+
+class _Planned(Observer):
+    """Ends a plan: nothing of the first release comes back to the method."""
+
+    def release(self, *_: Any) -> NoReturn:
+        raise _PlanMade
+
+
+def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop: Callable[[], int | None]) -> None:
+    device = _device(spec)
+    folder.write_json("environment.json", describe_environment(device))
+    ledger = _ledger(spec, folder)
+    data = _open_data(spec, folder, ledger, device)
+    runtime = spec.config.runtime
+
+    def spent() -> float:
+        done = [
+            Event(m.sample, m.bound.sensitivity, m.std, m.executed)  # type: ignore[arg-type]
+            for m in data.mechanisms.values()
+        ]
+        inherited = [entry.event for entry in ledger.entries.values() if entry.inherited_from]
+        budget = ledger.budget
+        return epsilon([*inherited, *done], budget.delta, budget.relation, budget.accountant)
+
+    ctx = Context(
+        spec.seed,
+        device,
+        scale=spec.scale(),
+        data=data,
+        folder=folder.path,
+        parent=_parent_checkpoint(spec),
+        checkpoint_s=float(runtime.checkpoint_s),
+        keep_steps=tuple(runtime.keep_steps),
+        progress=Shown(f"{spec.id} {_title(spec)}", spent) if runtime.progress else Silent(),
+        should_stop=should_stop,
+        save_ledger=ledger.save,
+    )
+    context.append(ctx)
+    generator = spec.method().fit(data, ctx)
+    ctx.close()
+    ledger.save()
+    folder.write_json("training.json", {"seconds": ctx.seconds, "steps": ctx.steps_done, "device": str(device)})
+    generator.save(folder.path)
+
+
+def _account(spec: RunSpec, folder: RunFolder) -> None:
+    """Write the privacy figures into the ledger: proven by the budget's accountant, claimed, and the whole table."""
+    ledger = Ledger.load(folder.path / "ledger.json")
+    if ledger.epsilon is not None:
+        return
+    budget, events = ledger.budget, ledger.events
+    method: Method = spec.method()
+    claim = getattr(method, "epsilon_claimed", None)
+    claimed = claim(events, budget.delta) if claim else None
+    cache = _root(spec.config) / "cache" / "epsilon.json"
+    ledger.epsilon = {
+        "proven": _word(epsilon(events, budget.delta, budget.relation, budget.accountant)),
+        "claimed": _word(claimed),
+        "delta": budget.delta,
+        "relation": budget.relation,
+        "accountant": budget.accountant,
+        "table": epsilon_table(events, budget.delta, float(spec.config.runtime.account_s), cache=cache),
+    }
+    ledger.save()
+
+
+def _ledger(spec: RunSpec, folder: RunFolder) -> Ledger:
+    """The run's ledger: the one on disk when the run is resumed, else a new one with what its parent spent."""
+    path = folder.path / "ledger.json"
+    if path.exists():
+        return Ledger.load(path)
+    ledger = _new_ledger(spec, len(spec.dataset().load("train")))
+    ledger.path = path
+    ledger.save()
+    return ledger
+
+
+def _new_ledger(spec: RunSpec, records: int) -> Ledger:
+    privacy = spec.config.privacy
+    ledger = Ledger(spec.budget(), records, noise=privacy.noise, diagnostics=privacy.diagnostics)
+    if spec.config.restart:
+        parent = _parent(spec)
+        theirs, ours = parent.read_json("identity.json")["dataset"], spec.training["dataset"]
+        if theirs != ours:
+            raise ValueError(
+                f"restart.run={parent.id} was trained on {theirs}; this run is on {ours}. A restart must use its "
+                "parent's data, because it inherits the parent's ledger."
+            )
+        ledger.inherit(Ledger.load(parent.path / "ledger.json"), parent.id)
+    return ledger
+
+
+def _open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.device) -> PrivateData:
+    dataset = spec.dataset()
+    records = dataset.load("train")
+    private = folder.path / "private"
+    return PrivateData(
+        records.images,
+        records.labels,
+        dataset.num_classes,
+        ledger,
+        _key(spec, folder),
+        device=device,
+        journal=Journal(private / "journal"),
+        diagnostics=private / "diagnostics.jsonl" if ledger.diagnostics == "unsafe" else None,
+    )
+
+
+def _key(spec: RunSpec, folder: RunFolder) -> Key:
+    """Root of coins and noise: the run id when seeded; from the operating system, kept until DONE, for release."""
+    if spec.config.privacy.noise == "seeded":
+        return Key.seeded(f"run:{spec.id}")
+    path = folder.path / "private" / "noise.key"
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(path, Key.from_os().secret)  # mkstemp's mode: readable by its owner only
+    return Key(path.read_bytes())
+
+
+def _parent(spec: RunSpec) -> RunFolder:
+    return Store(_root(spec.config)).find(str(spec.config.restart.run))
+
+
+def _parent_checkpoint(spec: RunSpec) -> Path | None:
+    if not spec.config.restart:
+        return None
+    parent, name = _parent(spec), spec.config.restart.get("checkpoint", "last")
+    path = parent.path / "checkpoints" / f"{name}.pt"
+    if not path.exists():
+        there = sorted(p.stem for p in path.parent.glob("*.pt"))
+        raise ValueError(f"expected the checkpoint {path}, found {there}; runtime.keep_steps=[...] keeps more of them.")
+    return path
+
+
+def _fail(spec: RunSpec, folder: RunFolder, phase: str, error: Exception) -> NoReturn:
+    folder.mark("failed", phase, error)
+    raise RunFailed(
+        f"run {spec.id} ({_title(spec)}) failed while it was to {phase}: {type(error).__name__}: {error}\n"
+        f"The traceback is in {folder.path / 'status.json'}; the same command tries again from the last checkpoint."
+    ) from error
+
+
+def _write_config(spec: RunSpec, folder: RunFolder) -> None:
+    write_atomic(folder.path / "config.yaml", OmegaConf.to_yaml(spec.config))
+    folder.write_json("identity.json", spec.training)
+
+
+def _title(spec: RunSpec) -> str:
+    c = spec.config
+    return f"{c.method.name} {c.dataset.name} ε={float(c.privacy.epsilon):g} seed {c.seed}"
+
+
+def _device(spec: RunSpec) -> torch.device:
+    return choose_device(str(spec.config.runtime.device))
+
+
+def _root(config: DictConfig) -> Path:
+    return Path(str(config.results))
+
+
+def _word(value: float | None) -> float | str | None:
+    return "inf" if value is not None and math.isinf(value) else value

@@ -1,0 +1,165 @@
+"""From a config to the identity of a run: what is hashed into its id, and whether its code has changed since."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import InstantiationException
+from hydra.utils import get_class, instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from dpgen_bench.data.datasets import DatasetSpec
+from dpgen_bench.method import Method, Scale
+from dpgen_bench.privacy.events import Budget
+from dpgen_bench.results.store import Store
+
+# Raised when the harness changes in a way that changes what training produces: ids of older runs then differ.
+TRAINING_VERSION = 1
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A resolved config with its identity. `training` is exactly what the id hashes."""
+
+    config: DictConfig
+    training: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        text = json.dumps(self.training, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def seed(self) -> int:
+        return int(self.config.seed)
+
+    def dataset(self) -> DatasetSpec:
+        return build_dataset(self.config)
+
+    def method(self) -> Method:
+        return build_method(self.config)
+
+    def budget(self) -> Budget:
+        privacy = self.config.privacy
+        return Budget(float(privacy.epsilon), float(privacy.delta), privacy.relation, privacy.accountant)
+
+    def scale(self) -> Scale:
+        return Scale(self.config.scale.name, self.config.scale.max_steps)
+
+
+def compose_config(overrides: list[str]) -> DictConfig:
+    """The config that `dpgen run` would get from these overrides, `--config-dir DIR` (also `=DIR`) included."""
+    directory, rest, queue = None, [], list(overrides)
+    while queue:
+        word = queue.pop(0)
+        if word in ("--config-dir", "-cd"):
+            directory = queue.pop(0) if queue else None
+        elif word.startswith("--config-dir="):
+            directory = word.split("=", 1)[1]
+        else:
+            rest.append(word)
+    if directory is not None:
+        rest.append(f"hydra.searchpath=[file://{Path(directory).resolve()}]")
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", rest)
+
+
+def specify(config: DictConfig) -> RunSpec:
+    """Resolve and check a config, and work out the run's identity.
+
+    Identity: method with its arguments, dataset, privacy, scale, seed, parent run, a fingerprint of the method's
+    source file and TRAINING_VERSION. Not: protocol, device, paths, launcher, experiment names.
+
+    Raises:
+        ValueError: for a value that no run can have (the budget is checked here, before any data is read).
+    """
+    OmegaConf.resolve(config)
+    for key in ("method", "dataset", "privacy", "scale", "protocol"):
+        if not isinstance(config.get(key), DictConfig):
+            raise ValueError(f"expected a config group {key!r}, got {config.get(key)!r}; see conf/{key}/.")
+    if isinstance(config.seed, bool) or not isinstance(config.seed, int) or config.seed < 0:
+        raise ValueError(f"expected seed to be an integer >= 0, got {config.seed!r}.")
+    spec = RunSpec(config, training={})
+    spec.budget()
+    method = OmegaConf.to_container(config.method)
+    assert isinstance(method, dict)
+    method.pop("check", None)
+    training = {
+        "method": method,
+        "dataset": build_dataset(config).identity(),
+        "privacy": OmegaConf.to_container(config.privacy),
+        "scale": OmegaConf.to_container(config.scale),
+        "seed": config.seed,
+        "restart": _restart(config),
+        "source": source_fingerprint(config.method["_target_"]),
+        "training_version": TRAINING_VERSION,
+    }
+    return RunSpec(config, _canonical(training))
+
+
+def _restart(config: DictConfig) -> dict[str, str] | None:
+    """The parent by its whole id, however it was abbreviated."""
+    if not config.restart:
+        return None
+    parent = Store(Path(str(config.results))).find(str(config.restart.run))
+    return {"run": parent.id, "checkpoint": str(config.restart.get("checkpoint", "last"))}
+
+
+def build_dataset(config: DictConfig) -> DatasetSpec:
+    """The dataset of a config; its `name` is a label and no argument."""
+    return _build(config.dataset, "dataset", drop=())
+
+
+def build_method(config: DictConfig) -> Method:
+    """The method of a config, without the keys that are the harness's own (`name`, `check`)."""
+    return _build(config.method, "method", drop=("name", "check"))
+
+
+def source_fingerprint(target: str) -> str:
+    """Hash of the source file that defines the class `target`, line endings aside."""
+    path = inspect.getsourcefile(get_class(target))
+    if path is None:
+        raise ValueError(f"cannot read the source of {target}; a method is a class in a .py file.")
+    source = Path(path).read_bytes().replace(b"\r\n", b"\n")
+    return hashlib.sha256(source).hexdigest()[:16]
+
+
+def is_stale(config: DictConfig, recorded: str) -> bool:
+    """Whether the method's source has changed since a run with this config recorded its fingerprint."""
+    try:
+        return source_fingerprint(config.method["_target_"]) != recorded
+    except Exception:  # the method is gone or broken: no current code could make this run again
+        return True
+
+
+def _build(group: DictConfig, what: str, drop: tuple[str, ...]) -> Any:
+    arguments = {key: value for key, value in group.items() if key not in drop}
+    try:
+        return instantiate(arguments, _convert_="all")
+    except InstantiationException as error:
+        cause = error.__cause__ or error
+        raise ValueError(f"{what} {group.get('name', '?')!r} cannot be built: {cause}") from error
+
+
+def _canonical(value: Any) -> Any:
+    """The same JSON for 10 and 10.0, and a word for infinity."""
+    if isinstance(value, dict):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float):
+        if math.isinf(value):
+            return "inf"
+        return int(value) if value.is_integer() else value
+    return value

@@ -1,0 +1,24 @@
+"""Shared by all tests: one thread, weights and data from beside the repository where they lie there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+torch.set_num_threads(1)
+if (SHARED / "torch_home").is_dir():
+    os.environ.setdefault("TORCH_HOME", str(SHARED / "torch_home"))
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder with real data: $DPGEN_DATA, else ../shared/data beside the repository. Skips if neither is there."""
+    root = Path(os.environ.get("DPGEN_DATA", SHARED))
+    if not root.is_dir():
+        pytest.skip(f"no real data: {root} is not there (set DPGEN_DATA to a folder that holds MNIST/raw)")
+    return root

@@ -1,0 +1,104 @@
+"""The conformance suite passes honest methods and fails every planted cheat, for the reason it was planted."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dpgen_bench.privacy import bounds
+from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.sampling import Poisson
+from dpgen_bench.testing import ConformanceError, check_configured_method, check_method
+from tests import toys
+
+SMALL = {"image_shape": (1, 8, 8), "num_classes": 3}
+
+
+@pytest.mark.parametrize("make", [toys.MeanImage, toys.GradientMethod])
+def test_honest_methods_conform(make):
+    told = []
+    check_method(make, **SMALL, tell=told.append)
+    assert sum("replay" in line for line in told) == 11  # two records x five changes, and one record more
+
+
+@pytest.mark.parametrize(
+    ("cheat", "reason"),
+    [
+        (toys.MeanSmuggledOut, "data reached it another way"),
+        (toys.PrivateLog, "the log differs"),
+        (toys.CoupledRows, "its declared sensitivity"),
+        (toys.StaleDraw, "not in its draw"),
+        (toys.QuietNoise, "of the standard deviation in the ledger"),
+        (toys.MoreReleases, "were approved|was changed after approval"),
+        (toys.CountsRecords, "releases were made instead of|extra release|control flow"),
+        (toys.RandomnessLeak, "data reached it another way"),
+    ],
+)
+def test_cheating_methods_are_caught(cheat, reason):
+    with pytest.raises(ConformanceError, match=reason):
+        check_method(cheat, **SMALL)
+
+
+def test_an_unclipped_gradient_is_caught(monkeypatch):
+    clipped = bounds.clipped_gradient_sum
+    monkeypatch.setattr(
+        bounds, "clipped_gradient_sum", lambda m, fn, rows, C, **kw: clipped(m, fn, rows, math.inf, **kw)
+    )
+    with pytest.raises(ConformanceError, match="its declared sensitivity"):
+        check_method(toys.GradientMethod, **SMALL)
+
+
+def test_unclipped_rows_are_caught(monkeypatch):
+    monkeypatch.setattr(bounds, "clip_rows", lambda rows, C: rows)
+    with pytest.raises(ConformanceError, match=r"its declared sensitivity"):
+        check_method(toys.MeanImage, **SMALL)
+
+
+def test_one_draw_used_for_every_release_is_caught(monkeypatch):
+    once = Key.seeded("the same coins each time")
+    fresh = Poisson.draw
+    monkeypatch.setattr(Poisson, "draw", lambda self, ids, key: fresh(self, ids, once))
+    with pytest.raises(ConformanceError, match="drawn twice in a row"):
+        check_method(toys.MeanImage, **SMALL)
+
+
+def test_a_wrong_sampling_rate_is_caught(monkeypatch):
+    monkeypatch.setattr(
+        Poisson, "draw", lambda self, ids, key: np.flatnonzero(key.generator("coins").random(len(ids)) < 0.9)
+    )
+    with pytest.raises(ConformanceError, match="do not fit the rate"):
+        check_method(toys.MeanImage, **SMALL)
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.9, 1.1])
+def test_noise_scaled_wrong_is_caught(monkeypatch, factor):
+    drawn = Key.normal
+    monkeypatch.setattr(Key, "normal", lambda self, shape, std, device="cpu": drawn(self, shape, std, device) * factor)
+    with pytest.raises(ConformanceError, match="of the standard deviation in the ledger"):
+        check_method(lambda: toys.MeanImage(steps=60), **SMALL)
+
+
+def test_noise_used_twice_is_caught(monkeypatch):
+    monkeypatch.setattr(
+        Key,
+        "normal",
+        lambda self, shape, std, device="cpu": std * torch.randn(shape, generator=torch.Generator().manual_seed(1)),
+    )
+    with pytest.raises(ConformanceError, match="correlated"):
+        check_method(toys.MeanImage, **SMALL)
+
+
+def test_coins_that_shift_when_a_record_leaves_are_caught(monkeypatch):
+    monkeypatch.setattr(
+        Poisson, "draw", lambda self, ids, key: np.flatnonzero(key.generator("coins").random(len(ids)) < self.rate)
+    )
+    with pytest.raises(ConformanceError, match="moved by"):
+        check_method(toys.MeanImage, **SMALL)
+
+
+@pytest.mark.parametrize("method", ["dp_merf", "dpgan"])
+def test_methods_of_the_bench_conform(method, capsys):
+    assert check_configured_method([f"method={method}"]) == 0, capsys.readouterr().out

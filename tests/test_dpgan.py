@@ -1,0 +1,542 @@
+"""DPGAN against the paper and the arithmetic of its Algorithm 1.
+
+Golden numbers: parameter counts of section 4.1, Table 4 and appendix C (the authors' networks, instantiated); batch
+sizes and epsilons of the published configurations.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpgen_bench.data.private import PrivateData
+from dpgen_bench.generator import Generator
+from dpgen_bench.method import Context, Preempted, Scale
+from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.calibration import BudgetExceeded
+from dpgen_bench.privacy.events import Budget, Event, Sensitivity
+from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.mechanism import Mechanism
+from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.sampling import Poisson
+from dpgen_bench.specify import build_method, compose_config, specify
+from methods.dpgan import DPGAN, LADDER, DiscriminatorNet, GeneratorNet, StepFrequency
+
+MNIST, CELEBA = ((1, 28, 28), 10), ((3, 32, 32), 2)
+TINY: dict[str, Any] = dict(batch_size=4, d_d=4, d_g=2, latent_dim=3, sigma=None, steps=1, n_d=1)
+
+
+def parameters(net: nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters() if p.requires_grad)
+
+
+# --- networks ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("data", "g", "d"), [(MNIST, 2_272_129, 1_724_289), (CELEBA, 3_160_963, 2_635_649)])
+def test_parameter_counts_are_the_papers(data: Any, g: int, d: int) -> None:
+    assert parameters(GeneratorNet(*data)) == g
+    assert parameters(DiscriminatorNet(*data)) == d
+
+
+@pytest.mark.parametrize(("width", "millions"), [(64, 0.44), (96, 0.97), (128, 1.72), (192, 3.86)])
+def test_discriminator_sizes_of_table_4(width: int, millions: float) -> None:
+    """The table prints d_𝒟 = 196 beside 3.86M and the ratio 2.24: both are those of 192 (196 has 4,026,429)."""
+    assert round(parameters(DiscriminatorNet(*MNIST, width)) / 1e6, 2) == millions
+
+
+@pytest.mark.parametrize("data", [MNIST, CELEBA, ((3, 28, 28), 4), ((1, 32, 32), 10)])
+@pytest.mark.parametrize("b", [0, 1, 5])
+def test_shapes_and_ranges(data: Any, b: int) -> None:
+    shape, classes = data
+    z, y = torch.randn(b, 6), torch.arange(b) % classes
+    x = GeneratorNet(*data, width=4, latent_dim=6)(z, y)
+    assert x.shape == (b, *shape)
+    assert ((x >= 0) & (x <= 1)).all()
+    assert DiscriminatorNet(*data, width=4)(x, y).shape == (b,)
+
+
+def test_networks_are_conditional_and_rows_do_not_mix() -> None:
+    torch.manual_seed(0)
+    G, D = GeneratorNet(*MNIST, 4, 6).double(), DiscriminatorNet(*MNIST, 4).double()
+    z, y = torch.randn(3, 6, dtype=torch.float64), torch.tensor([1, 7, 7])
+    x = G(z, y)
+    assert not torch.allclose(x, G(z, (y + 1) % 10))
+    assert not torch.allclose(D(x, y), D(x, (y + 1) % 10))
+    assert torch.allclose(G(z[1:2], y[1:2])[0], x[1], atol=1e-12)
+    assert torch.allclose(D(x[1:2], y[1:2])[0], D(x, y)[1], atol=1e-12)
+
+
+def test_initialisation_follows_the_global_seed() -> None:
+    def weights(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        nets = GeneratorNet(*MNIST, 4, 6), DiscriminatorNet(*MNIST, 4)
+        return torch.cat([p.flatten() for net in nets for p in net.parameters()])
+
+    assert torch.equal(weights(3), weights(3))
+    assert not torch.equal(weights(3), weights(4))
+
+
+@pytest.mark.parametrize("net", [GeneratorNet, DiscriminatorNet])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 28, 32), (3, 64, 64)])
+def test_other_image_sizes_are_refused(net: Any, shape: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="28x28 or 32x32"):
+        net(shape, 10)
+
+
+# --- step frequency ---------------------------------------------------------------------------------------------
+
+
+def g_step(frequency: StepFrequency, accuracy: float) -> int:
+    """One period of n_𝒟 discriminator steps and its 𝒢 step; n_𝒟 afterwards."""
+    due = [frequency.after_d_step() for _ in range(frequency.n_d)]
+    assert due == [False] * (len(due) - 1) + [True]
+    frequency.before_g_step(accuracy)
+    frequency.after_g_step()
+    return frequency.n_d
+
+
+def test_ladder_by_hand() -> None:
+    """β = 1/2, so a grace period of 4 𝒢 steps; threshold 0.6. All averages are exact in binary."""
+    frequency = StepFrequency("adaptive", beta=0.5, threshold=0.6)
+    script = [  # accuracy, average, n_𝒟 after the step
+        (1.0, 1.0, 1),  # the average starts at its first value, not at 0.5
+        (0.5, 0.75, 1),
+        (0.25, 0.5, 1),  # weak, but within the grace period
+        (0.5, 0.5, 2),  # 4th step: up
+        (0.5, 0.5, 2),  # not started anew: still 0.5
+        (0.5, 0.5, 2),
+        (1.0, 0.75, 2),
+        (0.875, 0.8125, 2),  # grace is over, but 𝒟 is strong
+        (0.0, 0.40625, 5),  # up as soon as it is weak
+        (1.0, 0.703125, 5),
+        (1.0, 0.8515625, 5),
+        (1.0, 0.92578125, 5),
+        (1.0, 0.962890625, 5),
+        (1.0, 0.9814453125, 5),  # strong for long: it never moves down
+    ]
+    for accuracy, average, n_d in script:
+        assert g_step(frequency, accuracy) == n_d
+        assert frequency.ema == average
+
+
+def test_an_average_at_the_threshold_moves_up() -> None:
+    frequency = StepFrequency("adaptive", beta=0.5, threshold=0.75)
+    assert [g_step(frequency, 0.75) for _ in range(4)] == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(("beta", "grace"), [(0.99, 200), (0.95, 40), (0.9, 20), (0.97, 67), (0.0, 2)])
+def test_grace_period_is_two_over_one_minus_beta(beta: float, grace: int) -> None:
+    frequency = StepFrequency("adaptive", beta=beta, threshold=0.6)
+    rungs = [g_step(frequency, 0.0) for _ in range(grace)]
+    assert rungs == [1] * (grace - 1) + [2]
+
+
+def test_the_whole_ladder_then_no_further() -> None:
+    frequency = StepFrequency("adaptive", beta=0.0, threshold=0.6)
+    visited = [1]
+    for _ in range(2 * len(LADDER) + 4):
+        frequency.before_g_step(0.0)
+        frequency.after_g_step()
+        if frequency.n_d != visited[-1]:
+            visited.append(frequency.n_d)
+    assert visited == [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000]
+
+
+def test_fixed_frequency_divides_t_and_never_moves() -> None:
+    frequency = StepFrequency(3)
+    due = []
+    for t in range(1, 14):
+        if frequency.after_d_step():
+            due.append(t)
+            frequency.before_g_step(0.0)
+            frequency.after_g_step()
+    assert due == [3, 6, 9, 12]
+    assert frequency.ema == 0.0
+
+
+@pytest.mark.parametrize("n_d", ["adaptive", 7])
+def test_frequency_goes_on_where_it_was_saved(n_d: Any) -> None:
+    def run(frequency: StepFrequency, first: int, last: int) -> list[tuple[int, int, float | None]]:
+        trace = []
+        for t in range(first, last):
+            if frequency.after_d_step():
+                frequency.before_g_step(0.5 + 0.3 * math.sin(t))
+                frequency.after_g_step()
+            trace.append((frequency.n_d, frequency.d_steps, frequency.ema))
+        return trace
+
+    whole = run(StepFrequency(n_d, 0.75, 0.6), 0, 300)
+    assert n_d != "adaptive" or whole[-1][0] > 2, "the ladder must be climbed for the test to mean anything"
+    for cut in (1, 50, 123):
+        before, after = StepFrequency(n_d, 0.75, 0.6), StepFrequency(n_d, 0.75, 0.6)
+        head = run(before, 0, cut)
+        after.load_state_dict(copy.deepcopy(before.state_dict()))
+        assert head + run(after, cut, 300) == whole
+
+
+# --- numbers of the configuration -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "B", "inverse_q", "fakes"),
+    [(60_000, 128, 469, 128), (60_000, 512, 118, 508), (60_000, 2048, 30, 2000), (182_637, 2048, 90, 2029)],
+)
+def test_rates_and_batches_of_the_published_runs(n: int, B: int, inverse_q: int, fakes: int) -> None:
+    loader = DPGAN(batch_size=B)
+    assert loader.sampling_rate(n) == 1 / inverse_q
+    assert loader.fake_batch_size(n) == fakes
+    ratio = DPGAN(batch_size=B, rate="ratio")
+    assert ratio.sampling_rate(n) == B / n
+    assert ratio.fake_batch_size(n) == B
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rate": "fixed"}, "method.rate: expected 'loader'"),
+        ({"sigma": 0.0}, "method.sigma"),
+        ({"sigma": -1.0}, "method.sigma"),
+        ({"sigma": math.nan}, "method.sigma"),
+        ({"steps": 0}, "method.steps"),
+        ({"n_d": 0}, "method.n_d"),
+        ({"n_d": "ladder"}, "method.n_d"),
+        ({"n_d": 2.5}, "method.n_d"),
+        ({"n_d": True}, "method.n_d"),
+        ({"beta": 1.0}, "method.beta"),
+        ({"threshold": 1.5}, "method.threshold"),
+        ({"clip_norm": 0.0}, "method.clip_norm"),
+        ({"clip_norm": math.inf}, "method.clip_norm"),
+        ({"batch_size": 0}, "method.batch_size"),
+        ({"d_d": 7}, "method.d_d"),
+        ({"lr_g": 0.0}, "method.lr_g"),
+        ({"betas": [0.5]}, "method.betas"),
+        ({"sigma": None}, "both null"),
+    ],
+)
+def test_bad_values_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DPGAN(**change)
+
+
+# --- one fit, seen from outside ---------------------------------------------------------------------------------
+
+
+class Watcher:
+    """Keeps what each release was made of: the records drawn, 𝒟 before the release, the exact sum."""
+
+    def __init__(self) -> None:
+        self.releases: list[tuple[np.ndarray, nn.Module, dict[str, Tensor]]] = []
+
+    def release(
+        self, mechanism: Mechanism, index: int, drawn: np.ndarray, exact: dict[str, Tensor], noisy: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        assert index == len(self.releases)
+        self.releases.append((drawn, copy.deepcopy(mechanism.bound.module), exact))  # type: ignore[attr-defined]
+        return noisy
+
+
+class Seen(Context):
+    """A context that remembers what the method put into its loop."""
+
+    def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Any:
+        self.total, self.stateful = total, stateful
+        return super().steps(total, phase=phase, **stateful)
+
+
+def records(n: int = 12, shape: tuple[int, int, int] = (1, 28, 28)) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator)
+    return images, torch.arange(n) % 10
+
+
+def private(eps: float = math.inf, n: int = 12, watcher: Watcher | None = None, **options: Any) -> PrivateData:
+    budget = Budget(eps, 1e-5, "add_remove", "rdp")
+    return PrivateData(
+        *records(n), num_classes=10, ledger=Ledger(budget, n), key=Key.seeded("test"), observer=watcher, **options
+    )
+
+
+def fit(method: DPGAN, data: PrivateData, **context: Any) -> tuple[Generator, Seen]:
+    ctx = Seen(3, data=data, **context)
+    return method.fit(data, ctx), ctx
+
+
+def gradient_loop(D: nn.Module, x: Tensor, y: Tensor, real: bool, C: float) -> dict[str, Tensor]:
+    """Σ clip(∇ loss; C) in float64, one row at a time, loss written as in Algorithm 1, line 6."""
+    D = copy.deepcopy(D).double()
+    total = {name: torch.zeros_like(p) for name, p in D.named_parameters()}
+    for row, label in zip(x.double(), y, strict=True):
+        probability = torch.sigmoid(D(row[None], label[None])[0])
+        loss = -torch.log(probability if real else 1 - probability)
+        grads = torch.autograd.grad(loss, list(D.parameters()))
+        norm = math.sqrt(sum(float((g**2).sum()) for g in grads))
+        for name, g in zip(total, grads, strict=True):
+            total[name] += g * min(1.0, C / norm)
+    return total
+
+
+@pytest.mark.parametrize("backend", ["bookkeeping", "opacus"])
+@pytest.mark.parametrize("clip_fakes", [True, False])
+@pytest.mark.parametrize("C", [0.05, math.inf])
+def test_a_discriminator_step_is_algorithm_1(clip_fakes: bool, C: float, backend: Any) -> None:
+    """Lines 4-8 without noise, n = 12 and B = 4: q = 1/3, four fakes, denominator 8 whatever was drawn."""
+    watcher = Watcher()
+    noise_free = {} if math.isinf(C) else {"clip_norm": C, "sigma": 1e-20}
+    method = DPGAN(**{**TINY, **noise_free, "n_d": 5}, clip_fakes=clip_fakes, backend=backend)
+    torch.manual_seed(3)
+    G0 = GeneratorNet(*MNIST, width=2, latent_dim=3)
+    _, ctx = fit(method, private(watcher=watcher))
+
+    public = torch.Generator().manual_seed(3)
+    z = torch.randn(4, 3, generator=public)
+    y = torch.randint(10, (4,), generator=public)
+    ((drawn, D0, _),) = watcher.releases
+    assert 0 < len(drawn) < 12
+    assert len(drawn) != 4, "the realised batch must differ from B for the denominator to be tested"
+    images, labels = records()
+    real = gradient_loop(D0, images[drawn] / 255, labels[drawn], True, C)
+    fake = gradient_loop(D0, G0(z, y).detach(), y, False, C if clip_fakes else math.inf)
+
+    D = ctx.stateful["D"]
+    expected = {name: (real[name] + fake[name]) / 8 for name in real}
+    scale = max(float(g.abs().max()) for g in expected.values())
+    for name, parameter in D.named_parameters():
+        assert parameter.grad is not None
+        assert torch.allclose(parameter.grad.double(), expected[name], rtol=1e-4, atol=1e-5 * scale), name
+    adam = torch.optim.Adam(D0.parameters(), 2e-4, (0.5, 0.999))
+    for before, after in zip(D0.parameters(), D.parameters(), strict=True):
+        before.grad = after.grad
+    adam.step()
+    for before, after in zip(D0.parameters(), D.parameters(), strict=True):
+        assert torch.equal(before, after)
+
+
+def test_a_generator_step_is_algorithm_1() -> None:
+    """Lines 10-13, on fresh fakes, through the discriminator that the step before has just updated."""
+    method = DPGAN(**{**TINY, "batch_size": 5}, lr_g=1e-3)
+    torch.manual_seed(3)
+    G0 = GeneratorNet(*MNIST, width=2, latent_dim=3)
+    _, ctx = fit(method, private())
+    G, D = ctx.stateful["G"], ctx.stateful["D"]
+    q, b = 1 / 3, 4
+    assert (method.sampling_rate(12), method.fake_batch_size(12)) == (q, b)
+
+    public = torch.Generator().manual_seed(3)
+    for size in (b, 5, b):  # fakes of the 𝒟 step; B fakes for the accuracy; fakes of the 𝒢 step
+        z = torch.randn(size, 3, generator=public)
+        y = torch.randint(10, (size,), generator=public)
+        if size == 5:
+            accuracy = float((torch.sigmoid(D(G0(z, y), y)) < 0.5).float().mean())
+    loss = -torch.log(torch.sigmoid(D(G0(z, y), y))).mean()
+    grads = torch.autograd.grad(loss, list(G0.parameters()))
+    for parameter, grad in zip(G.parameters(), grads, strict=True):
+        assert torch.allclose(parameter.grad, grad, rtol=1e-4, atol=1e-7)
+    assert ctx.history[-1]["d_accuracy_on_fakes"] == pytest.approx(accuracy)
+    assert ctx.stateful["frequency"].ema == pytest.approx(accuracy)
+
+
+def test_learning_rates_are_apart() -> None:
+    """Adam's first step moves the coordinate with the largest gradient by the learning rate."""
+    torch.manual_seed(3)
+    G0, D0 = GeneratorNet(*MNIST, 2, 3), DiscriminatorNet(*MNIST, 4)
+    _, ctx = fit(DPGAN(**TINY, lr_d=1e-2, lr_g=3e-4), private())
+
+    def moved(before: nn.Module, after: nn.Module) -> float:
+        pairs = zip(after.state_dict().values(), before.state_dict().values(), strict=True)
+        return max(float((a - b).abs().max()) for a, b in pairs)
+
+    assert moved(D0, ctx.stateful["D"]) == pytest.approx(1e-2, rel=1e-2)
+    assert moved(G0, ctx.stateful["G"]) == pytest.approx(3e-4, rel=1e-2)
+
+
+def test_generator_steps_are_counted_and_the_average_is_logged_for_a_fixed_frequency() -> None:
+    _, ctx = fit(DPGAN(**{**TINY, "steps": 11, "n_d": 3}, beta=0.5), private())
+    rows = ctx.history
+    assert [row["step"] for row in rows] == [2, 5, 8]
+    average = None
+    for row in rows:
+        accuracy = row["d_accuracy_on_fakes"]
+        average = accuracy if average is None else 0.5 * average + 0.5 * accuracy
+        assert row["d_accuracy_ema"] == pytest.approx(average)
+        assert row["n_d"] == 3
+
+
+def test_an_adaptive_frequency_reaches_the_training_loop() -> None:
+    """β = 0: grace 2, threshold 1 is always met; 𝒢 steps fall after 𝒟 steps 1, 2 | 4, 6 | 11, 16 | 26."""
+    _, ctx = fit(DPGAN(**{**TINY, "steps": 30, "n_d": "adaptive"}, beta=0.0, threshold=1.0), private())
+    assert [row["step"] + 1 for row in ctx.history] == [1, 2, 4, 6, 11, 16, 26]
+
+
+# --- privacy ----------------------------------------------------------------------------------------------------
+
+
+def planned(method: DPGAN, data: PrivateData) -> Mechanism:
+    """The mechanism that a fit asks for; training itself is cut to one step."""
+    fit(method, data, scale=Scale("test", 1))
+    (mechanism,) = data.mechanisms.values()
+    return mechanism
+
+
+def test_t_is_as_large_as_the_budget_allows() -> None:
+    """Section 4.1: σ = 1, B = 128, n = 60,000 allow 450K steps at (10, 1e-5) by RDP (9.963 at exactly 450,000)."""
+    data = private(10.0, public_n=60_000)
+    mechanism = planned(DPGAN(**{**TINY, "batch_size": 128, "sigma": 1.0, "steps": None}), data)
+    assert 450_000 <= mechanism.times < 456_000
+    assert mechanism.std == 1.0
+    assert mechanism.sample.rate == 1 / 469
+
+
+def test_noise_is_sigma_times_c_and_public_rows_are_fixed() -> None:
+    mechanism = planned(DPGAN(**{**TINY, "sigma": 2.5}, clip_norm=0.3), private())
+    assert mechanism.std == pytest.approx(0.75, rel=1e-12)
+    assert mechanism.bound.C == 0.3
+    assert mechanism.bound.public_rows == 4  # type: ignore[attr-defined]
+
+
+def test_sigma_is_calibrated_from_steps() -> None:
+    data = private(10.0)
+    mechanism = planned(DPGAN(**TINY), data)
+    spent = epsilon(data._ledger.events, 1e-5, "add_remove", "rdp")
+    assert mechanism.std > 0
+    assert 9.9 < spent <= 10.0
+
+
+def test_an_infinite_budget_without_sigma_is_the_non_private_gan() -> None:
+    mechanism = planned(DPGAN(**TINY), private())
+    assert math.isinf(mechanism.bound.C)
+    assert mechanism.std == 0.0
+
+
+def test_an_infinite_budget_needs_steps() -> None:
+    with pytest.raises(ValueError, match="no limit on T"):
+        fit(DPGAN(sigma=1.0), private())
+
+
+def test_over_budget_is_refused() -> None:
+    with pytest.raises(BudgetExceeded):
+        fit(DPGAN(**{**TINY, "sigma": 0.5, "steps": 1000}), private(1.0))
+
+
+def test_a_ratio_above_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs B <= n"):
+        fit(DPGAN(**{**TINY, "batch_size": 13}, rate="ratio"), private())
+
+
+def test_empty_draws_are_ordinary() -> None:
+    watcher = Watcher()
+    generator, _ = fit(DPGAN(**{**TINY, "batch_size": 1, "steps": 12, "sigma": 1.0}), private(n=4, watcher=watcher))
+    sizes = [len(drawn) for drawn, _, _ in watcher.releases]
+    assert 0 in sizes
+    assert all(torch.isfinite(p).all() for p in generator.state().values())
+
+
+def test_the_clipped_sum_obeys_its_bound() -> None:
+    """Records and fakes together: |exact| <= C (|S| + b)."""
+    watcher = Watcher()
+    fit(DPGAN(**{**TINY, "steps": 4, "sigma": 1.0}, clip_norm=1e-3), private(watcher=watcher))
+    for drawn, _, exact in watcher.releases:
+        norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in exact.values()))
+        assert norm <= 1e-3 * (len(drawn) + 4) * (1 + 1e-6)
+
+
+# --- resuming and restarting ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_d", [3, "adaptive"])
+@pytest.mark.parametrize("stop", [1, 4])
+def test_a_resumed_fit_ends_where_an_undisturbed_one_does(tmp_path: Path, stop: int, n_d: Any) -> None:
+    method = DPGAN(**{**TINY, "steps": 7, "n_d": n_d, "sigma": 1.0}, beta=0.0, threshold=1.0)
+    whole, undisturbed = fit(method, private())
+    asked = iter(range(1, 100))
+    with pytest.raises(Preempted):
+        fit(method, private(), folder=tmp_path, should_stop=lambda: 15 if next(asked) == stop else None)
+    resumed, ctx = fit(method, private(), folder=tmp_path)
+    for name, weights in whole.state().items():
+        assert torch.equal(weights, resumed.state()[name]), name
+    assert ctx.stateful["frequency"].state_dict() == undisturbed.stateful["frequency"].state_dict()
+
+
+def test_restart_takes_states_but_not_the_old_settings(tmp_path: Path) -> None:
+    """Section 5: a new run from a non-private checkpoint, with noise, another n_𝒟 and other learning rates."""
+    _, parent = fit(DPGAN(**{**TINY, "steps": 4, "n_d": 2}), private(), folder=tmp_path)
+    watcher = Watcher()
+    child = DPGAN(**{**TINY, "sigma": 1.0, "n_d": 5}, lr_d=1e-3, lr_g=2e-3, betas=(0.4, 0.9))
+    _, ctx = fit(child, private(watcher=watcher), parent=tmp_path / "checkpoints" / "last.pt")
+    ((_, D0, _),) = watcher.releases
+    for name, weights in parent.stateful["D"].state_dict().items():
+        assert torch.equal(weights, D0.state_dict()[name])
+    for name, weights in parent.stateful["G"].state_dict().items():
+        assert torch.equal(weights, ctx.stateful["G"].state_dict()[name])
+    for key, lr, steps in (("opt_d", 1e-3, 5), ("opt_g", 2e-3, 2)):
+        state = ctx.stateful[key].state_dict()
+        assert state["param_groups"][0]["lr"] == lr
+        assert state["param_groups"][0]["betas"] == (0.4, 0.9)
+        assert int(state["state"][0]["step"]) == steps  # Adam's moments were taken over
+    frequency = ctx.stateful["frequency"]
+    assert (frequency.n_d, frequency.d_steps, frequency.ema) == (5, 1, None)
+
+
+def test_a_saved_generator_samples_the_same(tmp_path: Path) -> None:
+    generator, _ = fit(DPGAN(**TINY), private())
+    generator.save(tmp_path)
+    labels = torch.arange(7) % 10
+    images = generator.sample(labels, 1)
+    assert images.shape == (7, 1, 28, 28)
+    assert images.dtype == torch.uint8
+    assert torch.equal(Generator.load(tmp_path).sample(labels, 1), images)
+
+
+# --- presets ----------------------------------------------------------------------------------------------------
+
+PUBLISHED = {  # name: dataset, records, epsilon by RDP, B, σ, T, n_𝒟, threshold
+    "gan": ("mnist", 60_000, math.inf, 128, None, 45_000, 1, 0.6),
+    "eps10": ("mnist", 60_000, 9.963, 128, 1.0, 450_000, 50, 0.6),
+    "eps10_fashion": ("fashion_mnist", 60_000, 9.963, 128, 1.0, 450_000, 100, 0.6),
+    "eps1": ("mnist", 60_000, 0.9935, 128, 5.0, 325_000, 200, 0.6),
+    "large_batch_eps10": ("mnist", 60_000, 9.946, 2048, 5.6, 98_000, 20, 0.6),
+    "large_batch_eps1": ("mnist", 60_000, 0.9960, 512, 14.0, 165_000, 50, 0.6),
+    "adaptive_eps10": ("mnist", 60_000, 9.995, 512, 2.0, 174_000, "adaptive", 0.6),
+    "adaptive_eps1": ("mnist", 60_000, 0.9960, 512, 14.0, 165_000, "adaptive", 0.7),
+    "celeba_eps10": ("celeba_gender_trainval", 182_637, 9.984, 2048, 4.0, 385_000, "adaptive", 0.6),
+}
+
+
+def test_every_preset_is_checked() -> None:
+    folder = Path(__file__).resolve().parent.parent / "conf" / "experiment" / "dpgan"
+    assert {path.stem for path in folder.glob("*.yaml")} == PUBLISHED.keys()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_presets_are_the_published_settings_and_fit_their_budget(name: str) -> None:
+    dataset, n, spent, B, sigma, T, n_d, threshold = PUBLISHED[name]
+    spec = specify(compose_config([f"experiment=dpgan/{name}"]))
+    method = spec.method()
+    assert isinstance(method, DPGAN)
+    assert spec.config.dataset.name == dataset
+    assert spec.config.protocol.name == "dpgan_revisited"
+    got = (method.batch_size, method.sigma, method.steps, method.n_d, method.threshold)
+    assert got == (B, sigma, T, n_d, threshold)
+    assert (method.clip_norm, method.lr_d, method.lr_g, method.betas) == (1.0, 2e-4, 2e-4, (0.5, 0.999))
+    assert (method.d_d, method.d_g, method.latent_dim, method.rate) == (128, 128, 128, "loader")
+
+    budget, q = spec.budget(), method.sampling_rate(n)
+    event = Event(Poisson(q), Sensitivity(1.0, 2.0), 0.0 if sigma is None else sigma, T)
+    claimed = method.epsilon_claimed([event], budget.delta)
+    assert claimed == pytest.approx(spent, rel=2e-3)
+    assert claimed <= budget.epsilon
+
+
+def test_default_and_check_configs_build() -> None:
+    config = compose_config(["method=dpgan"])
+    assert build_method(config) == DPGAN()
+    config.method.update(config.method.check)
+    tiny = build_method(config)
+    assert (tiny.batch_size, tiny.d_d, tiny.sigma, tiny.steps) == (8, 8, None, 6)  # type: ignore[attr-defined]

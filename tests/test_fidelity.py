@@ -1,0 +1,275 @@
+"""The Fréchet distance against closed forms and pytorch-fid; Inception features; the cache of real features."""
+
+from __future__ import annotations
+
+import socket
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pytorch_fid.fid_score import calculate_frechet_distance, get_activations
+from pytorch_fid.inception import InceptionV3
+
+from dpgen_bench.data.datasets import Digits
+from dpgen_bench.data.records import Records
+from dpgen_bench.evaluate.features import InceptionFeatures, cached_features, weights_path
+from dpgen_bench.evaluate.fidelity import Fid, frechet_distance, mean_and_covariance
+from dpgen_bench.evaluate.metric import EvalContext, NotMeasured, evaluate
+
+
+def gaussian(d: int, rank: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """A mean [d] and a covariance [d, d] of the given rank."""
+    rng = np.random.default_rng(seed)
+    factor = rng.standard_normal((d, rank))
+    return rng.standard_normal(d), factor @ factor.T / rank
+
+
+def pytorch_fids(*moments: np.ndarray) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scipy's deprecation of what pytorch-fid calls
+        return float(calculate_frechet_distance(*moments))
+
+
+# Moments
+
+
+@pytest.mark.parametrize("n", [2, 50, 5000])
+def test_moments_are_numpys(n):
+    features = (np.random.default_rng(n).standard_normal((n, 20)) * 3 + 5).astype(np.float32)
+    mean, covariance = mean_and_covariance(features)
+    assert mean.dtype == covariance.dtype == np.float64
+    np.testing.assert_allclose(mean, features.astype(np.float64).mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(covariance, np.cov(features.astype(np.float64), rowvar=False), rtol=1e-9, atol=1e-12)
+
+
+def test_moments_refuse_one_image_and_broken_features():
+    with pytest.raises(ValueError, match="at least 2 images for a covariance, got 1"):
+        mean_and_covariance(np.zeros((1, 4)))
+    with pytest.raises(ValueError, match="finite"):
+        mean_and_covariance(np.full((3, 4), np.nan))
+
+
+# The distance
+
+
+def test_closed_form_for_diagonal_covariances():
+    """With C = diag(s²) on both sides the distance is |m1 - m2|² + |s1 - s2|²."""
+    mean1, mean2 = np.array([1.0, 0.0, 2.0]), np.array([0.0, 2.0, 2.0])
+    std1, std2 = np.array([1.0, 2.0, 0.5]), np.array([3.0, 2.0, 0.25])
+    distance = frechet_distance(mean1, np.diag(std1**2), mean2, np.diag(std2**2))
+    assert distance == pytest.approx(5.0 + 4.0 + 0.0625, rel=1e-12)
+
+
+def test_closed_form_in_two_dimensions_with_covariances_that_do_not_commute():
+    """For 2x2 matrices tr √M = √(tr M + 2 √det M)."""
+    cov1, cov2 = np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([[1.0, -0.5], [-0.5, 4.0]])
+    product = cov1 @ cov2
+    root = np.sqrt(np.trace(product) + 2 * np.sqrt(np.linalg.det(product)))
+    expected = np.trace(cov1) + np.trace(cov2) - 2 * root
+    assert frechet_distance(np.zeros(2), cov1, np.zeros(2), cov2) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("rank", [40, 10, 1])
+def test_zero_for_equal_gaussians(rank):
+    mean, covariance = gaussian(40, rank, seed=0)
+    assert 0.0 <= frechet_distance(mean, covariance, mean, covariance) < 1e-9 * np.trace(covariance)
+
+
+@pytest.mark.parametrize(("rank1", "rank2"), [(30, 30), (30, 5), (5, 30), (5, 7)])
+def test_symmetric_and_invariant_to_rotations(rank1, rank2):
+    one, two = gaussian(30, rank1, seed=1), gaussian(30, rank2, seed=2)
+    rotation, _ = np.linalg.qr(np.random.default_rng(3).standard_normal((30, 30)))
+    turned = [(rotation @ mean, rotation @ cov @ rotation.T) for mean, cov in (one, two)]
+    distance = frechet_distance(*one, *two)
+    assert frechet_distance(*two, *one) == pytest.approx(distance, rel=1e-9)
+    assert frechet_distance(*turned[0], *turned[1]) == pytest.approx(distance, rel=1e-9)
+
+
+@pytest.mark.parametrize("d", [3, 64, 200])
+def test_equal_to_pytorch_fid(d):
+    one, two = gaussian(d, 2 * d, seed=4), gaussian(d, 2 * d, seed=5)
+    assert frechet_distance(*one, *two) == pytest.approx(pytorch_fids(*one, *two), rel=1e-9)
+
+
+@pytest.mark.parametrize(("n1", "n2"), [(30, 1000), (1000, 30), (30, 50)])
+def test_fewer_images_than_features(n1, n2):
+    """Against tr √(C1 C2) as the sum of singular values of A1ᵀ A2, C = A Aᵀ; and pytorch-fid, as far as its own root of
+    a singular matrix goes."""
+    rng = np.random.default_rng(6)
+    sets = [(rng.standard_normal((n, 100)) @ rng.standard_normal((100, 100))) for n in (n1, n2)]
+    moments = [mean_and_covariance(features) for features in sets]
+    factors = [(features - features.mean(axis=0)).T / np.sqrt(len(features) - 1) for features in sets]
+    root = np.linalg.svd(factors[0].T @ factors[1], compute_uv=False).sum()
+    gap = moments[0][0] - moments[1][0]
+    expected = gap @ gap + np.trace(moments[0][1]) + np.trace(moments[1][1]) - 2 * root
+    distance = frechet_distance(*moments[0], *moments[1])
+    assert distance == pytest.approx(expected, rel=1e-9)
+    assert distance == pytest.approx(pytorch_fids(*moments[0], *moments[1]), rel=1e-5)
+
+
+def test_a_constant_set_has_a_distance():
+    """C1 = 0: the distance is |m1 - m2|² + tr(C2)."""
+    mean, covariance = gaussian(10, 10, seed=7)
+    assert frechet_distance(np.zeros(10), np.zeros((10, 10)), mean, covariance) == pytest.approx(
+        mean @ mean + np.trace(covariance), rel=1e-12
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [3000, 500])
+def test_equal_to_pytorch_fid_at_full_size(n):
+    rng = np.random.default_rng(8)
+    sets = [rng.gamma(0.5, 0.6, (n, 2048)) * scale for scale in (1.0, 1.2)]
+    moments = [moment for features in sets for moment in mean_and_covariance(features)]
+    assert frechet_distance(*moments) == pytest.approx(pytorch_fids(*moments), rel=1e-6)
+
+
+# Features
+
+
+class FakeExtractor:
+    """Mean and maximum of an image, counting its calls."""
+
+    dim = 2
+
+    def __init__(self, version: str = "fake 1") -> None:
+        self.version, self.calls = version, 0
+
+    def __call__(self, images: torch.Tensor, batch_size: int) -> np.ndarray:
+        self.calls += 1
+        rows = images.flatten(1).float()
+        return torch.stack([rows.mean(1), rows.amax(1)], dim=1).numpy()
+
+
+def noise_records(n: int, seed: int, channels: int = 1) -> Records:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (n, channels, 28, 28), generator=generator, dtype=torch.uint8)
+    return Records(images, torch.arange(n) % 2)
+
+
+def test_features_are_cached_by_content_and_version(tmp_path):
+    extractor = FakeExtractor()
+    first = cached_features(noise_records(5, 0), extractor, tmp_path)
+    assert np.array_equal(cached_features(noise_records(5, 0), extractor, tmp_path), first)
+    assert extractor.calls == 1
+    cached_features(noise_records(5, 1), extractor, tmp_path)
+    assert extractor.calls == 2
+    other = FakeExtractor("fake 2")
+    cached_features(noise_records(5, 0), other, tmp_path)
+    assert other.calls == 1
+    assert len(list((tmp_path / "features").iterdir())) == 3  # and no temporary file
+
+
+@pytest.mark.parametrize("harm", ["truncate", "flip", "empty", "swap"])
+def test_a_corrupt_cache_is_noticed_and_mended(tmp_path, harm):
+    extractor, records = FakeExtractor(), noise_records(5, 0)
+    good = cached_features(records, extractor, tmp_path)
+    (path,) = (tmp_path / "features").iterdir()
+    content = path.read_bytes()
+    if harm == "truncate":
+        path.write_bytes(content[: len(content) // 2])
+    elif harm == "flip":
+        position = content.index(good.tobytes())
+        path.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+    elif harm == "empty":
+        path.write_bytes(b"")
+    else:
+        cached_features(noise_records(5, 1), extractor, tmp_path)
+        (other,) = set((tmp_path / "features").iterdir()) - {path}
+        other.replace(path)
+    with pytest.warns(UserWarning, match="computed anew"):
+        mended = cached_features(records, extractor, tmp_path)
+    assert np.array_equal(mended, good)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.array_equal(cached_features(records, extractor, tmp_path), good)
+
+
+def test_an_interrupted_computation_leaves_no_cache(tmp_path):
+    class Stopped(FakeExtractor):
+        def __call__(self, images, batch_size):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cached_features(noise_records(5, 0), Stopped(), tmp_path)
+    assert not list(tmp_path.rglob("*.npz"))
+
+
+def test_without_weights_fid_is_not_measured_and_no_network_is_opened(tmp_path, monkeypatch):
+    def no_network(*args, **kwargs):
+        raise AssertionError("a run opened a network connection")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "hub_home"))
+    monkeypatch.setattr(socket.socket, "connect", no_network)
+    ctx = EvalContext(seed=0, device="cpu", num_classes=2, cache=tmp_path)
+    result = evaluate(Fid(), noise_records(4, 0), noise_records(4, 1), ctx)
+    assert result.status == "not measured"
+    expected = tmp_path / "hub_home" / "hub" / "checkpoints" / "pt_inception-2015-12-05-6726825d.pth"
+    assert f"weights missing at {expected}" in result.reason
+    assert "python -c" in result.reason
+
+
+def test_broken_weights_fail_with_their_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    weights_path().parent.mkdir(parents=True)
+    weights_path().write_bytes(b"no weights")
+    ctx = EvalContext(seed=0, device="cpu", num_classes=2, cache=tmp_path)
+    result = evaluate(Fid(), noise_records(4, 0), noise_records(4, 1), ctx)
+    assert result.status == "failed"
+    assert str(weights_path()) in result.reason
+
+
+def test_fid_knows_the_test_reference_alone():
+    with pytest.raises(ValueError, match="test records alone"):
+        Fid(reference="train")
+
+
+@pytest.fixture(scope="module")
+def inception() -> InceptionFeatures:
+    try:
+        return InceptionFeatures()
+    except NotMeasured as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_features_are_pytorch_fids(inception, tmp_path, channels):
+    """The same images through pytorch-fid's own path, from PNG files."""
+    records = noise_records(3, 0, channels) if channels == 3 else Digits().load("test")
+    images = records.images[:3]
+    files = [tmp_path / f"{i}.png" for i in range(3)]
+    for file, image in zip(files, images, strict=True):
+        pixels = image.permute(1, 2, 0).numpy()
+        Image.fromarray(pixels.squeeze(-1) if channels == 1 else pixels).save(file)
+    reference = get_activations([str(file) for file in files], InceptionV3([3]), 3, num_workers=0)
+    features = inception(images, batch_size=2)
+    assert features.shape == (3, 2048)
+    np.testing.assert_allclose(features, reference, rtol=1e-3, atol=1e-4)
+    assert inception(images[1:2])[0] == pytest.approx(features[1], rel=1e-3, abs=1e-4)
+
+
+def test_missing_weights_are_an_error_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with pytest.raises(NotMeasured, match="weights missing"):
+        InceptionFeatures()
+
+
+def test_fid_of_a_few_images(inception, tmp_path):
+    """Against the distance from the features themselves: tr √(C1 C2) is the sum of singular values of A1ᵀ A2, C = A Aᵀ."""
+    digits = Digits().load("test")
+    real, made = Records(digits.images[:4], digits.labels[:4]), noise_records(3, 0)
+    ctx = EvalContext(seed=0, device="cpu", num_classes=10, cache=tmp_path)
+    values = Fid()(made, real, ctx)
+    features = [inception(records.images).astype(np.float64) for records in (made, real)]
+    centred = [(rows - rows.mean(axis=0)) / np.sqrt(len(rows) - 1) for rows in features]
+    gap = features[0].mean(axis=0) - features[1].mean(axis=0)
+    root = np.linalg.svd(centred[0] @ centred[1].T, compute_uv=False).sum()
+    expected = gap @ gap + (centred[0] ** 2).sum() + (centred[1] ** 2).sum() - 2 * root
+    assert values["fid"] == pytest.approx(expected, rel=1e-4)
+    assert (values["fid_num_samples"], values["fid_num_reference"]) == (3.0, 4.0)
+    (kept,) = (tmp_path / "features").iterdir()
+    with np.load(kept) as file:
+        np.testing.assert_allclose(file["features"], features[1], rtol=1e-3, atol=1e-4)

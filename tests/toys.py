@@ -1,0 +1,178 @@
+"""Small methods that keep or break the rules; the conformance tests tell them apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dpgen_bench.data.private import PrivateData
+from dpgen_bench.generator import NetGenerator
+from dpgen_bench.method import Context
+from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient
+from dpgen_bench.privacy.sampling import Poisson
+
+
+class Painter(nn.Module):
+    """A mean image per class and a touch of latent noise."""
+
+    def __init__(self, num_classes: int, image_shape: list[int]) -> None:
+        super().__init__()
+        self.image_shape = tuple(image_shape)
+        self.means = nn.Parameter(torch.full((num_classes, *self.image_shape), 0.5))
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        return self.means[y] + 0.1 * z.mean(dim=1)[:, None, None, None]
+
+
+def release_painter(net: Painter, data: PrivateData) -> NetGenerator:
+    config = {"_target_": "tests.toys.Painter", "num_classes": data.num_classes, "image_shape": list(data.image_shape)}
+    return NetGenerator(net, config, 4, data.num_classes, data.image_shape)
+
+
+@dataclass
+class MeanImage:
+    """Honest: each step releases a clipped sum of images and moves all class means towards it."""
+
+    steps: int = 6
+    rate: float = 1 / 3
+    C: float = 5.0
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        return images
+
+    def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
+        pass
+
+    def prepare(self, mechanism: object) -> None:
+        pass
+
+    def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
+        net = Painter(data.num_classes, list(data.image_shape)).to(ctx.device)
+        release = data.mechanism(
+            "sum",
+            sample=Poisson(self.rate),
+            bound=PerRecord(C=self.C, shape=data.image_shape),
+            times=ctx.limit(self.steps),
+        )
+        self.prepare(release)
+        for _ in ctx.steps(release.times, net=net):
+            total = release(self.row)
+            with torch.no_grad():
+                net.means.lerp_(total / (self.rate * data.n), 0.5)
+            ctx.log(mean=float(net.means.detach().mean()))
+        self.after(data, ctx, net)
+        return release_painter(net, data)
+
+
+class MeanSmuggledOut(MeanImage):
+    """Cheat: the function keeps the mean of what it saw and the generator gets it without noise."""
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        self.seen = images.mean(dim=0)
+        return images
+
+    def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
+        with torch.no_grad():
+            net.means.copy_(self.seen.nan_to_num().expand_as(net.means))
+
+
+class PrivateLog(MeanImage):
+    """Cheat: something computed from records is logged."""
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        self.seen = float(images.sum())
+        return images
+
+    def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
+        ctx.log(seen=self.seen)
+
+
+class CoupledRows(MeanImage):
+    """Cheat: rows are normalised over the batch, so one record moves the rows of all others."""
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        return (images - images.mean(dim=0)) / (1e-3 + images.std(dim=0, correction=0)) if len(images) else images
+
+
+class StaleDraw(MeanImage):
+    """Cheat: the first draw is kept and used for every later release."""
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        if not hasattr(self, "kept"):
+            self.kept = images
+        return self.kept.mean(dim=0).expand_as(images)
+
+
+class QuietNoise(MeanImage):
+    """Cheat: the noise is turned down after the allowance was approved."""
+
+    def prepare(self, mechanism: object) -> None:
+        mechanism.std *= 0.5  # type: ignore[attr-defined]
+
+
+class MoreReleases(MeanImage):
+    """Cheat: the allowance is raised after it was approved."""
+
+    def prepare(self, mechanism: object) -> None:
+        mechanism.times += 1  # type: ignore[attr-defined]
+
+
+class CountsRecords(MeanImage):
+    """Cheat: the number of releases depends on the data."""
+
+    def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
+        net = Painter(data.num_classes, list(data.image_shape))
+        release = data.mechanism(
+            "sum", sample=Poisson(self.rate), bound=PerRecord(C=self.C, shape=data.image_shape), times=self.steps
+        )
+        seen: list[float] = [0.0]
+
+        def fn(images: Tensor, labels: Tensor) -> Tensor:
+            seen[0] += float(images.nan_to_num().clamp(-2, 2).sum())
+            return images
+
+        for t in range(self.steps):
+            release(fn)
+            if t >= 2 and int(seen[0] * 1e3) % 2:
+                break
+        return release_painter(net, data)
+
+
+class RandomnessLeak(MeanImage):
+    """Cheat: records decide how often the public generator is used, and the generator tells."""
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        for _ in range(1 + int(images.nan_to_num().clamp(-2, 2).sum().abs() * 10) % 7):
+            torch.rand(1)
+        return images
+
+    def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
+        with torch.no_grad():
+            net.means.add_(torch.rand(()) * 0.1)
+
+
+@dataclass
+class GradientMethod:
+    """Honest: DP-SGD on a linear classifier whose weights become the class images."""
+
+    steps: int = 4
+    rate: float = 1 / 3
+
+    def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
+        c, h, w = data.image_shape
+        model = nn.Linear(c * h * w, data.num_classes)
+        net = Painter(data.num_classes, list(data.image_shape))
+        release = data.mechanism(
+            "gradient", sample=Poisson(self.rate), bound=PerRecordGradient(C=1.0, module=model), times=self.steps
+        )
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in ctx.steps(self.steps, model=model, sgd=sgd):
+            noisy = release(lambda x, y: nn.functional.cross_entropy(model(x.flatten(1)), y, reduction="none"))
+            for name, parameter in model.named_parameters():
+                parameter.grad = noisy[name] / (self.rate * data.n)
+            sgd.step()
+        with torch.no_grad():
+            net.means.copy_(model.weight.reshape(-1, c, h, w))
+        return release_painter(net, data)
