@@ -100,6 +100,24 @@ def plan(overrides: list[str]) -> tuple[list[Event], Budget]:
     return ledger.events, spec.budget()
 
 
+def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
+    """Measure the generator of a finished run again, by the protocol (and on the device) in `overrides`.
+
+    Raises:
+        LookupError: no such run. ValueError: it has no generator yet.
+    """
+    folder = Store(results).find(run)
+    if not folder.trained:
+        raise ValueError(f"run {folder.id} has no generator yet ({folder.status()}); finish it with `dpgen run`.")
+    chosen = compose_config(overrides)
+    config = folder.config
+    config.protocol, config.runtime, config.data_root = chosen.protocol, chosen.runtime, chosen.data_root
+    with folder.locked():
+        (folder.path / "metrics" / f"{config.protocol.name}.json").unlink(missing_ok=True)
+        measure(RunSpec(config, folder.read_json("identity.json")), folder, choose_device(config.runtime.device))
+    return folder
+
+
 class _PlanMade(Exception):
     pass
 

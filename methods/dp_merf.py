@@ -36,22 +36,12 @@ class CodeGenerator(nn.Module):
             raise ValueError(f"expected a height and width that are multiples of 4, got {h}x{w}.")
         self.num_classes, self.grid = num_classes, (16, h // 4, w // 4)
         pixels = 16 * (h // 4) * (w // 4)
-        self.code = nn.Sequential(
-            nn.Linear(latent_dim + num_classes, hidden),
-            nn.BatchNorm1d(hidden),
-            nn.ReLU(),
-            nn.Linear(hidden, pixels),
-            nn.BatchNorm1d(pixels),
-            nn.ReLU(),
-        )
-        self.image = nn.Sequential(
-            nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False),
-            nn.Conv2d(16, 8, 5, padding=2),
-            nn.ReLU(),
-            nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False),
-            nn.Conv2d(8, c, 5, padding=2),
-            nn.Sigmoid(),
-        )
+        first = [nn.Linear(latent_dim + num_classes, hidden), nn.BatchNorm1d(hidden), nn.ReLU()]
+        second = [nn.Linear(hidden, pixels), nn.BatchNorm1d(pixels), nn.ReLU()]
+        self.code = nn.Sequential(*first, *second)
+        twice = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)
+        coarse, fine = nn.Conv2d(16, 8, 5, padding=2), nn.Conv2d(8, c, 5, padding=2)
+        self.image = nn.Sequential(twice, coarse, nn.ReLU(), twice, fine, nn.Sigmoid())
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         code = self.code(torch.cat([z, F.one_hot(y, self.num_classes).to(z.dtype)], dim=1))
@@ -123,5 +113,5 @@ class DPMERF:
             adam.step()
             decay.step()
             if t % 50 == 0:
-                ctx.log(loss=float(loss))
+                ctx.log(loss=float(loss.detach()))
         return NetGenerator(net, config, self.latent_dim, data.num_classes, (c, h, w))

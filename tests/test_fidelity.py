@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -258,7 +257,7 @@ def test_missing_weights_are_an_error_of_their_own(tmp_path, monkeypatch):
 
 
 def test_fid_of_a_few_images(inception, tmp_path):
-    """Against the distance from the features themselves: tr √(C1 C2) is the sum of singular values of A1ᵀ A2, C = A Aᵀ."""
+    """Against the distance from the features themselves, tr √(C1 C2) being the sum of singular values of A1ᵀ A2."""
     digits = Digits().load("test")
     real, made = Records(digits.images[:4], digits.labels[:4]), noise_records(3, 0)
     ctx = EvalContext(seed=0, device="cpu", num_classes=10, cache=tmp_path)

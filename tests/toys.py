@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dpgen_bench.data.private import PrivateData
+from dpgen_bench.data.records import Records
+from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient
@@ -176,3 +178,19 @@ class GradientMethod:
         with torch.no_grad():
             net.means.copy_(model.weight.reshape(-1, c, h, w))
         return release_painter(net, data)
+
+
+@dataclass
+class Brightness:
+    """A metric that costs nothing."""
+
+    def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
+        return {"brightness": float(samples.images.double().mean())}
+
+
+@dataclass
+class Broken:
+    """A method that fails before its first release."""
+
+    def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
+        raise RuntimeError("this method always fails")

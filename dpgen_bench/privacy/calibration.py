@@ -1,18 +1,19 @@
 """Noise from the number of releases, or the number of releases from the noise, by root-finding in an accountant.
 
 No repaired sigma is typed anywhere: a method states its sampling, bound and plan, and what the budget leaves decides
-the rest. Both searches start from opacus' RDP answer, which costs milliseconds, and move from there in the
-accountant that the budget names; whatever they return has been evaluated by it and found within the budget.
+the rest. Both searches start from opacus' RDP answer, which costs milliseconds, and end in the accountant that the
+budget names; whatever they return has been evaluated by it and found within the budget.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from scipy.optimize import brentq
 
-from dpgen_bench.privacy.accountants import ACCOUNTANTS, NotCovered, epsilon
+from dpgen_bench.privacy.accountants import ACCOUNTANTS, Accountant, NotCovered, Pld
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, Poisson
 
@@ -34,8 +35,21 @@ def round_up(value: float, digits: int = SIGNIFICANT_DIGITS) -> float:
     return rounded if rounded >= value else float(f"{mantissa + 1}e{exponent}")
 
 
+def _overdraft(accountant: Accountant, budget: Budget, events: Sequence[Event]) -> float:
+    """log(epsilon / budget), floored at log(1e-3): positive over budget, and smooth enough to interpolate."""
+    used = accountant.epsilon(events, budget.delta, budget.relation)
+    return math.log(max(used / budget.epsilon, 1e-3))
+
+
+def _ever_closer(budget: Budget) -> list[Accountant]:
+    """Accountants that lead the search to the budget's own: each far cheaper than the next, and close to it."""
+    own = ACCOUNTANTS[budget.accountant]
+    cheap = [ACCOUNTANTS["rdp"], Pld(interval=1e-3)]
+    return [own] if own is cheap[0] else [*cheap, own]
+
+
 def _require_room(budget: Budget, spent: Sequence[Event]) -> None:
-    used = epsilon(spent, budget.delta, budget.relation, budget.accountant)
+    used = ACCOUNTANTS[budget.accountant].epsilon(spent, budget.delta, budget.relation)
     if used >= budget.epsilon:
         raise BudgetExceeded(
             f"earlier mechanisms already spend epsilon={used:.4g} of {budget.epsilon:g} (delta={budget.delta:g}, "
@@ -71,47 +85,41 @@ def calibrate_std(
     _require_room(budget, spent)
     unit = getattr(sensitivity, budget.relation)
 
-    def excess(accountant: str, events: Sequence[Event], multiplier: float) -> float:
-        """log(epsilon / budget), floored: what a root-finder can interpolate."""
-        event = Event(sampling, sensitivity, multiplier * unit, times)
-        used = epsilon([*events, event], budget.delta, budget.relation, accountant)
-        return math.log(max(used / budget.epsilon, 1e-3))
+    def fits(accountant: Accountant, multiplier: float) -> float:
+        return _overdraft(accountant, budget, [*spent, Event(sampling, sensitivity, multiplier * unit, times)])
 
-    def solve(accountant: str, events: Sequence[Event], guess: float, factor: float) -> float:
-        """A multiplier within 1e-6 of the smallest one that fits."""
-
-        def function(log_multiplier: float) -> float:
-            return excess(accountant, events, math.exp(log_multiplier))
-
-        low = high = math.log(guess)
-        step = math.log(factor)
-        while function(high) > 0.0:
-            low, high = high, high + step
-            if high > math.log(LARGEST_MULTIPLIER):
-                raise BudgetExceeded(
-                    f"no noise brings the total within epsilon={budget.epsilon:g} (delta={budget.delta:g}, "
-                    f"{budget.relation}, {accountant}): earlier mechanisms have used it up."
-                )
-            step *= 2.0  # the guess was off: hurry
-        while low == high or function(low) <= 0.0:
-            low -= step
-            step *= 2.0
-            if low < -math.log(LARGEST_MULTIPLIER):
-                return math.exp(low)  # even next to no noise fits
-        return math.exp(brentq(function, low, high, xtol=1e-6, rtol=1e-12))
-
-    # RDP never reports less than the others by more than their discretisation, so its answer is a close bracket.
-    try:
-        guess = solve("rdp", spent, 1.0, 2.0)
-    except (NotCovered, BudgetExceeded):
-        guess = 1.0
-    std = unit * guess
-    if budget.accountant != "rdp":
-        std = unit * solve(budget.accountant, spent, guess, 1.1 if guess != 1.0 else 2.0)
-    std = round_up(std)
-    while excess(budget.accountant, spent, std / unit) > 0.0:
+    guess, step = 1.0, 2.0
+    for accountant in _ever_closer(budget):
+        try:
+            guess, step = _smallest(partial(fits, accountant), guess, step), 1.0 + (step - 1.0) / 10.0
+        except (NotCovered, BudgetExceeded):
+            if accountant is ACCOUNTANTS[budget.accountant]:
+                raise
+    std = round_up(unit * guess)
+    while fits(ACCOUNTANTS[budget.accountant], std / unit) > 0.0:
         std = round_up(std * (1.0 + 10.0**-SIGNIFICANT_DIGITS))
     return std
+
+
+def _smallest(excess: Callable[[float], float], guess: float, step: float) -> float:
+    """A multiplier within 1e-6 (relative) of the smallest one with excess <= 0, searched from `guess`."""
+
+    def function(logarithm: float) -> float:
+        return excess(math.exp(logarithm))
+
+    low = high = math.log(guess)
+    width, limit = math.log(step), math.log(LARGEST_MULTIPLIER)
+    while function(high) > 0.0:
+        low, high = high, high + width
+        width *= 2.0  # the guess was off: hurry
+        if high > limit:
+            raise BudgetExceeded("no amount of noise fits the budget: earlier mechanisms have used it up.")
+    while low == high or function(low) <= 0.0:
+        low, high = low - width, low
+        width *= 2.0
+        if low < -limit:
+            raise ValueError("next to no noise already fits the budget: state the noise (std).")
+    return math.exp(brentq(function, low, high, xtol=1e-6, rtol=1e-12))
 
 
 def calibrate_times(
@@ -127,57 +135,59 @@ def calibrate_times(
     if math.isinf(budget.epsilon):
         raise ValueError("an infinite budget allows any number of releases: state the number (times).")
 
-    def fits(accountant: str) -> Callable[[int], float]:
-        def excess(times: int) -> float:
-            events = [*spent, Event(sampling, sensitivity, std, times)]
-            used = epsilon(events, budget.delta, budget.relation, accountant)
-            return math.log(max(used / budget.epsilon, 1e-3)) if used else -math.log(1e3)
+    def excess(accountant: Accountant, times: int) -> float:
+        return _overdraft(accountant, budget, [*spent, Event(sampling, sensitivity, std, times)])
 
-        return excess
-
-    exact = fits(budget.accountant)
-    if exact(1) > 0.0:
+    if excess(ACCOUNTANTS[budget.accountant], 1) > 0.0:
         raise BudgetExceeded(
             f"not even one release of noise std {std:g} at sensitivity {getattr(sensitivity, budget.relation):g} fits "
             f"epsilon={budget.epsilon:g} (delta={budget.delta:g}, {budget.relation}, {budget.accountant}) after what "
             "is already planned: use more noise, a smaller clipping norm or a larger budget."
         )
-    try:
-        guess = _largest(fits("rdp"), 1)
-    except (NotCovered, ValueError):
-        guess = 1
-    return guess if budget.accountant == "rdp" and guess > 1 else _largest(exact, guess)
+    guess, step = 1, 4.0
+    for accountant in _ever_closer(budget):
+        try:
+            # The last of PRV's releases are far below its own interval of 0.5%, and each costs it seconds.
+            slack = 1e-4 if accountant.name == "prv" else 0.0
+            guess, step = _largest(partial(excess, accountant), guess, step, slack), 1.0 + (step - 1.0) / 10.0
+        except NotCovered:
+            if accountant is ACCOUNTANTS[budget.accountant]:
+                raise
+    return guess
 
 
-def _largest(excess: Callable[[int], float], guess: int) -> int:
-    """The largest times >= 1 with excess(times) <= 0; 1 if there is none. Illinois' regula falsi in log(times)."""
-    low, low_value = 1, -math.inf
-    high, high_value = guess, excess(guess)
-    factor = 1.25 if guess > 1 else 4.0
+def _largest(excess: Callable[[int], float], guess: int, step: float, slack: float) -> int:
+    """The largest times >= 1 with excess(times) <= 0 (within a factor 1 - slack), else 1.
+
+    Illinois' regula falsi in log(times), started at `guess` and widened by `step`.
+    """
+    low, high = 1, guess
+    low_value, high_value = -math.inf, excess(guess)
     while high_value <= 0.0:
         low, low_value = high, high_value
         if high >= MOST_RELEASES:
-            raise ValueError(f"more than {MOST_RELEASES} releases fit the budget: state the number (times).")
-        high = math.ceil(high * factor)
+            raise ValueError(f"more than {MOST_RELEASES} releases fit the budget: state their number (times).")
+        high = math.ceil(high * step)
         high_value = excess(high)
-        factor *= factor
-    if low == 1:
-        low_value = excess(1)
-    side = 0
-    while high - low > 1:
-        share = low_value / (low_value - high_value) if low_value < high_value else 0.5
+        step *= step
+    while math.isinf(low_value) and low < high:  # the guess was too high
+        below = max(1, math.floor(high / step))
+        value = excess(below)
+        if value <= 0.0 or below == 1:
+            low, low_value = below, value
+        else:
+            high, high_value = below, value
+        step *= step
+    halved = 0
+    while high - low > max(1.0, slack * low):
+        share = low_value / (low_value - high_value) if low_value < 0.0 < high_value else 0.5
         middle = math.floor(math.exp(math.log(low) + share * math.log(high / low)))
         middle = min(max(middle, low + 1), high - 1)
         value = excess(middle)
         if value <= 0.0:
             low, low_value = middle, value
-            high_value = high_value / 2.0 if side == -1 else high_value
-            side = -1
+            high_value, halved = (high_value / 2.0 if halved == 1 else high_value), 1
         else:
             high, high_value = middle, value
-            low_value = low_value / 2.0 if side == 1 else low_value
-            side = 1
+            low_value, halved = (low_value / 2.0 if halved == -1 else low_value), -1
     return low
-
-
-assert set(ACCOUNTANTS) == {"rdp", "prv", "pld"}  # what `Budget` accepts

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -82,12 +81,13 @@ def clipped_gradient_sum(
     step = max(1, microbatch or len(where))
 
     def losses_of(chunk: tuple[Tensor, ...]) -> Tensor:
-        return _checked_losses(loss_fn(*chunk), len(chunk[0]))
+        with torch.enable_grad():
+            return _checked_losses(loss_fn(*chunk), len(chunk[0]))
 
     for some in where.split(step) if len(where) else ():
         everyone = mask is None and len(some) == size
         chunk = rows if everyone else tuple(row[some.to(row.device)] for row in rows)
-        with torch.enable_grad(), _full_float32():
+        with torch.no_grad():
             if math.isinf(max_norm):
                 sums, own = _plain_sum(parameters, losses_of, chunk)
             else:
@@ -170,14 +170,3 @@ def _plain_sum(
         for part in (slice(0, b // 2), slice(b // 2, b))
     ]
     return {name: halves[0][0][name] + halves[1][0][name] for name in sums}, torch.cat([own for _, own in halves])
-
-
-@contextmanager
-def _full_float32():
-    """No TF32 on an accelerator: its 10-bit mantissa would break the rounding that the norms account for."""
-    cudnn, matmul = torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cudnn.conv.fp32_precision = torch.backends.cuda.matmul.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision = cudnn, matmul

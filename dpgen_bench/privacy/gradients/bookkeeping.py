@@ -3,13 +3,6 @@
 One forward records the input of every layer with trainable parameters; one backward asks autograd for the
 gradients in the layers' outputs alone, so the weight gradients of an ordinary step are not computed. Norms come
 from these two (layers.py), and one contraction with the clip factors gives Σ_i min(1, C/‖g_i‖) g_i.
-
-Rounding. The released sum must contain no record with a norm above C, so norms are rounded up by ROUND_UP. That
-covers: the float32 Gram matrices and the float32 contraction, whose errors are a few units of 2^-24 ≈ 6e-8 times
-the size of the summed terms S = Σ_t |a_t||d_t|; S is larger than the norm N where positions cancel, and a norm
-taken as the square root of a sum of size S² is off by up to (S/N)² times as much. Records with (S/N)² above
-MOST_CANCELLATION are therefore computed again, alone and in float64; so are those whose squares leave float32's
-comfortable range. Both are rare, and which path a record takes depends on that record only.
 """
 
 from __future__ import annotations
@@ -22,12 +15,17 @@ from torch import Tensor, nn
 from dpgen_bench.privacy.gradients.capture import Recorder, own_trainable, refuse_hidden_weights
 from dpgen_bench.privacy.gradients.convolution import Correlations
 from dpgen_bench.privacy.gradients.layers import LayerGradient, LookUps, OuterProducts
+from dpgen_bench.privacy.gradients.rounding import (
+    BASE,
+    LARGEST_SQUARE,
+    MOST_CONTRACTED,
+    MOST_IN_FLOAT32,
+    PER_TERM,
+    cancellation,
+    full_float32,
+)
 
-ROUND_UP = 4e-6
-MOST_CANCELLATION = 300.0
-_LARGEST_SQUARE = 1e24  # of a float32 gradient norm; beyond it, float64
-_NUMBERS_IN_FLOAT64 = 2**23  # formed at once for such records: 64 MiB
-
+_NUMBERS_IN_FLOAT64 = 2**23  # of per-record gradients formed at once: 64 MiB
 SUPPORTED = "Linear, Conv2d, ConvTranspose2d and Embedding"
 
 
@@ -111,28 +109,58 @@ def clipped_sum(
     recorder.refuse_use_outside_layers(losses, parameters)
     found, alive = _layer_gradients(recorder, losses)
 
-    squared = torch.zeros(len(losses), dtype=torch.float64, device=losses.device)
-    terms = torch.zeros_like(squared)
-    for gradient in found.values():
-        own, own_terms = gradient.squared_norms()
-        squared += own
-        terms += own_terms
-    safe = alive & (squared < _LARGEST_SQUARE) & (terms < _LARGEST_SQUARE) & (terms <= MOST_CANCELLATION * squared)
-    safe |= alive & (squared == 0) & (terms == 0)
-    norms = torch.where(safe, squared, torch.zeros_like(squared)).sqrt() * (1.0 + ROUND_UP)
-    factors = torch.where(safe, max_norm / norms.clamp_min(max_norm), torch.zeros_like(norms))
+    with full_float32():
+        return _clip_and_add(parameters, found, alive, max_norm, losses.dtype)
 
+
+def _clip_and_add(
+    parameters: dict[str, nn.Parameter],
+    found: dict[str, LayerGradient],
+    alive: Tensor,
+    max_norm: float,
+    dtype: torch.dtype,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Norms, clip factors and the contraction; rounding.py says why records take one of three ways."""
+    squared = torch.zeros(len(alive), dtype=torch.float64, device=alive.device)
+    terms = torch.zeros_like(squared)
+    measured = {name: gradient.squared_norms() for name, gradient in found.items()}
+    for own_squared, own_terms in measured.values():
+        squared += own_squared
+        terms += own_terms
+    kappa = cancellation(squared, terms)
+    margin = BASE + PER_TERM * kappa
+    ordinary = alive & (squared < LARGEST_SQUARE) & (terms < LARGEST_SQUARE)
+    closer = ordinary & (kappa > MOST_IN_FLOAT32)
+    if bool(closer.any()):
+        rows = torch.nonzero(closer).flatten()
+        squared[rows] = torch.stack(
+            [
+                # Where a float32 gradient was formed, that one is summed, so its norm is the one that counts.
+                measured[name][0][rows] if gradient.kept is not None else gradient.in_float64(rows).squared_norms()[0]
+                for name, gradient in found.items()
+            ]
+        ).sum(0)
+        kappa = cancellation(squared, terms)
+        margin[rows] = BASE + PER_TERM * kappa[rows].sqrt()
+    ordinary &= kappa <= MOST_CONTRACTED
+
+    norms = torch.where(ordinary, squared.sqrt() * (1.0 + margin), torch.zeros_like(squared))
+    factors = torch.where(ordinary, max_norm / norms.clamp_min(max_norm), torch.zeros_like(norms))
     sums = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-    again = torch.nonzero(alive & ~safe).flatten()
-    if len(again):
-        norms = norms.index_copy(0, again, _add_in_float64(sums, found, again, max_norm))
-    everyone = bool(safe.all())
+    rest = torch.nonzero(alive & ~ordinary).flatten()
+    if len(rest):
+        norms[rest] = _add_in_float64(sums, found, rest, max_norm)
+    everyone = bool(ordinary.all())
     for name, gradient in found.items():
         if not everyone:
-            gradient.keep_only(safe)
-        for own, total in gradient.weighted_sum(factors.to(losses.dtype)).items():
-            sums[f"{name}.{own}" if name else own] += total
-    return sums, norms.to(losses.dtype)
+            gradient.keep_only(ordinary)
+        for own_name, total in gradient.weighted_sum(factors.to(dtype)).items():
+            sums[_join(name, own_name)] += total
+    return sums, norms.to(dtype)
+
+
+def _join(layer: str, parameter: str) -> str:
+    return f"{layer}.{parameter}" if layer else parameter
 
 
 def _layer_gradients(recorder: Recorder, losses: Tensor) -> tuple[dict[str, LayerGradient], Tensor]:
@@ -158,9 +186,7 @@ def _layer_gradients(recorder: Recorder, losses: Tensor) -> tuple[dict[str, Laye
     return found, alive
 
 
-def _add_in_float64(
-    sums: dict[str, Tensor], found: dict[str, LayerGradient], rows: Tensor, max_norm: float
-) -> Tensor:
+def _add_in_float64(sums: dict[str, Tensor], found: dict[str, LayerGradient], rows: Tensor, max_norm: float) -> Tensor:
     """Add the clipped gradients of the records `rows` [r] to `sums`, formed in float64; returns their norms [r].
 
     A record whose gradient is not finite even so adds nothing and has norm 0.
@@ -169,14 +195,13 @@ def _add_in_float64(
     norms = []
     for some in rows.split(max(1, _NUMBERS_IN_FLOAT64 // numbers)):
         formed = {
-            f"{name}.{own}" if name else own: values.flatten(1)
+            _join(name, own): values.flatten(1)
             for name, gradient in found.items()
-            for own, values in gradient.per_record(some).items()
+            for own, values in gradient.in_float64(some).per_record().items()
         }
-        squared = sum(values.square().sum(1) for values in formed.values())
-        assert isinstance(squared, Tensor)
+        squared = torch.stack([values.square().sum(1) for values in formed.values()]).sum(0)
         finite = torch.isfinite(squared)
-        norm = torch.where(finite, squared, torch.zeros_like(squared)).sqrt() * (1.0 + ROUND_UP)
+        norm = torch.where(finite, squared, torch.zeros_like(squared)).sqrt() * (1.0 + BASE)
         factor = max_norm / norm.clamp_min(max_norm)
         for name, values in formed.items():
             total = factor @ torch.where(finite.unsqueeze(1), values, torch.zeros_like(values))

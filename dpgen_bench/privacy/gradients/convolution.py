@@ -6,7 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpgen_bench.privacy.gradients.layers import LayerGradient, _gram_inner, _pieces, _squares, blank, scale
+from dpgen_bench.privacy.gradients.layers import (
+    LayerGradient,
+    _gram_inner,
+    _pieces,
+    _single_outer,
+    _squares,
+    blank,
+    scale,
+)
+
+# Copying patches out costs about as much as multiplying them: Gram matrices are built from pixels unless that takes
+# this many times the multiply-adds.
+_PIXELS_OVER_PATCHES = 2.0
 
 
 class Correlations(LayerGradient):
@@ -25,7 +37,7 @@ class Correlations(LayerGradient):
         self.kernel, self.stride, self.dilation = layer.kernel_size, layer.stride, layer.dilation
         self.padding: tuple[int, int] = layer.padding if isinstance(layer.padding, tuple) else (0, 0)  # type: ignore[assignment]
         self.groups = layer.groups
-        self.bias_source = output_gradient
+        self.output_gradient = output_gradient
 
     @classmethod
     def of_convolution(cls, layer: nn.Conv2d, inputs: Tensor, gradients: Tensor) -> Correlations:
@@ -50,14 +62,18 @@ class Correlations(LayerGradient):
         b, o, th, tw = self.maps.shape
         c, h, w = self.image.shape[1:]
         t, pixels = th * tw, h * w
+        if t == 1:
+            patches = F.unfold(self.image, self.kernel, self.dilation, self.padding, self.stride)
+            of_groups = (b * self.groups, -1)
+            squared, terms = _single_outer(patches.view(of_groups), self.maps.reshape(of_groups))
+            return self._over_groups(squared), self._over_groups(terms)
         taps = self.kernel[0] * self.kernel[1]
         by_patches, by_pixels = t * t * c * taps, pixels * pixels * c + t * t * taps
         if self._keeps_gradients(b, min(by_patches, by_pixels) + t * t * o):
             self.kept = self._form(self.image, self.maps)
             squared = _squares(self.kept)
             return squared, torch.zeros_like(squared)
-        # Copying patches out costs about as much as multiplying them: pixels are preferred unless far more numerous.
-        pixelwise = by_pixels <= 2 * by_patches
+        pixelwise = by_pixels <= _PIXELS_OVER_PATCHES * by_patches
         numbers = t * t + (pixels * pixels if pixelwise else c * taps * t + t * t)
         parts = []
         for rows in _pieces(b, self.groups * numbers):
@@ -65,8 +81,11 @@ class Correlations(LayerGradient):
             maps = self.maps[rows].reshape(-1, o // self.groups, t)
             patches = self._gram_by_pixels(image, th, tw) if pixelwise else self._gram_by_patches(image)
             inner, terms = _gram_inner(patches, torch.bmm(maps.transpose(1, 2), maps))
-            parts.append((inner.view(-1, self.groups).sum(1), terms.view(-1, self.groups).sum(1)))
+            parts.append((self._over_groups(inner), self._over_groups(terms)))
         return torch.cat([inner for inner, _ in parts]), torch.cat([terms for _, terms in parts])
+
+    def _over_groups(self, values: Tensor) -> Tensor:
+        return values.view(-1, self.groups).sum(1)
 
     def _gram_by_patches(self, image: Tensor) -> Tensor:
         patches = F.unfold(image, self.kernel, self.dilation, self.padding, self.stride)
@@ -100,17 +119,16 @@ class Correlations(LayerGradient):
         return slice(first, last + 1), slice(step * first + offset, step * last + offset + 1, step)
 
     def _form(self, image: Tensor, maps: Tensor) -> Tensor:
-        """Per-record weight gradients [n, *weight.shape] of image [n, C, H, W] and maps [n, O, Th, Tw]."""
-        weight: Tensor = self.layer.weight  # type: ignore[assignment]
+        """Per-record weight gradients [n, *self.layer.weight.shape] of image [n, C, H, W] and maps [n, O, Th, Tw]."""
         n, c = image.shape[:2]
-        formed = image.new_empty(n, *weight.shape)
+        formed = image.new_empty(n, *self.layer.weight.shape)
         taps = self.kernel[0] * self.kernel[1]
         numbers = c * taps * maps.shape[2] * maps.shape[3]
         for rows in _pieces(n, numbers):
             patches = F.unfold(image[rows], self.kernel, self.dilation, self.padding, self.stride)
             patches = patches.reshape(-1, c // self.groups * taps, patches.shape[2])
             against = maps[rows].reshape(-1, maps.shape[1] // self.groups, patches.shape[2])
-            formed[rows] = torch.bmm(against, patches.transpose(1, 2)).view(-1, *weight.shape)
+            formed[rows] = torch.bmm(against, patches.transpose(1, 2)).view(-1, *self.layer.weight.shape)
         return formed
 
     def _blank(self, keep: Tensor) -> None:
@@ -132,10 +150,11 @@ class Correlations(LayerGradient):
             (False, True, False),
         )[1]
 
-    def per_record(self, rows: Tensor) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        if self.has_weight:
-            found["weight"] = self._form(self.image[rows].double(), self.maps[rows].double())
-        if self.bias is not None:
-            found["bias"] = self.bias_source[rows].double().sum((2, 3))
-        return found
+    def in_float64(self, rows: Tensor) -> Correlations:
+        return Correlations(
+            self.layer, self.image[rows].double(), self.maps[rows].double(), self.output_gradient[rows].double()
+        )
+
+    def per_record(self) -> dict[str, Tensor]:
+        found = {"weight": self._form(self.image, self.maps)} if self.has_weight else {}
+        return found if self.bias is None else {**found, "bias": self.bias}

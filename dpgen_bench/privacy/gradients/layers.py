@@ -15,10 +15,13 @@ optimization on large model at small cost", ICML 2023 (book-keeping).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from dpgen_bench.privacy.gradients.rounding import LARGEST_SQUARE
 
 # Forming and re-reading one number of a per-record gradient costs about this many multiply-adds (measured on
 # DPGAN's discriminator, one CPU thread). It decides between Gram matrices and per-record gradients.
@@ -35,8 +38,8 @@ class LayerGradient(ABC):
     """
 
     def __init__(self, layer: nn.Module, bias: Tensor | None) -> None:
-        self.layer = layer
-        self.has_weight: bool = layer.weight.requires_grad  # type: ignore[assignment, union-attr]
+        self.layer: Any = layer
+        self.has_weight = bool(self.layer.weight.requires_grad)
         self.bias = bias  # [b, out] or None
         self.kept: Tensor | None = None  # per-record weight gradients [b, *weight.shape], where they are cheaper
 
@@ -71,8 +74,12 @@ class LayerGradient(ABC):
         return sums
 
     @abstractmethod
-    def per_record(self, rows: Tensor) -> dict[str, Tensor]:
-        """The gradients themselves, [r, *shape] in float64, of the records `rows` int64 [r]."""
+    def in_float64(self, rows: Tensor) -> LayerGradient:
+        """The same for the records `rows` int64 [r] alone, in float64."""
+
+    @abstractmethod
+    def per_record(self) -> dict[str, Tensor]:
+        """The gradients themselves, [b, *shape]."""
 
     @abstractmethod
     def _weight_norms(self) -> tuple[Tensor, Tensor]: ...
@@ -85,7 +92,7 @@ class LayerGradient(ABC):
 
     def _keeps_gradients(self, b: int, gram_cost: int) -> bool:
         """Whether W_i is formed and kept rather than measured through `gram_cost` multiply-adds a record."""
-        numbers = self.layer.weight.numel()  # type: ignore[operator, union-attr]
+        numbers = self.layer.weight.numel()
         return numbers * _COST_OF_A_KEPT_NUMBER <= gram_cost and b * numbers <= _MOST_KEPT_NUMBERS
 
 
@@ -110,11 +117,24 @@ def _squares(values: Tensor) -> Tensor:
     return values.flatten(1).square().sum(1, dtype=torch.float64)
 
 
+def _terms(of_inputs: Tensor, of_gradients: Tensor) -> Tensor:
+    """(Σ_t |a_t||d_t|)² [b] in float64 from |a_t|² and |d_t|² [b, T]; infinite where one of these is so large that
+    the other may have underflowed unseen."""
+    sizes = (of_inputs.double() * of_gradients.double()).clamp_min(0.0).sqrt().sum(1).square()
+    largest = torch.maximum(of_inputs.amax(1), of_gradients.amax(1))
+    return torch.where(largest < LARGEST_SQUARE, sizes, torch.full_like(sizes, torch.inf))
+
+
+def _single_outer(of_inputs: Tensor, of_gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """‖d aᵀ‖² and its terms, both [b], for one position: of_inputs and of_gradients [b, ...] hold a and d."""
+    a, d = _squares(of_inputs), _squares(of_gradients)
+    return a * d, _terms(a.unsqueeze(1), d.unsqueeze(1))
+
+
 def _gram_inner(of_inputs: Tensor, of_gradients: Tensor) -> tuple[Tensor, Tensor]:
     """<AᵀA, DᵀD> and (Σ_t |a_t||d_t|)², both [b], of two stacks of Gram matrices [b, T, T]."""
     inner = (of_inputs * of_gradients).flatten(1).sum(1, dtype=torch.float64)
-    diagonals = of_inputs.diagonal(dim1=1, dim2=2) * of_gradients.diagonal(dim1=1, dim2=2)
-    return inner, diagonals.double().clamp_min(0).sqrt().sum(1).square()
+    return inner, _terms(of_inputs.diagonal(dim1=1, dim2=2), of_gradients.diagonal(dim1=1, dim2=2))
 
 
 class OuterProducts(LayerGradient):
@@ -129,8 +149,7 @@ class OuterProducts(LayerGradient):
     def _weight_norms(self) -> tuple[Tensor, Tensor]:
         b, t, k = self.a.shape
         if t == 1:
-            squared = _squares(self.a) * _squares(self.d)
-            return squared, squared
+            return _single_outer(self.a, self.d)
         if self._keeps_gradients(b, t * t * (k + self.d.shape[2])):
             self.kept = torch.bmm(self.d.transpose(1, 2), self.a)
             squared = _squares(self.kept)
@@ -150,10 +169,12 @@ class OuterProducts(LayerGradient):
     def _weighted_weight_sum(self, factors: Tensor) -> Tensor:
         return scale(self.d, factors).flatten(0, 1).T @ self.a.flatten(0, 1)
 
-    def per_record(self, rows: Tensor) -> dict[str, Tensor]:
-        a, d = self.a[rows].double(), self.d[rows].double()
-        found = {"weight": torch.bmm(d.transpose(1, 2), a)} if self.has_weight else {}
-        return found if self.bias is None else {**found, "bias": d.sum(1)}
+    def in_float64(self, rows: Tensor) -> OuterProducts:
+        return OuterProducts(self.layer, self.a[rows].double(), self.d[rows].double())
+
+    def per_record(self) -> dict[str, Tensor]:
+        found = {"weight": torch.bmm(self.d.transpose(1, 2), self.a)} if self.has_weight else {}
+        return found if self.bias is None else {**found, "bias": self.bias}
 
 
 class LookUps(LayerGradient):
@@ -169,8 +190,7 @@ class LookUps(LayerGradient):
     def _weight_norms(self) -> tuple[Tensor, Tensor]:
         b, t = self.ids.shape
         if t == 1:
-            squared = _squares(self.d)
-            return squared, squared
+            return _single_outer(torch.ones_like(self.ids, dtype=self.d.dtype), self.d)
         parts = []
         for rows in _pieces(b, 2 * t * t):
             same = (self.ids[rows].unsqueeze(1) == self.ids[rows].unsqueeze(2)).to(self.d.dtype)
@@ -181,17 +201,14 @@ class LookUps(LayerGradient):
         self.d = blank(self.d, keep)
 
     def _weighted_weight_sum(self, factors: Tensor) -> Tensor:
-        weight: Tensor = self.layer.weight  # type: ignore[assignment]
-        total = torch.zeros_like(weight)
+        total = torch.zeros_like(self.layer.weight)
         return total.index_add_(0, self.ids.flatten(), scale(self.d, factors).flatten(0, 1))
 
-    def per_record(self, rows: Tensor) -> dict[str, Tensor]:
-        weight: Tensor = self.layer.weight  # type: ignore[assignment]
-        ids, d = self.ids[rows], self.d[rows].double()
-        found = d.new_zeros(len(ids), *weight.shape)
-        for record in range(len(ids)):
-            found[record].index_add_(0, ids[record], d[record])
+    def in_float64(self, rows: Tensor) -> LookUps:
+        return LookUps(self.layer, self.ids[rows], self.d[rows].double())
+
+    def per_record(self) -> dict[str, Tensor]:
+        found = self.d.new_zeros(len(self.ids), *self.layer.weight.shape)
+        for record in range(len(self.ids)):
+            found[record].index_add_(0, self.ids[record], self.d[record])
         return {"weight": found}
-
-
-Build = Callable[[nn.Module, Tensor, Tensor], LayerGradient]

@@ -6,6 +6,7 @@ more modules than book-keeping, at several times its cost and b times the parame
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,8 +15,8 @@ import torch
 from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
 
-from dpgen_bench.privacy.gradients.bookkeeping import ROUND_UP
 from dpgen_bench.privacy.gradients.capture import Recorder, own_trainable, refuse_hidden_weights
+from dpgen_bench.privacy.gradients.rounding import BASE, full_float32
 
 _LEFT_ON_LAYERS = ("activations", "max_batch_len", "ft_compute_sample_grad", "autograd_grad_sample_hooks")
 
@@ -70,7 +71,10 @@ def _hooked(module: nn.Module) -> Iterator[None]:
     full = {layer: layer._is_full_backward_hook for layer in layers}
     hooks = _InAnyMode(module, loss_reduction="sum")
     try:
-        yield
+        with warnings.catch_warnings():
+            # The first layer's input needs no gradient, and PyTorch says so for every hook on it.
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            yield
     finally:
         hooks.cleanup()
         for layer in layers:
@@ -119,12 +123,13 @@ def clipped_sum(
             )
     norms = _norms(samples, alive)
     keep = alive & torch.isfinite(norms)
-    norms = torch.where(keep, norms, torch.zeros_like(norms)) * (1.0 + ROUND_UP)
+    norms = torch.where(keep, norms, torch.zeros_like(norms)) * (1.0 + BASE)
     factors = (max_norm / norms.clamp_min(max_norm)).to(losses.dtype)
     sums = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     dropped = torch.nonzero(~keep).flatten()
     for name, sample in samples.items():
         if len(dropped):
             sample.index_fill_(0, dropped, 0.0)  # before the contraction: 0 * NaN is NaN
-        sums[name] += (factors @ sample.flatten(1)).view_as(sums[name])
+        with full_float32():
+            sums[name] += (factors @ sample.flatten(1)).view_as(sums[name])
     return sums, norms.to(losses.dtype)

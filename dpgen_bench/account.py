@@ -1,0 +1,369 @@
+"""`dpgen account`: epsilon of a planned mechanism by three accountants under both neighbouring relations.
+
+Each figure that may take long is computed in a process of its own with a time limit, because nothing inside the
+accounting libraries can be interrupted. This module and `privacy.accountants` keep torch out of those processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from dpgen_bench.privacy.accountants import ACCOUNTANTS, Composition, NotCovered
+
+if TYPE_CHECKING:
+    from dpgen_bench.privacy.events import Budget, Event, Relation
+
+Table = dict[str, dict[str, float | str]]
+
+EPILOG = """\
+sigma is the noise multiplier: noise std over the add/remove sensitivity of ONE released row. For a sum of clipped
+per-record gradients that sensitivity is C. For rows that may be any function of the batch (DP-Sinkhorn, GS-WGAN) it
+is 2C, and the papers' sigma is already relative to 2C (DP-Sinkhorn's Algorithm 1), so give it as printed.
+
+Where one draw feeds B releases, they move together: what is proven is the multiplier sigma / sqrt(B), T times.
+
+Without --q, --sigma and --steps: Hydra overrides, whose planned mechanisms are accounted before any data is used:
+  dpgen account method=dpgan dataset=mnist privacy.epsilon=10
+"""
+
+
+class Usage(Exception):
+    """Bad arguments; the message says what was expected."""
+
+
+# --------------------------------------------------------------------------------------------------- cells
+
+
+def epsilon_table(
+    events: Sequence[Event],
+    delta: float,
+    timeout_s: float = 60.0,
+    claims: Mapping[str, float] | None = None,
+    cache: Path | None = None,
+) -> Table:
+    """epsilon of `events` at `delta` by every accountant under every relation, safe to write as JSON.
+
+    Args:
+        events: what was (or would be) released, composed in full.
+        timeout_s: limit in seconds of one cell that needs a process of its own.
+        claims: label -> a paper's own figure, carried along under "claimed".
+        cache: JSON file that remembers cells by composition, delta, relation and library version.
+
+    Returns:
+        {relation: {accountant: cell}} where a cell is a float, "inf", "over 60 s" or "not available: why".
+
+    Raises:
+        ValueError: delta outside (0, 1).
+    """
+    from dpgen_bench.privacy.events import RELATIONS
+
+    if not 0.0 < delta < 1.0:
+        raise ValueError(f"expected delta in (0, 1), got {delta!r}.")
+    known = _read(cache)
+    jobs = {
+        (relation, name): _Cell(Composition.of(events, relation), delta, relation, name)
+        for relation in RELATIONS
+        for name in ACCOUNTANTS
+    }
+    # A worker only waits for its process, so threads are enough; one per core keeps the limits honest.
+    with ThreadPoolExecutor(max_workers=max(1, os.cpu_count() or 1)) as workers:
+        answers = workers.map(lambda cell: cell.answer(timeout_s, known), jobs.values())
+        cells = dict(zip(jobs, answers, strict=True))
+    if cache is not None:
+        _remember(cache, {jobs[place].key: answer for place, answer in cells.items() if jobs[place].slow})
+    table: Table = {relation: {name: _word(cells[relation, name]) for name in ACCOUNTANTS} for relation in RELATIONS}
+    if claims:
+        table["claimed"] = {label: "inf" if math.isinf(value) else value for label, value in claims.items()}
+    return table
+
+
+class _Cell:
+    """One figure of the table. Answers are {"epsilon": x}, {"reason": why} or {"over": seconds}."""
+
+    def __init__(self, composition: Composition | None, delta: float, relation: Relation, name: str) -> None:
+        self.composition, self.delta, self.relation, self.name = composition, delta, relation, name
+
+    @property
+    def slow(self) -> bool:
+        """Whether it may take more than about a second. RDP and unsampled Gaussians never do."""
+        return self.name != "rdp" and self.composition is not None and bool(self.composition.poisson)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        assert self.composition is not None
+        return {
+            "gaussian": self.composition.gaussian,
+            "poisson": self.composition.poisson,
+            "delta": self.delta,
+            "relation": self.relation,
+            "accountant": self.name,
+            "library": version(ACCOUNTANTS[self.name].library),
+        }
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(json.dumps(self.request, sort_keys=True).encode()).hexdigest()
+
+    def answer(self, timeout_s: float, known: Mapping[str, Any]) -> dict[str, Any]:
+        if self.composition is None:
+            return {"epsilon": math.inf}
+        reason = ACCOUNTANTS[self.name].uncovered(self.composition, self.relation)
+        if reason is not None:
+            return {"reason": reason}
+        if not self.slow:
+            return _compute(self.composition, self.delta, self.relation, self.name)
+        remembered: dict[str, Any] | None = known.get(self.key)
+        if remembered is not None and remembered.get("over", math.inf) >= timeout_s:
+            return remembered
+        return self._in_a_process(timeout_s)
+
+    def _in_a_process(self, timeout_s: float) -> dict[str, Any]:
+        package = str(Path(__file__).resolve().parents[1])
+        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", "from dpgen_bench.account import answer_request; answer_request()"],
+                input=json.dumps(self.request),
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return {"over": timeout_s}
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            return {"failed": f"the process ended with status {done.returncode}: {last}"}
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+
+def answer_request() -> None:
+    """The child's side: one JSON request on stdin, one JSON answer on stdout, and nothing else there."""
+    request = json.load(sys.stdin)
+    composition = Composition(request["gaussian"], tuple((q, m, int(t)) for q, m, t in request["poisson"]))
+    with contextlib.redirect_stdout(sys.stderr):
+        answer = _compute(composition, request["delta"], request["relation"], request["accountant"])
+    json.dump(answer, sys.stdout)
+
+
+def _compute(composition: Composition, delta: float, relation: Relation, name: str) -> dict[str, Any]:
+    try:
+        return {"epsilon": ACCOUNTANTS[name].compose(composition, delta, relation)}
+    except NotCovered as reason:
+        return {"reason": str(reason)}
+
+
+def _word(answer: Mapping[str, Any]) -> float | str:
+    if "epsilon" in answer:
+        value = float(answer["epsilon"])
+        return "inf" if math.isinf(value) else value
+    if "over" in answer:
+        return f"over {answer['over']:g} s"
+    return f"not available: {answer.get('reason', answer.get('failed'))}"
+
+
+def _read(cache: Path | None) -> dict[str, Any]:
+    """What the cache holds; nothing if it is missing or unreadable, since every cell can be computed again."""
+    if cache is None or not cache.exists():
+        return {}
+    with contextlib.suppress(json.JSONDecodeError, OSError):
+        content = json.loads(cache.read_text())
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def _remember(cache: Path, answers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Merge `answers` into the cache under a lock. Failures are not kept: they may be the machine's."""
+    from filelock import FileLock
+
+    from dpgen_bench.files import write_atomic
+
+    new = {key: answer for key, answer in answers.items() if "failed" not in answer}
+    if not new:
+        return
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{cache}.lock"):
+        write_atomic(cache, json.dumps({**_read(cache), **new}, indent=1))
+
+
+# ------------------------------------------------------------------------------------------- command line
+
+
+def main(argv: list[str]) -> int:
+    """`dpgen account`; returns the exit status (0, or 2 for bad arguments)."""
+    parser = _parser()
+    try:
+        arguments, overrides = parser.parse_known_args(argv)
+    except SystemExit as ending:  # argparse has printed help or the error
+        return int(ending.code or 0)
+    try:
+        _check(arguments, overrides)
+        events, delta, budget = _planned(arguments, overrides)
+        claims = _claims(arguments) if arguments.published else {}
+    except (Usage, ValueError, LookupError, FileNotFoundError) as error:
+        print(f"dpgen account: {error}", file=sys.stderr)
+        return 2
+    table = epsilon_table(events, delta, arguments.timeout, claims, arguments.cache)
+    if arguments.json:
+        print(json.dumps({"delta": delta, "mechanisms": [_as_json(event) for event in events], "epsilon": table}))
+    else:
+        _print(table, events, delta, budget, arguments)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dpgen account",
+        usage="dpgen account --q Q --sigma S --steps T [options] | dpgen account OVERRIDES [options]",
+        description="epsilon by RDP, PRV and PLD under both neighbouring relations.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--q", type=_rate, help="Poisson sampling rate in (0, 1], e.g. 1/469; 1: every record")
+    parser.add_argument("--sigma", type=float, help="noise multiplier of one released row (see below)")
+    parser.add_argument("--steps", type=int, help="T: number of draws")
+    parser.add_argument("--delta", type=float, help="default 1e-5, or privacy.delta of the overrides")
+    parser.add_argument(
+        "--releases-per-draw", type=int, default=1, metavar="B", help="rows released from each draw (default 1)"
+    )
+    parser.add_argument(
+        "--bound",
+        choices=("record", "row"),
+        help="what one row is: a clipped sum over records (replacing one moves it twice as far as removing one), or "
+        "any clipped function of the batch (both move it by 2C). Default: record if B is 1, else row",
+    )
+    parser.add_argument("--published", action="store_true", help="print the papers' own count beside the proven one")
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds per cell (default 60)")
+    parser.add_argument("--cache", type=Path, help="JSON file that remembers slow cells")
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    return parser
+
+
+def _rate(text: str) -> float:
+    try:
+        return float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(f"expected a number or a fraction such as 1/469, got {text!r}") from None
+
+
+def _check(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    """Raise Usage for what argparse cannot see."""
+    stray = [token for token in overrides if "=" not in token.lstrip("-") and not token.startswith("~")]
+    stray += [token for token in overrides if token.startswith("-") and token not in stray]
+    if stray:
+        raise Usage(
+            f"expected options or Hydra overrides (key=value), got {' '.join(stray)}; see dpgen account --help."
+        )
+    given = [name for name in ("q", "sigma", "steps") if getattr(arguments, name) is not None]
+    if given and overrides:
+        raise Usage(f"expected either --q, --sigma and --steps, or overrides, got both (--{given[0]}, {overrides[0]}).")
+    if given and len(given) < 3:
+        missing = [f"--{name}" for name in ("q", "sigma", "steps") if name not in given]
+        raise Usage(f"expected --q, --sigma and --steps together; missing {', '.join(missing)}.")
+    if not given and not overrides:
+        raise Usage("expected --q, --sigma and --steps, or Hydra overrides such as method=dpgan; see --help.")
+    if overrides and (arguments.published or arguments.bound or arguments.releases_per_draw != 1):
+        raise Usage("--published, --bound and --releases-per-draw belong to --q, --sigma and --steps.")
+    rules = {
+        "q": ("in (0, 1]", lambda q: 0.0 < q <= 1.0),
+        "sigma": ("> 0 and finite", lambda sigma: 0.0 < sigma < math.inf),
+        "steps": (">= 1", lambda steps: steps >= 1),
+        "delta": ("in (0, 1)", lambda delta: 0.0 < delta < 1.0),
+        "releases_per_draw": (">= 1", lambda releases: releases >= 1),
+        "timeout": ("> 0", lambda seconds: seconds > 0.0),
+    }
+    for name, (expected, holds) in rules.items():
+        value = getattr(arguments, name)
+        if value is not None and not holds(value):
+            raise Usage(f"expected --{name.replace('_', '-')} {expected}, got {value:g}.")
+
+
+def _planned(arguments: argparse.Namespace, overrides: list[str]) -> tuple[list[Event], float, Budget | None]:
+    """Events, delta and (for overrides) the budget they are planned under."""
+    if overrides:
+        from dpgen_bench.run import plan
+
+        events, budget = plan(overrides)
+        return events, arguments.delta or budget.delta, budget
+    from dpgen_bench.privacy.events import Event, Sensitivity
+    from dpgen_bench.privacy.sampling import Full, Poisson
+
+    releases = arguments.releases_per_draw
+    joint = math.sqrt(releases)
+    per_record = (arguments.bound or ("record" if releases == 1 else "row")) == "record"
+    sensitivity = Sensitivity(joint, 2.0 * joint if per_record else joint)
+    sampling = Full() if arguments.q == 1.0 else Poisson(arguments.q)
+    return [Event(sampling, sensitivity, arguments.sigma, arguments.steps)], arguments.delta or 1e-5, None
+
+
+def _claims(arguments: argparse.Namespace) -> dict[str, float]:
+    from dpgen_bench.privacy.claims import classical_rdp, opacus_rdp
+
+    compositions = arguments.steps * arguments.releases_per_draw
+    count = (arguments.q, arguments.sigma, compositions, arguments.delta or 1e-5)
+    claims = {f"claimed ({compositions:,} compositions, classical RDP)": classical_rdp(*count)}
+    if arguments.releases_per_draw == 1:
+        claims[f"claimed ({compositions:,} compositions, Opacus RDP)"] = opacus_rdp(*count)
+    return claims
+
+
+def _as_json(event: Event) -> dict[str, Any]:
+    return {
+        "sampling": type(event.sampling).__name__.lower(),
+        "rate": event.sampling.rate,
+        "multiplier": {"add_remove": event.multiplier("add_remove"), "replace_one": event.multiplier("replace_one")},
+        "times": event.times,
+    }
+
+
+def _print(
+    table: Table, events: Sequence[Event], delta: float, budget: Budget | None, arguments: argparse.Namespace
+) -> None:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    console = Console(highlight=False)
+    for event in events:
+        sampling = "all records" if event.sampling.rate >= 1.0 else f"Poisson rate {event.sampling.rate:.6g}"
+        console.print(f"{event.times:,} releases, {sampling}, joint multiplier {event.multiplier('add_remove'):.5g}")
+    if budget is not None:
+        console.print(f"budget: epsilon {budget.epsilon:g} ({budget.relation}, {budget.accountant})")
+    view = RichTable(title=f"epsilon at delta = {delta:g}", title_justify="left")
+    for column in ("count", "add/remove", "replace-one"):
+        view.add_column(column, overflow="fold")
+    for name in ACCOUNTANTS:
+        view.add_row(f"proven, {name.upper()}", *(_cell(table[relation][name]) for relation in _relations()))
+    for label, value in table.get("claimed", {}).items():
+        view.add_row(label, _cell(value), "")
+    console.print(view)
+    if table.get("claimed") and arguments.releases_per_draw > 1:
+        console.print(
+            f"The claim counts {arguments.releases_per_draw} independently sampled releases per step; they share one "
+            "draw, so it bounds nothing."
+        )
+
+
+def _relations() -> tuple[str, ...]:
+    from dpgen_bench.privacy.events import Relation
+
+    return get_args(Relation)
+
+
+def _cell(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"

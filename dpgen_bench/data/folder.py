@@ -1,0 +1,162 @@
+"""A user's own images: one folder for each class."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from dpgen_bench.data.pictures import Crop, check_crop, read_images
+from dpgen_bench.data.records import DatasetSpec, MissingData, Records, Split, check_split, hash_rank
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+PREPROCESSING = 1
+
+
+@dataclass(frozen=True)
+class ImageFolder(DatasetSpec):
+    """Images below `path`, whose labels are the names of their folders in sorted order.
+
+    Two layouts: `path`/train/CLASS/... with `path`/test/CLASS/..., or `path`/CLASS/... alone. In the second an image
+    is for testing if the SHA-256 of its path below `path`, read as a number in [0, 1), is under `test_fraction`:
+    adding or removing one file moves no other one. Class names and the number of images count as public.
+
+    Args:
+        path: the folder.
+        image_size: side of the square images, in pixels.
+        channels: 1 (grey) or 3 (RGB).
+        crop: "center" cuts the central square before resizing, "none" squashes the whole image.
+        test_fraction: expected share of the test split, in (0, 1); of no effect with train/ and test/.
+    """
+
+    path: str
+    image_size: int
+    name: str = "image_folder"
+    channels: int = 3
+    crop: Crop = "center"
+    test_fraction: float = 0.2
+    how: ClassVar[str] = "Put your images into one folder for each class and set dataset.path=FOLDER."
+
+    def __post_init__(self) -> None:
+        check_crop(self.crop)
+        if self.channels not in (1, 3):
+            raise ValueError(f"expected dataset.channels 1 (grey) or 3 (RGB), got {self.channels!r}.")
+        if self.image_size < 1:
+            raise ValueError(f"expected dataset.image_size of at least 1 pixel, got {self.image_size!r}.")
+        if not 0.0 < self.test_fraction < 1.0:
+            raise ValueError(f"expected dataset.test_fraction in (0, 1), got {self.test_fraction!r}.")
+
+    @property
+    def root(self) -> str:  # type: ignore[override]
+        return self.path
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return (self.channels, self.image_size, self.image_size)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        base = self._base
+        return tuple(_subfolders(base / "train" if self._split_by_folders else base))
+
+    def load(self, split: Split) -> Records:
+        check_split(split)
+        paths = self._files[split]
+        labels = [self.class_names.index(self._class_of(path)) for path in paths]
+        images = read_images(paths, self.image_size, self.channels, self.crop)
+        return Records(images, torch.tensor(labels, dtype=torch.int64))
+
+    def identity(self) -> dict[str, Any]:
+        """As for every spec, with `content`: a hash of every image's path below `path` and of its bytes."""
+        digest = hashlib.sha256()
+        for split, paths in sorted(self._files.items()):
+            for path in paths:
+                digest.update(f"{split}\n{path.relative_to(self._base).as_posix()}\n".encode())
+                digest.update(hashlib.sha256(path.read_bytes()).digest())
+        return {
+            "name": self.name,
+            "content": digest.hexdigest(),
+            "image_shape": list(self.image_shape),
+            "crop": self.crop,
+            "test_fraction": None if self._split_by_folders else self.test_fraction,
+            "preprocessing": PREPROCESSING,
+        }
+
+    @property
+    def _base(self) -> Path:
+        base = Path(self.path)
+        if not base.is_dir():
+            raise MissingData(f"dataset {self.name!r}: {base.absolute()} is no folder. {self.how}")
+        return base
+
+    @cached_property
+    def _split_by_folders(self) -> bool:
+        present = [split for split in ("train", "test") if (self._base / split).is_dir()]
+        if len(present) == 1:
+            raise ValueError(
+                f"dataset {self.name!r}: {self._base.absolute()} has a folder {present[0]!r} without its counterpart. "
+                "Give both train/ and test/, or class folders alone."
+            )
+        return bool(present)
+
+    def _class_of(self, path: Path) -> str:
+        return path.relative_to(self._base).parts[1 if self._split_by_folders else 0]
+
+    @cached_property
+    def _files(self) -> dict[Split, list[Path]]:
+        """{split: its image files, sorted by path}.
+
+        Raises:
+            ValueError: if a class or a split has no image, or the test split has a class of its own.
+        """
+        base, files = self._base, {}
+        if self._split_by_folders:
+            extra = set(_subfolders(base / "test")) - set(self.class_names)
+            if extra:
+                raise ValueError(
+                    f"dataset {self.name!r}: {(base / 'test').absolute()} has classes that train/ has not: "
+                    f"{', '.join(sorted(extra))}."
+                )
+            files = {split: _images(base / split) for split in ("train", "test")}
+        else:
+            everything = _images(base)
+            ranks = [hash_rank(path.relative_to(base).as_posix()) for path in everything]
+            pairs = list(zip(everything, ranks, strict=True))
+            files = {
+                "train": [path for path, rank in pairs if rank >= self.test_fraction],
+                "test": [path for path, rank in pairs if rank < self.test_fraction],
+            }
+        filled = {self._class_of(path) for paths in files.values() for path in paths}
+        empty = [name for name in self.class_names if name not in filled]
+        if empty or not filled:
+            where = f" in the class folder {empty[0]!r}" if empty else ""
+            raise ValueError(
+                f"dataset {self.name!r}: expected one folder of images for each class below {base.absolute()}, found "
+                f"no image{where} (file types: {' '.join(sorted(SUFFIXES))})."
+            )
+        for split, paths in files.items():
+            if not paths:
+                raise ValueError(
+                    f"dataset {self.name!r}: {base.absolute()} gives no image to the {split} split. Give train/ and "
+                    "test/ folders, more images, or another dataset.test_fraction."
+                )
+        return files
+
+
+def _subfolders(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _images(folder: Path) -> list[Path]:
+    """Image files inside the class folders of `folder`, at any depth, sorted by path; hidden ones left out."""
+    found = [
+        path
+        for name in _subfolders(folder)
+        for path in (folder / name).rglob("*")
+        if path.suffix.lower() in SUFFIXES and path.is_file() and not path.name.startswith(".")
+    ]
+    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())

@@ -1,0 +1,169 @@
+"""`PrivateData`: the only door to training records. It hands out mechanisms, never tensors."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PerRow, Whole
+from dpgen_bench.privacy.calibration import BudgetExceeded, calibrate_std, calibrate_times
+from dpgen_bench.privacy.events import Budget, Event
+from dpgen_bench.privacy.ledger import Entry, Ledger
+from dpgen_bench.privacy.mechanism import Journal, Mechanism, Observer
+from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.sampling import Full, Poisson, Sampling
+
+
+class PrivateData:
+    """Training records behind approved mechanisms.
+
+    Public attributes: `n` (number of records, treated as public), `num_classes`, `image_shape` (c, h, w), `budget`,
+    `device`. There is no way to read a record but inside the function given to a mechanism.
+
+    Args:
+        images: [n, c, h, w], uint8; float in [0, 1] is accepted for the conformance suite's odd records.
+        labels: int64 [n].
+        ids: record ids [n], distinct and non-negative; a record keeps its id, and hence its coins, when others come
+            or go. Default 0..n-1.
+        key: root of all coins and noise of the run.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        num_classes: int,
+        ledger: Ledger,
+        key: Key,
+        *,
+        ids: np.ndarray | None = None,
+        public_n: int | None = None,
+        device: torch.device | str = "cpu",
+        journal: Journal | None = None,
+        observer: Observer | None = None,
+        diagnostics: Path | None = None,
+    ) -> None:
+        self.__images = images.to(device)
+        self.__labels = labels.to(device)
+        self.__ids = np.arange(len(labels)) if ids is None else np.asarray(ids)
+        if len(images) != len(labels) or len(np.unique(self.__ids)) != len(labels):
+            raise ValueError(
+                "expected as many images as labels and distinct record ids, got "
+                f"{len(images)}, {len(labels)} and {len(np.unique(self.__ids))}."
+            )
+        self.n = len(labels) if public_n is None else public_n
+        self.num_classes = num_classes
+        self.image_shape = tuple(images.shape[1:])
+        self.device = torch.device(device)
+        self.mechanisms: dict[str, Mechanism] = {}
+        self._ledger = ledger
+        self._key = key
+        self._journal = journal or Journal(None)
+        self._observer = observer
+        self._diagnostics = diagnostics
+
+    @property
+    def budget(self) -> Budget:
+        return self._ledger.budget
+
+    def mechanism(
+        self,
+        name: str,
+        *,
+        sample: Sampling,
+        bound: Bound,
+        times: int | None = None,
+        std: float | None = None,
+    ) -> Mechanism:
+        """An allowance of `times` releases with noise `std` on the bounded value, checked against the budget.
+
+        Give both (checked), `times` alone (the smallest noise that the remaining budget allows; none when it is
+        infinite) or `std` alone (the largest number of releases that it allows). No record is touched here.
+
+        Args:
+            name: unique within the run; names the allowance in the ledger.
+            std: ABSOLUTE standard deviation of the noise on the released value, in its units. A paper's noise
+                multiplier sigma is converted by the method, beside the formula it comes from.
+
+        Raises:
+            BudgetExceeded: the allowance, with what was approved before, would exceed the budget.
+            ValueError: neither given, a name used twice, C = inf with noise.
+        """
+        if name in self.mechanisms:
+            raise ValueError(f"a mechanism named {name!r} was already handed out; give each its own name.")
+        _expect_proven(sample, (Full, Poisson), "sampling")
+        _expect_proven(bound, (PerRecord, PerRecordGradient, PerRow, Whole), "bound")
+        entry = self._ledger.entries.get(name) or self._plan(name, sample, bound, times, std)
+        self._check_same(entry, bound, sample, times, std)
+        if not math.isfinite(bound.C) and entry.event.std > 0:
+            raise ValueError(f"mechanism {name!r}: noise without clipping (C = inf) hides nothing; set a finite C.")
+        self._ledger.approve(entry)
+        self.mechanisms[name] = Mechanism(
+            name,
+            sample,
+            bound,
+            entry.event.times,
+            entry.event.std,
+            draw=lambda index: Batch(self.__images[index], self.__labels[index]),
+            ids=self.__ids,
+            device=self.device,
+            key=self._key,
+            ledger=self._ledger,
+            journal=self._journal,
+            observer=self._observer,
+            diagnostics=self._diagnostics,
+        )
+        return self.mechanisms[name]
+
+    def _plan(self, name: str, sample: Full | Poisson, bound: Bound, times: int | None, std: float | None) -> Entry:
+        budget, spent, sensitivity = self.budget, self._ledger.events, bound.sensitivity
+        calibrated = "nothing"
+        if times is None and std is None:
+            raise ValueError(
+                f"mechanism {name!r}: expected `times`, `std` or both, got neither; one of them fixes the other "
+                "through the budget."
+            )
+        if std is None:
+            assert times is not None
+            std, calibrated = calibrate_std(budget, spent, sample, sensitivity, times), "std"
+        elif times is None:
+            if math.isinf(budget.epsilon):
+                raise ValueError(
+                    f"mechanism {name!r}: privacy.epsilon is inf, which allows any number of releases; give `times`."
+                )
+            times, calibrated = calibrate_times(budget, spent, sample, sensitivity, std), "times"
+        event = Event(sample, sensitivity, float(std), int(times))
+        if calibrated == "nothing" and math.isfinite(budget.epsilon):
+            cost = epsilon([*spent, event], budget.delta, budget.relation, budget.accountant)
+            if cost > budget.epsilon:
+                raise BudgetExceeded(
+                    f"mechanism {name!r} ({times} releases, noise std {std:g}) would bring epsilon to {cost:.4g} by "
+                    f"{budget.accountant} under {budget.relation}; the budget is {budget.epsilon:g} at delta "
+                    f"{budget.delta:g}. Take fewer releases, more noise, or raise privacy.epsilon."
+                )
+        return Entry(name, bound.describe(), event, calibrated=calibrated)
+
+    def _check_same(
+        self, entry: Entry, bound: Bound, sample: Full | Poisson, times: int | None, std: float | None
+    ) -> None:
+        """On resume the ledger already holds the allowance; the method must ask for the same one."""
+        event = entry.event
+        same = event.sampling == sample and event.sensitivity == bound.sensitivity
+        same = same and times in (None, event.times) and std in (None, event.std)
+        if not same:
+            raise ValueError(
+                f"mechanism {entry.name!r} was approved as {entry.to_dict()} and is now asked for with another plan; "
+                "a resumed run must ask for the same. Start a new run instead."
+            )
+
+
+def _expect_proven(given: object, proven: tuple[type, ...], what: str) -> None:
+    """The privacy proof belongs to these exact classes: a subclass could draw or clip in another way."""
+    if type(given) not in proven:
+        names = ", ".join(cls.__name__ for cls in proven)
+        raise ValueError(f"expected a {what} of the harness ({names}), got {type(given).__name__}.")

@@ -1,0 +1,145 @@
+"""What a dataset is made of: `Records`, and `DatasetSpec`, the description from which they are loaded.
+
+A spec is cheap: it knows the shape of its records and where their files lie, and reads none of them before
+`load` is called. Only `PrivateData` and the metrics call `load`; a method never sees a spec's records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Split = Literal["train", "test"]
+SPLITS: tuple[Split, ...] = ("train", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Labelled images in memory.
+
+    Args:
+        images: uint8 [n, c, h, w], c = 1 or 3, 0 = black, 255 = full intensity.
+        labels: int64 [n], class numbers from 0.
+
+    Raises:
+        ValueError: if a dtype or a shape differs, or a label is negative.
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise ValueError(f"expected uint8 images [n, c, h, w], got {self.images.dtype} {tuple(self.images.shape)}.")
+        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
+            raise ValueError(
+                f"expected int64 labels [{len(self.images)}], one for each image, "
+                f"got {self.labels.dtype} {tuple(self.labels.shape)}."
+            )
+        if len(self.labels) and int(self.labels.min()) < 0:
+            raise ValueError(f"expected labels from 0 upwards, got {int(self.labels.min())}.")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @cached_property
+    def images_hash(self) -> str:
+        """SHA-256 (hex) of the images' shape and bytes; labels do not enter."""
+        digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
+        digest.update(np.ascontiguousarray(self.images.cpu().numpy()).data)
+        return digest.hexdigest()
+
+
+class MissingData(FileNotFoundError):
+    """A dataset's files are not where they were looked for; the message says where, and how to get them."""
+
+
+class DatasetSpec(ABC):
+    """One named dataset: `dataclass` it, give it the fields of its yaml and the four members below.
+
+    `folder` is what `dpgen fetch` creates below `root` (None: nothing to fetch). `how` says in words how to get
+    the data by hand where a download is not to be had.
+    """
+
+    name: str
+    root: str
+
+    folder: ClassVar[str | None] = None
+    how: ClassVar[str] = ""
+
+    @property
+    @abstractmethod
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of every image."""
+
+    @property
+    @abstractmethod
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; label k is `class_names[k]`."""
+
+    @abstractmethod
+    def load(self, split: Split) -> Records:
+        """All records of one split, in an order that never changes.
+
+        Raises:
+            MissingData: if the files are not there.
+            ValueError: if they are there and damaged, or `split` is neither "train" nor "test".
+        """
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What a run's id says of its data: name, variant, shape and version of the preprocessing; no path."""
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    def download(self, into: Path) -> None:
+        """Download the whole dataset into `into`, as `into / folder`. Called by `dpgen_bench.data.fetch.fetch` only."""
+        raise ValueError(f"dataset {self.name!r} has nothing to download. {self.how}".rstrip())
+
+    @property
+    def fetch_command(self) -> str:
+        """The shell command that fetches this dataset to the place it is looked for."""
+        return f"dpgen fetch dataset={self.name} data_root={shlex.quote(str(Path(self.root).absolute()))}"
+
+    def require(self, path: Path) -> Path:
+        """`path`, if it is a file or a folder.
+
+        Raises:
+            MissingData: if it is not there.
+        """
+        if not path.exists():
+            hint = f" ({self.how})" if self.how else ""
+            raise MissingData(
+                f"dataset {self.name!r}: {path.absolute()} is not there. Get the data with\n    {self.fetch_command}\n"
+                f"or name the folder that holds it by data_root=FOLDER or the variable DPGEN_DATA.{hint}"
+            )
+        return path
+
+    def damaged(self, path: Path, found: str) -> ValueError:
+        """The error for a file that is there and cannot be what it should be."""
+        return ValueError(
+            f"dataset {self.name!r}: {path.absolute()} is damaged: {found}. Fetch it anew with\n"
+            f"    {self.fetch_command}"
+        )
+
+
+def check_split(split: str) -> None:
+    """Raises ValueError unless `split` is "train" or "test"."""
+    if split not in SPLITS:
+        raise ValueError(f"expected the split 'train' or 'test', got {split!r}.")
+
+
+def hash_rank(text: str) -> float:
+    """A number in [0, 1) that depends on `text` alone, for splits that no library's random stream can change."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2.0**48

@@ -1,0 +1,356 @@
+"""Runs: identity, resumption after a kill at any rename, skipping, failing, preemption, release rules."""
+
+from __future__ import annotations
+
+import functools
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from dpgen_bench import files
+from dpgen_bench.generator import Generator
+from dpgen_bench.method import Preempted
+from dpgen_bench.privacy.calibration import BudgetExceeded
+from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.results.sampling import NotForRelease, sample_run
+from dpgen_bench.results.store import RunBusy, Store
+from dpgen_bench.run import RunFailed, evaluate_run, execute, plan
+from dpgen_bench.specify import compose_config, specify
+
+METRIC = "{_target_: tests.toys.Brightness}"
+TOY = "tests.toys.MeanImage"
+
+
+def config(results: Path, *overrides: str, target: str = TOY):
+    base = compose_config([f"results={results}", "runtime.progress=false", "runtime.checkpoint_s=0"])
+    protocol = {
+        "name": "toy",
+        "num_samples": 40,
+        "labels": "balanced",
+        "metrics": {"brightness": {"_target_": "tests.toys.Brightness"}},
+    }
+    OmegaConf.set_struct(base, False)
+    base.protocol = protocol
+    if target is not None:
+        base.method = {"name": "toy", "_target_": target}
+    for override in overrides:
+        key, value = override.split("=", 1)
+        OmegaConf.update(base, key, OmegaConf.create(f"v: {value}").v)
+    return base
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """A toy run that nobody killed; its epsilon cache is shared with the others."""
+    results = tmp_path_factory.mktemp("undisturbed")
+    return execute(config(results))
+
+
+def in_child(function) -> int:
+    """Run `function` in a forked process; its exit code (negative: the signal that ended it)."""
+    process = multiprocessing.get_context("fork").Process(target=function)
+    process.start()
+    process.join(timeout=300)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def kill_at_rename(number: int, action) -> None:
+    """Run `action`; the process kills itself with SIGKILL instead of making its `number`-th rename (from 1)."""
+    made = [0]
+    rename = os.replace
+
+    def replace(source, target):
+        made[0] += 1
+        if made[0] == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(source, target)
+
+    files.os.replace = replace
+    action()
+
+
+def contents(folder) -> dict[str, bytes]:
+    """The files that must not depend on whether a run was killed."""
+    names = ["ledger.json", "generator.safetensors", "generator.json", "log.jsonl", "samples.png", "identity.json"]
+    return {name: (folder.path / name).read_bytes() for name in names}
+
+
+def prepare(results: Path, undisturbed) -> None:
+    shutil.copytree(undisturbed.path.parent.parent / "cache", results / "cache", dirs_exist_ok=True)
+
+
+def test_a_run_leaves_what_the_store_promises(undisturbed):
+    there = {path.name for path in undisturbed.path.iterdir()}
+    promised = (
+        "config.yaml ledger.json metrics environment.json log.jsonl samples.npz samples.png generator.safetensors"
+    )
+    assert set(promised.split()) | {"checkpoints", "DONE", "status.json"} <= there
+    assert undisturbed.status() == "finished"
+    ledger = json.loads((undisturbed.path / "ledger.json").read_text())
+    assert 0 < float(ledger["epsilon"]["proven"]) <= 10
+    assert ledger["noise"]["meaning"].startswith("NOT FOR RELEASE")
+    assert any("floating-point" in line for line in ledger["out_of_scope"])
+    assert ledger["entries"][0]["executed"] == ledger["entries"][0]["times"] == 6
+    assert len((undisturbed.path / "log.jsonl").read_text().splitlines()) == 6
+
+
+def test_a_run_killed_at_any_rename_ends_like_one_that_was_not(undisturbed, tmp_path):
+    kills, number = 0, 0
+    while True:
+        number += 1
+        results = tmp_path / str(number)
+        prepare(results, undisturbed)
+        code = in_child(functools.partial(kill_at_rename, number, functools.partial(execute, config(results))))
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+        kills += 1
+        assert Store(results).folder(undisturbed.id).status() in ("interrupted", "empty", "finished")
+        folder = execute(config(results))
+        assert contents(folder) == contents(undisturbed), f"killed at rename {number}"
+        assert not list(folder.path.glob("private/*"))
+        shutil.rmtree(results)
+    assert kills > 15  # six checkpoints, the ledger's approvals, the generator, samples, metrics, DONE
+
+
+def test_a_run_killed_again_and_again_gets_there(undisturbed, tmp_path):
+    prepare(tmp_path, undisturbed)
+    for _ in range(40):
+        if in_child(lambda: kill_at_rename(7, lambda: execute(config(tmp_path)))) == 0:
+            break
+    folder = Store(tmp_path).folder(undisturbed.id)
+    assert folder.done
+    assert contents(folder) == contents(undisturbed)
+
+
+def test_a_dpgan_killed_in_the_middle_ends_bit_identical(tmp_path):
+    def dpgan(results: Path):
+        made = compose_config(
+            [
+                "method=dpgan", "privacy.epsilon=inf", f"results={results}", "runtime.progress=false",
+                "runtime.checkpoint_s=0", "method.sigma=2.0", "method.clip=1.0", "method.steps=8", "method.n_d=2",
+                "method.batch_size=8", "method.d=8", "method.g=8",
+            ]
+        )  # fmt: skip
+        OmegaConf.set_struct(made, False)
+        made.protocol = config(results).protocol
+        return made
+
+    whole = execute(dpgan(tmp_path / "whole"))
+    assert in_child(lambda: kill_at_rename(12, lambda: execute(dpgan(tmp_path / "killed")))) == -signal.SIGKILL
+    killed = Store(tmp_path / "killed").folder(whole.id)
+    assert (killed.path / "checkpoints" / "last.pt").exists()
+    assert not killed.trained
+    assert contents(execute(dpgan(tmp_path / "killed"))) == contents(whole)
+
+
+def test_noise_from_the_operating_system_is_repeated_on_resume_and_its_key_deleted(tmp_path, undisturbed):
+    def make():
+        return execute(config(tmp_path, "privacy.noise=os"))
+
+    assert in_child(lambda: kill_at_rename(9, make)) == -signal.SIGKILL
+    run = Store(tmp_path).runs()[0]
+    key = (run.path / "private" / "noise.key").read_bytes()
+    assert (run.path / "private" / "noise.key").stat().st_mode & 0o077 == 0
+    before = [path.read_bytes() for path in sorted((run.path / "private" / "journal").glob("*"))]
+    assert before
+    assert in_child(lambda: kill_at_rename(5, make)) == -signal.SIGKILL
+    assert (run.path / "private" / "noise.key").read_bytes() == key
+    after = [path.read_bytes() for path in sorted((run.path / "private" / "journal").glob("*"))]
+    assert after[: len(before)] == before
+    folder = make()
+    assert folder.done
+    assert not (folder.path / "private" / "noise.key").exists()
+
+
+def test_two_runs_with_os_noise_differ(tmp_path):
+    one, two = (execute(config(tmp_path / name, "privacy.noise=os")) for name in "ab")
+    assert one.id == two.id
+    assert contents(one)["generator.safetensors"] != contents(two)["generator.safetensors"]
+
+
+def test_a_finished_run_is_skipped(undisturbed, capsys):
+    before = (undisturbed.path / "DONE").stat().st_mtime_ns
+    execute(config(undisturbed.path.parent.parent))
+    assert "skipped" in capsys.readouterr().out
+    assert (undisturbed.path / "DONE").stat().st_mtime_ns == before
+
+
+def test_another_protocol_measures_without_training(undisturbed, tmp_path):
+    shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
+    trained = (tmp_path / "runs" / undisturbed.id / "generator.safetensors").stat().st_mtime_ns
+    again = config(tmp_path, "protocol.name=other", "protocol.num_samples=20")
+    folder = execute(again)
+    assert folder.protocols == ["other", "toy"]
+    assert (folder.path / "generator.safetensors").stat().st_mtime_ns == trained
+
+
+def test_a_run_can_be_measured_again_by_its_id(undisturbed, tmp_path):
+    shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
+    evaluate_run(tmp_path, undisturbed.id[:5], ["protocol=quick", "protocol.num_samples=60"])
+    folder = Store(tmp_path).folder(undisturbed.id)
+    assert "quick" in folder.protocols
+    assert folder.read_json("metrics/quick.json")["protocol"]["num_samples"] == 60
+
+
+def test_the_id_is_the_training_config_and_nothing_else(tmp_path):
+    first = specify(config(tmp_path)).id
+    same = ["runtime.checkpoint_s=5", "protocol.num_samples=7", "runtime.device=cpu"]
+    assert {specify(config(tmp_path / "elsewhere", word)).id for word in same} == {first}
+    other = ["seed=1", "privacy.epsilon=3", "privacy.noise=os", "scale.max_steps=2", "method.steps=5"]
+    ids = {specify(config(tmp_path, word)).id for word in other}
+    assert len(ids) == len(other)
+    assert first not in ids
+    assert specify(config(tmp_path, "privacy.epsilon=10.0")).id == first
+
+
+def test_two_processes_on_one_run(undisturbed, tmp_path):
+    prepare(tmp_path, undisturbed)
+    folder = Store(tmp_path).folder(undisturbed.id)
+
+    def hold() -> None:
+        with folder.locked():
+            time.sleep(60)
+
+    holder = multiprocessing.get_context("fork").Process(target=hold)
+    holder.start()
+    while folder.status() != "running":
+        time.sleep(0.05)
+    try:
+        with pytest.raises(RunBusy, match="worked on by another process"):
+            execute(config(tmp_path))
+    finally:
+        holder.kill()
+        holder.join()
+    assert execute(config(tmp_path)).done  # the lock fell with its holder
+
+
+def test_a_failed_run_keeps_its_error_and_is_tried_again(tmp_path):
+    with pytest.raises(RunFailed, match="this method always fails"):
+        execute(config(tmp_path, target="tests.toys.Broken"))
+    folder = Store(tmp_path).runs()[0]
+    assert folder.status() == "failed"
+    told = folder.read_json("status.json")
+    assert told["phase"] == "train"
+    assert "this method always fails" in told["error"]
+    assert "toys.py" in told["traceback"]
+    with pytest.raises(RunFailed):
+        execute(config(tmp_path, target="tests.toys.Broken"))
+
+
+def test_a_plan_over_budget_fails_and_releases_nothing(tmp_path):
+    made = config(tmp_path, "privacy.epsilon=1")
+    made.method = {"name": "dpgan", "_target_": "methods.dpgan.DPGAN", "sigma": 0.5, "steps": 1000, "d": 8, "g": 8}
+    with pytest.raises(RunFailed, match="would bring epsilon to") as caught:
+        execute(made)
+    assert isinstance(caught.value.__cause__, BudgetExceeded)
+    assert Ledger.load(Store(tmp_path).runs()[0].path / "ledger.json").entries == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_stop_signal_writes_a_checkpoint_and_the_run_goes_on_later(number, undisturbed, tmp_path):
+    prepare(tmp_path, undisturbed)
+
+    def stopped() -> None:
+        made = config(tmp_path, "runtime.checkpoint_s=1000")
+        tell = [0]
+        release = torch.Tensor.lerp_
+
+        def lerp_(self, *words):
+            tell[0] += 1
+            if tell[0] == 3:
+                os.kill(os.getpid(), number)
+            return release(self, *words)
+
+        torch.Tensor.lerp_ = lerp_
+        try:
+            execute(made)
+        except Preempted as error:
+            os._exit(int(error.code))
+
+    assert in_child(stopped) == 128 + number
+    folder = Store(tmp_path).folder(undisturbed.id)
+    assert folder.status() == "preempted"
+    assert torch.load(folder.path / "checkpoints" / "last.pt", weights_only=True)["steps"] == {"train": 3}
+    assert contents(execute(config(tmp_path))) == contents(undisturbed)
+
+
+def test_a_restart_inherits_the_ledger_and_the_weights_of_its_parent(tmp_path):
+    small = ["method.batch_size=8", "method.d=8", "method.g=8", "method.n_d=1", "method.steps=4"]
+
+    def gan(*overrides: str):
+        made = config(tmp_path, "privacy.epsilon=inf", target="methods.dpgan.DPGAN")
+        OmegaConf.update(made, "runtime.keep_steps", [2])
+        for word in [*small, *overrides]:
+            key, value = word.split("=", 1)
+            OmegaConf.update(made, key, OmegaConf.create(f"v: {value}").v)
+        return made
+
+    parent = execute(gan())
+    child = execute(gan("method.sigma=1.0", "method.clip=1.0", f"restart={{run: {parent.id[:6]}, checkpoint: step-2}}"))
+    assert child.id != parent.id
+    ledger = Ledger.load(child.path / "ledger.json")
+    inherited = [entry for entry in ledger.entries.values() if entry.inherited_from]
+    assert [entry.inherited_from for entry in inherited] == [parent.id]
+    assert ledger.epsilon["proven"] == "inf"  # a non-private parent's releases cannot be taken back
+    with pytest.raises(RunFailed, match="found \\['last', 'step-2'\\]"):
+        execute(gan("seed=1", f"restart={{run: {parent.id}, checkpoint: step-3}}"))
+    with pytest.raises(RunFailed, match="budget"):
+        execute(gan("privacy.epsilon=10", "method.sigma=1.0", "method.clip=1.0", f"restart={{run: {parent.id}}}"))
+
+
+def test_plan_touches_no_record():
+    events, budget = plan(["method=dp_merf", "dataset=digits", "privacy.epsilon=2", "method.features=20"])
+    assert budget.epsilon == 2
+    assert [event.times for event in events] == [1]
+    assert events[0].std > 0
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("seed=-1", "seed to be an integer >= 0"),
+        ("privacy.epsilon=-1", "privacy.epsilon > 0"),
+        ("privacy.delta=2", r"privacy.delta in \(0, 1\)"),
+        ("privacy.relation=both", "privacy.relation in"),
+        ("method.colour=red", "cannot be built"),
+    ],
+)
+def test_bad_configs_are_refused_before_anything_is_written(tmp_path, override, words):
+    with pytest.raises(ValueError, match=words):
+        execute(config(tmp_path, override))
+    assert not list(tmp_path.iterdir())
+
+
+def test_images_of_a_seeded_run_need_a_word(undisturbed, tmp_path):
+    results = undisturbed.path.parent.parent
+    with pytest.raises(NotForRelease, match="can be subtracted"):
+        sample_run(results, undisturbed.id, 5, 0, tmp_path / "a.npz", "balanced", benchmark=False)
+    assert not (tmp_path / "a.npz").exists()
+    sample_run(results, undisturbed.id, 5, 0, tmp_path / "a.npz", "balanced", benchmark=True)
+    with np.load(tmp_path / "a.npz") as made:
+        assert made["images"].shape == (5, 1, 28, 28)
+        expected = Generator.load(undisturbed.path).sample(torch.from_numpy(made["labels"]), 0)
+        assert torch.equal(torch.from_numpy(made["images"]), expected)
+    sample_run(results, undisturbed.id, 3, 0, tmp_path / "pngs", "balanced", benchmark=True)
+    assert len(list((tmp_path / "pngs").glob("*.png"))) == 3
+    with pytest.raises(ValueError, match="is there already"):
+        sample_run(results, undisturbed.id, 3, 0, tmp_path / "pngs", "balanced", benchmark=True)
+
+
+def test_images_of_a_run_with_os_noise_are_free(tmp_path, undisturbed):
+    prepare(tmp_path, undisturbed)
+    folder = execute(config(tmp_path, "privacy.noise=os"))
+    shutil.rmtree(tmp_path / "cache")  # nothing but the run's own folder is needed
+    sample_run(tmp_path, folder.id, 4, 1, tmp_path / "out.npz", "uniform", benchmark=False)
+    assert (tmp_path / "out.npz").exists()
