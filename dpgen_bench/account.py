@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from dpgen_bench.privacy.accountants import ACCOUNTANTS, Composition, NotCovered
 
@@ -42,9 +42,6 @@ Without --q, --sigma and --steps: Hydra overrides, whose planned mechanisms are 
 
 class Usage(Exception):
     """Bad arguments; the message says what was expected."""
-
-
-# --------------------------------------------------------------------------------------------------- cells
 
 
 def epsilon_table(
@@ -131,8 +128,7 @@ class _Cell:
         return self._in_a_process(timeout_s)
 
     def _in_a_process(self, timeout_s: float) -> dict[str, Any]:
-        package = str(Path(__file__).resolve().parents[1])
-        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
             done = subprocess.run(
                 [sys.executable, "-c", "from dpgen_bench.account import answer_request; answer_request()"],
@@ -179,12 +175,11 @@ def _word(answer: Mapping[str, Any]) -> float | str:
 
 def _read(cache: Path | None) -> dict[str, Any]:
     """What the cache holds; nothing if it is missing or unreadable, since every cell can be computed again."""
-    if cache is None or not cache.exists():
-        return {}
-    with contextlib.suppress(json.JSONDecodeError, OSError):
-        content = json.loads(cache.read_text())
-        return content if isinstance(content, dict) else {}
-    return {}
+    content = {}
+    if cache is not None:
+        with contextlib.suppress(ValueError, OSError):
+            content = json.loads(cache.read_text())
+    return content if isinstance(content, dict) else {}
 
 
 def _remember(cache: Path, answers: Mapping[str, Mapping[str, Any]]) -> None:
@@ -194,14 +189,9 @@ def _remember(cache: Path, answers: Mapping[str, Mapping[str, Any]]) -> None:
     from dpgen_bench.files import write_atomic
 
     new = {key: answer for key, answer in answers.items() if "failed" not in answer}
-    if not new:
-        return
     cache.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{cache}.lock"):
         write_atomic(cache, json.dumps({**_read(cache), **new}, indent=1))
-
-
-# ------------------------------------------------------------------------------------------- command line
 
 
 def main(argv: list[str]) -> int:
@@ -348,7 +338,7 @@ def _print(
     for column in ("count", "add/remove", "replace-one"):
         view.add_column(column, overflow="fold")
     for name in ACCOUNTANTS:
-        view.add_row(f"proven, {name.upper()}", *(_cell(table[relation][name]) for relation in _relations()))
+        view.add_row(f"proven, {name.upper()}", _cell(table["add_remove"][name]), _cell(table["replace_one"][name]))
     for label, value in table.get("claimed", {}).items():
         view.add_row(label, _cell(value), "")
     console.print(view)
@@ -357,12 +347,6 @@ def _print(
             f"The claim counts {arguments.releases_per_draw} independently sampled releases per step; they share one "
             "draw, so it bounds nothing."
         )
-
-
-def _relations() -> tuple[str, ...]:
-    from dpgen_bench.privacy.events import Relation
-
-    return get_args(Relation)
 
 
 def _cell(value: float | str) -> str:

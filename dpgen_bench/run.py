@@ -111,7 +111,9 @@ def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
         raise ValueError(f"run {folder.id} has no generator yet ({folder.status()}); finish it with `dpgen run`.")
     chosen = compose_config(overrides)
     config = folder.config
-    config.protocol, config.runtime, config.data_root = chosen.protocol, chosen.runtime, chosen.data_root
+    config.protocol, config.runtime = chosen.protocol, chosen.runtime
+    if "root" in config.dataset:  # data may lie elsewhere than where the run was trained
+        config.dataset.root = chosen.data_root
     with folder.locked():
         (folder.path / "metrics" / f"{config.protocol.name}.json").unlink(missing_ok=True)
         measure(RunSpec(config, folder.read_json("identity.json")), folder, choose_device(config.runtime.device))

@@ -92,6 +92,7 @@ def specify(config: DictConfig) -> RunSpec:
         raise ValueError(f"expected seed to be an integer >= 0, got {config.seed!r}.")
     spec = RunSpec(config, training={})
     spec.budget()
+    spec.method()
     method = OmegaConf.to_container(config.method)
     assert isinstance(method, dict)
     method.pop("check", None)

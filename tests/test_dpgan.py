@@ -287,10 +287,10 @@ def gradient_loop(D: nn.Module, x: Tensor, y: Tensor, real: bool, C: float) -> d
 @pytest.mark.parametrize("clip_fakes", [True, False])
 @pytest.mark.parametrize("C", [0.05, math.inf])
 def test_a_discriminator_step_is_algorithm_1(clip_fakes: bool, C: float, backend: Any) -> None:
-    """Lines 4-8 without noise, n = 12 and B = 4: q = 1/3, four fakes, denominator 8 whatever was drawn."""
+    """Lines 4-8 without noise, n = 12 and B = 5: q = 1/3, round(qn) = 4 fakes, denominator 8 whatever was drawn."""
     watcher = Watcher()
     noise_free = {} if math.isinf(C) else {"clip_norm": C, "sigma": 1e-20}
-    method = DPGAN(**{**TINY, **noise_free, "n_d": 5}, clip_fakes=clip_fakes, backend=backend)
+    method = DPGAN(**{**TINY, **noise_free, "batch_size": 5, "n_d": 5}, clip_fakes=clip_fakes, backend=backend)
     torch.manual_seed(3)
     G0 = GeneratorNet(*MNIST, width=2, latent_dim=3)
     _, ctx = fit(method, private(watcher=watcher))
@@ -300,7 +300,7 @@ def test_a_discriminator_step_is_algorithm_1(clip_fakes: bool, C: float, backend
     y = torch.randint(10, (4,), generator=public)
     ((drawn, D0, _),) = watcher.releases
     assert 0 < len(drawn) < 12
-    assert len(drawn) != 4, "the realised batch must differ from B for the denominator to be tested"
+    assert len(drawn) != 4, "the realised batch must differ from the expected one for the denominator to be tested"
     images, labels = records()
     real = gradient_loop(D0, images[drawn] / 255, labels[drawn], True, C)
     fake = gradient_loop(D0, G0(z, y).detach(), y, False, C if clip_fakes else math.inf)

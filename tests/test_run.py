@@ -126,7 +126,7 @@ def test_a_run_killed_at_any_rename_ends_like_one_that_was_not(undisturbed, tmp_
 def test_a_run_killed_again_and_again_gets_there(undisturbed, tmp_path):
     prepare(tmp_path, undisturbed)
     for _ in range(40):
-        if in_child(lambda: kill_at_rename(7, lambda: execute(config(tmp_path)))) == 0:
+        if in_child(lambda: kill_at_rename(12, lambda: execute(config(tmp_path)))) == 0:
             break
     folder = Store(tmp_path).folder(undisturbed.id)
     assert folder.done
@@ -138,8 +138,8 @@ def test_a_dpgan_killed_in_the_middle_ends_bit_identical(tmp_path):
         made = compose_config(
             [
                 "method=dpgan", "privacy.epsilon=inf", f"results={results}", "runtime.progress=false",
-                "runtime.checkpoint_s=0", "method.sigma=2.0", "method.clip=1.0", "method.steps=8", "method.n_d=2",
-                "method.batch_size=8", "method.d=8", "method.g=8",
+                "runtime.checkpoint_s=0", "method.sigma=2.0", "method.clip_norm=1.0", "method.steps=8", "method.n_d=2",
+                "method.batch_size=8", "method.d_d=8", "method.d_g=8",
             ]
         )  # fmt: skip
         OmegaConf.set_struct(made, False)
@@ -250,7 +250,7 @@ def test_a_failed_run_keeps_its_error_and_is_tried_again(tmp_path):
 
 def test_a_plan_over_budget_fails_and_releases_nothing(tmp_path):
     made = config(tmp_path, "privacy.epsilon=1")
-    made.method = {"name": "dpgan", "_target_": "methods.dpgan.DPGAN", "sigma": 0.5, "steps": 1000, "d": 8, "g": 8}
+    made.method = {"name": "dpgan", "_target_": "methods.dpgan.DPGAN", "sigma": 0.5, "steps": 1000, "d_d": 8, "d_g": 8}
     with pytest.raises(RunFailed, match="would bring epsilon to") as caught:
         execute(made)
     assert isinstance(caught.value.__cause__, BudgetExceeded)
@@ -286,7 +286,7 @@ def test_a_stop_signal_writes_a_checkpoint_and_the_run_goes_on_later(number, und
 
 
 def test_a_restart_inherits_the_ledger_and_the_weights_of_its_parent(tmp_path):
-    small = ["method.batch_size=8", "method.d=8", "method.g=8", "method.n_d=1", "method.steps=4"]
+    small = ["method.batch_size=8", "method.d_d=8", "method.d_g=8", "method.n_d=1", "method.steps=4"]
 
     def gan(*overrides: str):
         made = config(tmp_path, "privacy.epsilon=inf", target="methods.dpgan.DPGAN")
@@ -296,8 +296,8 @@ def test_a_restart_inherits_the_ledger_and_the_weights_of_its_parent(tmp_path):
             OmegaConf.update(made, key, OmegaConf.create(f"v: {value}").v)
         return made
 
-    parent = execute(gan())
-    child = execute(gan("method.sigma=1.0", "method.clip=1.0", f"restart={{run: {parent.id[:6]}, checkpoint: step-2}}"))
+    parent = execute(gan("method.sigma=null"))
+    child = execute(gan("method.sigma=1.0", "method.clip_norm=1.0", f"restart={{run: {parent.id[:6]}, checkpoint: step-2}}"))
     assert child.id != parent.id
     ledger = Ledger.load(child.path / "ledger.json")
     inherited = [entry for entry in ledger.entries.values() if entry.inherited_from]
@@ -306,7 +306,7 @@ def test_a_restart_inherits_the_ledger_and_the_weights_of_its_parent(tmp_path):
     with pytest.raises(RunFailed, match="found \\['last', 'step-2'\\]"):
         execute(gan("seed=1", f"restart={{run: {parent.id}, checkpoint: step-3}}"))
     with pytest.raises(RunFailed, match="budget"):
-        execute(gan("privacy.epsilon=10", "method.sigma=1.0", "method.clip=1.0", f"restart={{run: {parent.id}}}"))
+        execute(gan("privacy.epsilon=10", "method.sigma=1.0", "method.clip_norm=1.0", f"restart={{run: {parent.id}}}"))
 
 
 def test_plan_touches_no_record():

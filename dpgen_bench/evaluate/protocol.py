@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import asdict
 from typing import Any
@@ -16,7 +15,7 @@ from torchvision.utils import make_grid, save_image
 
 from dpgen_bench.data.datasets import Records
 from dpgen_bench.evaluate.metric import EvalContext, Metric, evaluate
-from dpgen_bench.files import atomic, write_atomic
+from dpgen_bench.files import atomic
 from dpgen_bench.generator import Generator
 from dpgen_bench.results.store import RunFolder
 from dpgen_bench.specify import RunSpec
@@ -80,11 +79,10 @@ def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int) -> Records:
     generator = Generator.load(folder.path)
     labels = sample_labels(int(protocol.num_samples), generator.num_classes, protocol.labels, seed)
     samples = Records(generator.sample(labels, seed), labels)
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, images=samples.images.numpy(), labels=labels.numpy(), made_by=made_by)
-    write_atomic(path, buffer.getvalue())
     with atomic(folder.path / "samples.png") as temporary:
         save_image(class_grid(samples, generator.num_classes), temporary, format="png")
+    with atomic(path) as temporary:  # last: where it is, the picture is too
+        np.savez_compressed(temporary, images=samples.images.numpy(), labels=labels.numpy(), made_by=made_by)
     return samples
 
 

@@ -44,8 +44,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-# The three libraries are imported where they are used: opacus brings torch along, which would triple the start
-# of a process that computes one PLD cell, and `dpgen --help` needs none of them.
+# The libraries are imported where they are used: opacus brings torch along, which a process for one PLD cell can spare.
 if TYPE_CHECKING:
     from dpgen_bench.privacy.events import Event, Relation
 
@@ -90,11 +89,7 @@ class Composition:
 
 
 class Accountant(ABC):
-    """Upper bounds on epsilon by one library.
-
-    Subclasses give `name`, `library` (the distribution whose version belongs to the figure), `uncovered` and
-    `compose`.
-    """
+    """Upper bounds on epsilon by one library (`library`: the distribution whose version belongs to a figure)."""
 
     name: ClassVar[str]
     library: ClassVar[str]
@@ -133,8 +128,7 @@ class Accountant(ABC):
 def _orders() -> tuple[float, ...]:
     """Rényi orders: opacus' own, so that no figure is looser than the papers', and between and beyond them.
 
-    Small (order - 1) serve large epsilon, large orders small epsilon. The geometric part has steps of 4% in
-    (order - 1). opacus' sampled curve overflows above order 1029; Gaussians alone are evaluated further out.
+    Orders near 1 serve large epsilons, large orders small ones. opacus' sampled curve overflows above 1029.
     """
     usual = {*(1.0 + tenth / 10.0 for tenth in range(1, 100)), *(float(order) for order in range(12, 64))}
     fractional = {float(order) for order in 1.0 + np.geomspace(0.005, 20.0, 220)}
@@ -248,9 +242,7 @@ def _prv_epsilon(composition: Composition, delta: float, eps_error: float | None
             rough = RDP(variables).compute_epsilon(delta, times)[2]
             eps_error = float(np.clip(0.005 * rough, 1e-3, 5.0))
         try:
-            accountant = PRVAccountant(
-                variables, max_self_compositions=times, eps_error=eps_error, delta_error=delta / 1000
-            )
+            accountant = PRVAccountant(variables, eps_error, delta / 1000, max_self_compositions=times)
             upper = float(accountant.compute_epsilon(delta, times)[2])
         except (ValueError, RuntimeError, AssertionError, MemoryError) as error:
             raise NotCovered(f"prv (prv-accountant): it gave up with: {error}") from error
@@ -297,11 +289,9 @@ class Pld(Accountant):
                 if math.isinf(best):
                     raise
                 break
-            if epsilon >= best:
-                break
+            if epsilon >= best or epsilon <= 0.0:
+                return min(epsilon, best)
             best = epsilon
-            if epsilon <= 0.0:
-                break
             variance = float(get_sigma_gaussian(epsilon, delta)) ** -2
             if releases * interval**2 / 4.0 <= 1e-3 * variance:
                 break
@@ -313,17 +303,14 @@ def _sampled_pld(rate: float, multiplier: float, relation: Relation, interval: f
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import privacy_loss_distribution
 
-    neighbours = {
-        "add_remove": NeighboringRelation.ADD_OR_REMOVE_ONE,
-        # dp-accounting then takes the antipodal pair P*, Q* of this module's docstring, doubling the distance
-        # itself: it must be given std / add_remove, not std / replace_one.
-        "replace_one": NeighboringRelation.REPLACE_ONE,
-    }
+    # Under REPLACE_ONE dp-accounting 0.6 takes the pair P*, Q* of this module's docstring, doubling the distance
+    # itself: it must be given std / add_remove, not std / replace_one.
+    names = {"add_remove": "ADD_OR_REMOVE_ONE", "replace_one": "REPLACE_ONE"}
     return privacy_loss_distribution.from_gaussian_mechanism(
         multiplier,
         value_discretization_interval=interval,
         sampling_prob=rate,
-        neighboring_relation=neighbours[relation],
+        neighboring_relation=NeighboringRelation[names[relation]],
     )
 
 

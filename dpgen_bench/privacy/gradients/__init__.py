@@ -155,7 +155,7 @@ def _plain_sum(
     these are left out."""
     losses = losses_of(rows)
     b = len(losses)
-    grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
+    grads = torch.autograd.grad(losses, list(parameters.values()), torch.ones_like(losses), allow_unused=True)
     finite = torch.isfinite(losses.detach()).all()
     sums = {}
     for (name, parameter), grad in zip(parameters.items(), grads, strict=True):

@@ -1,0 +1,37 @@
+"""Runs every benchmark of this package (or those named) and writes one JSON file each.
+
+    python -m tests.bench [NAME ...] [--out results/bench]
+
+A benchmark is a module with `measure() -> dict`, whose values are plain numbers, strings, lists and dicts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import pkgutil
+from pathlib import Path
+
+import tests.bench
+
+
+def main() -> None:
+    names = [found.name for found in pkgutil.iter_modules(tests.bench.__path__) if not found.name.startswith("_")]
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all if none is given")
+    parser.add_argument("--out", type=Path, default=Path("results/bench"), help="directory of the JSON files")
+    arguments = parser.parse_args()
+    for name in arguments.names or names:
+        if name not in names:
+            parser.error(f"no benchmark {name!r}; there are {', '.join(names)}")
+        print(f"measuring {name} ...", flush=True)
+        result = importlib.import_module(f"tests.bench.{name}").measure()
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        path = arguments.out / f"{name}.json"
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        print(f"{json.dumps(result, indent=2)}\nwritten to {path}")
+
+
+if __name__ == "__main__":
+    main()
