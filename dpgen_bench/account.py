@@ -70,11 +70,8 @@ def epsilon_table(
     if not 0.0 < delta < 1.0:
         raise ValueError(f"expected delta in (0, 1), got {delta!r}.")
     known = _read(cache)
-    jobs = {
-        (relation, name): _Cell(Composition.of(events, relation), delta, relation, name)
-        for relation in RELATIONS
-        for name in ACCOUNTANTS
-    }
+    places = [(relation, name) for relation in RELATIONS for name in ACCOUNTANTS]
+    jobs = {place: _Cell(Composition.of(events, place[0]), delta, *place) for place in places}
     # A worker only waits for its process, so threads are enough; one per core keeps the limits honest.
     with ThreadPoolExecutor(max_workers=max(1, os.cpu_count() or 1)) as workers:
         answers = workers.map(lambda cell: cell.answer(timeout_s, known), jobs.values())
@@ -96,7 +93,9 @@ class _Cell:
     @property
     def slow(self) -> bool:
         """Whether it may take more than about a second. RDP and unsampled Gaussians never do."""
-        return self.name != "rdp" and self.composition is not None and bool(self.composition.poisson)
+        if self.composition is None or ACCOUNTANTS[self.name].uncovered(self.composition, self.relation):
+            return False
+        return self.name != "rdp" and bool(self.composition.poisson)
 
     @property
     def request(self) -> dict[str, Any]:
@@ -117,9 +116,6 @@ class _Cell:
     def answer(self, timeout_s: float, known: Mapping[str, Any]) -> dict[str, Any]:
         if self.composition is None:
             return {"epsilon": math.inf}
-        reason = ACCOUNTANTS[self.name].uncovered(self.composition, self.relation)
-        if reason is not None:
-            return {"reason": reason}
         if not self.slow:
             return _compute(self.composition, self.delta, self.relation, self.name)
         remembered: dict[str, Any] | None = known.get(self.key)
@@ -158,10 +154,13 @@ def answer_request() -> None:
 
 
 def _compute(composition: Composition, delta: float, relation: Relation, name: str) -> dict[str, Any]:
+    reason = ACCOUNTANTS[name].uncovered(composition, relation)
+    if reason is not None:
+        return {"reason": reason}
     try:
         return {"epsilon": ACCOUNTANTS[name].compose(composition, delta, relation)}
-    except NotCovered as reason:
-        return {"reason": str(reason)}
+    except NotCovered as failure:
+        return {"reason": str(failure)}
 
 
 def _word(answer: Mapping[str, Any]) -> float | str:

@@ -139,10 +139,7 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
     runtime = spec.config.runtime
 
     def spent() -> float:
-        done = [
-            Event(m.sample, m.bound.sensitivity, m.std, m.executed)  # type: ignore[arg-type]
-            for m in data.mechanisms.values()
-        ]
+        done = [Event(m.sample, m.bound.sensitivity, m.std, m.executed) for m in data.mechanisms.values()]
         inherited = [entry.event for entry in ledger.entries.values() if entry.inherited_from]
         budget = ledger.budget
         return epsilon([*inherited, *done], budget.delta, budget.relation, budget.accountant)

@@ -16,7 +16,7 @@ from dpgen_bench.privacy.events import Budget, Event
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.mechanism import Journal, Mechanism, Observer
 from dpgen_bench.privacy.noise import Key
-from dpgen_bench.privacy.sampling import Full, Poisson, Sampling
+from dpgen_bench.privacy.sampling import Full, Poisson
 
 
 class PrivateData:
@@ -75,7 +75,7 @@ class PrivateData:
         self,
         name: str,
         *,
-        sample: Sampling,
+        sample: Full | Poisson,
         bound: Bound,
         times: int | None = None,
         std: float | None = None,

@@ -19,7 +19,7 @@ from dpgen_bench.files import atomic
 from dpgen_bench.privacy.bounds import Batch, Bound, PublicRows
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.noise import Key
-from dpgen_bench.privacy.sampling import Sampling
+from dpgen_bench.privacy.sampling import Full, Poisson
 
 
 class AllowanceExhausted(RuntimeError):
@@ -83,7 +83,7 @@ class Mechanism:
     def __init__(
         self,
         name: str,
-        sample: Sampling,
+        sample: Full | Poisson,
         bound: Bound,
         times: int,
         std: float,

@@ -8,27 +8,19 @@ is what the neighbouring-dataset arguments of the accountants assume, and what t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from dpgen_bench.privacy.noise import Key
 
 
-class Sampling(Protocol):
-    """A way to draw records. `rate` is the probability that one record takes part in one draw."""
-
-    @property
-    def rate(self) -> float: ...
-
-    def draw(self, ids: np.ndarray, key: Key) -> np.ndarray:
-        """Positions (int64, ascending) in `ids` [n] of the records drawn with the coins of `key`."""
-        ...
-
-
 @dataclass(frozen=True)
 class Full:
-    """Every record takes part in every release: no amplification."""
+    """Every record takes part in every release: no amplification.
+
+    `rate` is the probability that one record takes part in one draw; `draw` gives the positions (int64, ascending) in
+    `ids` [n] of the records drawn with the coins of `key`.
+    """
 
     @property
     def rate(self) -> float:

@@ -30,36 +30,47 @@ def format_epsilon(value: Any) -> str:
 
 
 def print_runs(results: Path) -> None:
-    """One line per run and protocol."""
+    """One line per run, with the headline figures of each protocol it was measured by."""
     runs = Store(results).runs()
-    console = Console()
+    console = make_console()
     if not runs:
         console.print(f"no runs in {results / 'runs'} yet; `dpgen run` makes one")
         return
-    table = Table("run", "method", "dataset", "scale", "seed", "status", "ε budget", "ε proven", "ε claimed", "metrics")
+    table = Table("run", "what", "scale", "status", "ε budget", "proven", "claimed", "metrics")
     for folder in runs:
         config = folder.config
-        status = folder.status()
-        if status == "failed":
-            status += f" ({folder.read_json('status.json').get('phase')})"
-        if is_stale(config, folder.read_json("identity.json").get("source", "")):
-            status += ", stale"
         epsilon = folder.read_json("ledger.json").get("epsilon") or {}
-        lines = []
-        for protocol in folder.protocols:
-            values = headline(folder, protocol)
-            figures = [f"{name} {values[name]:.1f}" for name in HEADLINES if name in values]
-            lines.append(f"{protocol}: {', '.join(figures) or 'nothing measured'}")
         table.add_row(
             folder.id,
-            config.method.name,
-            config.dataset.name,
+            f"{config.method.name} {config.dataset.name} seed {config.seed}",
             config.scale.name,
-            str(config.seed),
-            status,
+            describe_status(folder),
             f"{float(config.privacy.epsilon):g}",
             format_epsilon(epsilon.get("proven")),
             format_epsilon(epsilon.get("claimed")),
-            "\n".join(lines),
+            "\n".join(describe_metrics(folder, protocol) for protocol in folder.protocols),
         )
     console.print(table)
+
+
+def describe_status(folder: RunFolder) -> str:
+    """The status, where it failed, how far it is, and `stale` when the method's source has changed since."""
+    status = folder.status()
+    if status == "failed":
+        status += f" ({folder.read_json('status.json').get('phase')})"
+    if is_stale(folder.config, folder.read_json("identity.json").get("source", "")):
+        status += ", stale"
+    return status
+
+
+def describe_metrics(folder: RunFolder, protocol: str) -> str:
+    """`protocol: fid 12.3, acc_cnn_pct 94.5`."""
+    values = headline(folder, protocol)
+    figures = [f"{name} {values[name]:.1f}" for name in HEADLINES if name in values]
+    return f"{protocol}: {', '.join(figures) or 'nothing measured'}"
+
+
+def make_console() -> Console:
+    """As wide as the terminal; wide enough for a table where there is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)

@@ -13,11 +13,10 @@ from typing import Any
 import pandas as pd
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 from rich.table import Table
 
 from dpgen_bench.files import write_atomic
-from dpgen_bench.results.listing import format_epsilon, headline
+from dpgen_bench.results.listing import format_epsilon, headline, make_console
 from dpgen_bench.results.store import RunFolder, Store
 from dpgen_bench.specify import CONF, RunSpec, compose_config, specify
 
@@ -131,16 +130,16 @@ def print_table(name: str, results: Path) -> None:
     shown = Table(*frame.columns, title=table.title, caption=table.get("note"))
     for line in frame.itertuples(index=False):
         shown.add_row(*map(str, line))
-    console = Console()
+    console = make_console()
     console.print(shown)
     for row in rows:
         for folder in row.measured:
             config = folder.config
             what = f"{config.method.name} ε={float(config.privacy.epsilon):g} seed {config.seed}"
             console.print(f"  samples of {what}: {folder.path / 'samples.png'}", highlight=False, soft_wrap=True)
-    folder = results / "tables"
-    write_atomic(folder / f"{name}.md", f"# {table.title}\n\n{_markdown(frame)}\n\n{table.get('note', '')}\n")
-    write_atomic(folder / f"{name}.csv", frame.to_csv(index=False))
+    place = results / "tables"
+    write_atomic(place / f"{name}.md", f"# {table.title}\n\n{_markdown(frame)}\n\n{table.get('note', '')}\n")
+    write_atomic(place / f"{name}.csv", frame.to_csv(index=False))
 
 
 def launch_sweeps(name: str, results: Path, overrides: list[str]) -> int:

@@ -147,7 +147,11 @@ def refuse_hidden_weights(module: nn.Module, trainable: Iterable[str], also_shar
         return
     first: dict[int, str] = {}
     wanted = set(trainable)
-    own = [(f"{name}.{key}".lstrip("."), p) for name, layer in module.named_modules() for key, p in layer._parameters.items()]
+    own = [
+        (f"{name}.{key}".lstrip("."), p)
+        for name, layer in module.named_modules()
+        for key, p in layer._parameters.items()
+    ]
     for name, parameter in own:
         if parameter is None:
             continue

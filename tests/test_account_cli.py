@@ -1,0 +1,204 @@
+"""`dpgen account`: the table, its cells in their own processes, its cache, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from dpgen_bench import account
+from dpgen_bench.account import epsilon_table, main
+from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.events import RELATIONS, Budget, Event, Sensitivity
+from dpgen_bench.privacy.sampling import Full, Poisson
+
+RECORD = Sensitivity(1.0, 2.0)
+SHORT = ["--q", "1/100", "--sigma", "2", "--steps", "50"]
+SAMPLED = Event(Poisson(0.01), RECORD, 2.0, 50)
+UNSAMPLED = Event(Full(), RECORD, 1.0, 1)
+
+
+def as_json(capsys, *argv: str) -> dict:
+    assert main([*argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def no_process(*args, **kwargs):
+    raise AssertionError("a process was started")
+
+
+def test_table_of_a_sampled_mechanism(capsys) -> None:
+    out = as_json(capsys, *SHORT)
+    table = out["epsilon"]
+    for name in ("rdp", "prv", "pld"):
+        assert table["add_remove"][name] == pytest.approx(epsilon([SAMPLED], 1e-5, "add_remove", name), rel=1e-9)
+    assert table["replace_one"]["pld"] == pytest.approx(epsilon([SAMPLED], 1e-5, "replace_one", "pld"), rel=1e-9)
+    assert "add/remove only" in table["replace_one"]["rdp"]
+    assert table["replace_one"]["prv"].startswith("not available: ")
+    assert out["delta"] == 1e-5
+    assert out["mechanisms"] == [
+        {"sampling": "poisson", "rate": 0.01, "multiplier": {"add_remove": 2.0, "replace_one": 1.0}, "times": 50}
+    ]
+
+
+def test_rate_one_is_every_record_and_starts_no_process(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(subprocess, "run", no_process)
+    table = as_json(capsys, "--q", "1", "--sigma", "1", "--steps", "1")["epsilon"]
+    assert table["add_remove"]["pld"] == pytest.approx(4.377, abs=1e-3)  # DP-MERF's sigma 0.5, both relations
+    assert table["replace_one"]["pld"] == pytest.approx(9.997, abs=1e-3)
+    assert isinstance(table["replace_one"]["rdp"], float)
+
+
+def test_releases_per_draw_divide_the_multiplier_by_their_root(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(subprocess, "run", no_process)
+    rows = as_json(capsys, "--q", "1", "--sigma", "4", "--steps", "3", "--releases-per-draw", "16")
+    plain = as_json(capsys, "--q", "1", "--sigma", "1", "--steps", "3")
+    assert rows["epsilon"]["add_remove"] == plain["epsilon"]["add_remove"]
+    # Rows are any function of the batch: the same 2C under both relations, unless they are said to be sums.
+    assert rows["epsilon"]["replace_one"] == plain["epsilon"]["add_remove"]
+    sums = as_json(capsys, "--q", "1", "--sigma", "4", "--steps", "3", "--releases-per-draw", "16", "--bound", "record")
+    assert sums["epsilon"] == plain["epsilon"]
+
+
+def test_published_stands_beside_proven(capsys) -> None:
+    """DP-Sinkhorn, final paper, MNIST: 10.05 claimed; the proven RDP figure is about 890 (PLD: test_accountants)."""
+    sinkhorn = ["--q", "1/1200", "--sigma", "1.5", "--steps", "160000", "--releases-per-draw", "50"]
+    table = as_json(capsys, *sinkhorn, "--published", "--timeout", "0.05")["epsilon"]
+    (label, claimed), *rest = table["claimed"].items()
+    assert label == "claimed (8,000,000 compositions, classical RDP)"
+    assert rest == []
+    assert claimed == pytest.approx(10.05, abs=0.005)
+    assert table["add_remove"]["rdp"] == pytest.approx(888, abs=3)
+
+
+def test_published_dpgan_adds_opacus(capsys) -> None:
+    dpgan = ["--q", "1/469", "--sigma", "1", "--steps", "450000", "--published", "--timeout", "0.05"]
+    claims = as_json(capsys, *dpgan)["epsilon"]["claimed"]
+    assert claims["claimed (450,000 compositions, Opacus RDP)"] == pytest.approx(9.963, abs=1e-3)
+
+
+def test_a_cell_that_takes_too_long_says_so(capsys) -> None:
+    assert main([*SHORT, "--timeout", "0.05"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("over 0.05 s") == 3
+    assert "not available" in printed
+    assert f"{epsilon([SAMPLED], 1e-5, 'add_remove', 'rdp'):.4g}" in printed
+    assert "50 releases, Poisson rate 0.01, joint multiplier 2" in printed
+
+
+def test_a_process_that_fails_gives_its_last_words(monkeypatch, tmp_path) -> None:
+    def failing(*args, **kwargs):
+        return SimpleNamespace(returncode=-9, stdout="", stderr="boo\nout of memory\n")
+
+    monkeypatch.setattr(subprocess, "run", failing)
+    cache = tmp_path / "epsilon.json"
+    table = epsilon_table([SAMPLED], 1e-5, cache=cache)
+    assert table["add_remove"]["pld"] == "not available: the process ended with status -9: out of memory"
+    assert json.loads(cache.read_text()) == {}  # it may have been the machine's fault
+
+
+def test_cache_spares_the_processes(monkeypatch, tmp_path) -> None:
+    cache = tmp_path / "deep" / "epsilon.json"
+    first = epsilon_table([SAMPLED], 1e-5, cache=cache)
+    monkeypatch.setattr(subprocess, "run", no_process)
+    # The same composition in other words: two halves, and scaled units.
+    half = Event(Poisson(0.01), Sensitivity(3.0, 6.0), 6.0, 25)
+    assert epsilon_table([half, half], 1e-5, cache=cache) == first
+    with pytest.raises(AssertionError, match="a process was started"):
+        epsilon_table([SAMPLED], 1e-6, cache=cache)
+    monkeypatch.setattr(account, "version", lambda library: "99")
+    with pytest.raises(AssertionError, match="a process was started"):
+        epsilon_table([SAMPLED], 1e-5, cache=cache)
+
+
+def test_cache_retries_a_cell_only_when_given_more_time(monkeypatch, tmp_path) -> None:
+    cache = tmp_path / "epsilon.json"
+    cache.write_text("{ not json")
+    limits = []
+
+    def slow(*args, timeout, **kwargs):
+        limits.append(timeout)
+        raise subprocess.TimeoutExpired("cell", timeout)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    assert epsilon_table([SAMPLED], 1e-5, 10.0, cache=cache)["add_remove"]["prv"] == "over 10 s"
+    assert epsilon_table([SAMPLED], 1e-5, 5.0, cache=cache)["add_remove"]["prv"] == "over 10 s"
+    assert limits == [10.0] * 3
+    assert epsilon_table([SAMPLED], 1e-5, 20.0, cache=cache)["add_remove"]["prv"] == "over 20 s"
+    assert limits == [10.0] * 3 + [20.0] * 3
+
+
+def test_tables_are_json_even_when_infinite() -> None:
+    table = epsilon_table([Event(Full(), RECORD, 0.0, 1)], 1e-5, claims={"claimed": math.inf})
+    assert table == {
+        **{relation: dict.fromkeys(("rdp", "prv", "pld"), "inf") for relation in RELATIONS},
+        "claimed": {"claimed": "inf"},
+    }
+    assert epsilon_table([], 1e-5)["add_remove"] == dict.fromkeys(("rdp", "prv", "pld"), 0.0)
+
+
+def test_overrides_account_the_planned_mechanisms(monkeypatch, capsys) -> None:
+    seen = []
+
+    def plan(overrides):
+        seen.append(overrides)
+        return [UNSAMPLED], Budget(10.0, 1e-6, "replace_one", "pld")
+
+    monkeypatch.setitem(sys.modules, "dpgen_bench.run", SimpleNamespace(plan=plan))
+    assert main(["method=dp_merf", "+privacy.epsilon=10"]) == 0
+    assert seen == [["method=dp_merf", "+privacy.epsilon=10"]]
+    printed = capsys.readouterr().out
+    assert "budget: epsilon 10 (replace_one, pld)" in printed
+    assert "delta = 1e-06" in printed
+    assert f"{epsilon([UNSAMPLED], 1e-6, 'replace_one', 'pld'):.4g}" in printed
+    out = as_json(capsys, "method=dp_merf", "--delta", "1e-5")
+    assert out["delta"] == 1e-5
+
+
+def test_a_plan_that_fails_is_an_error_not_a_traceback(monkeypatch, capsys) -> None:
+    def plan(overrides):
+        raise ValueError("over budget by 3")
+
+    monkeypatch.setitem(sys.modules, "dpgen_bench.run", SimpleNamespace(plan=plan))
+    assert main(["method=dpgan"]) == 2
+    assert "over budget by 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "expected --q, --sigma and --steps, or Hydra overrides"),
+        (["--q", "0", "--sigma", "1", "--steps", "1"], "--q in (0, 1], got 0"),
+        (["--q", "3/2", "--sigma", "1", "--steps", "1"], "--q in (0, 1], got 1.5"),
+        (["--q", "1/0", "--sigma", "1", "--steps", "1"], "expected a number or a fraction"),
+        (["--q", "nan", "--sigma", "1", "--steps", "1"], "expected a number or a fraction"),
+        (["--q", "0.1", "--sigma", "0", "--steps", "1"], "--sigma > 0"),
+        (["--q", "0.1", "--sigma", "inf", "--steps", "1"], "--sigma > 0 and finite"),
+        (["--q", "0.1", "--sigma", "1", "--steps", "0"], "--steps >= 1"),
+        (["--q", "0.1", "--sigma", "1", "--steps", "1.5"], "invalid int"),
+        ([*SHORT, "--delta", "0"], "--delta in (0, 1), got 0"),
+        ([*SHORT, "--delta", "1"], "--delta in (0, 1), got 1"),
+        ([*SHORT, "--releases-per-draw", "0"], "--releases-per-draw >= 1"),
+        ([*SHORT, "--timeout", "0"], "--timeout > 0"),
+        (["--q", "0.1", "--steps", "1"], "missing --sigma"),
+        ([*SHORT, "method=dpgan"], "got both"),
+        (["--sigm", "1"], "got --sigm 1"),
+        (["--steep=3"], "got --steep=3"),
+        (["method=dpgan", "--published"], "--published"),
+    ],
+)
+def test_bad_input_is_refused_with_status_2(argv, message, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(subprocess, "run", no_process)
+    assert main(argv) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_explains_sigma(capsys) -> None:
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "2C" in printed
+    assert "sigma / sqrt(B)" in printed

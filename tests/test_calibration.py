@@ -1,0 +1,156 @@
+"""Calibration returns the least noise, or the most releases, that the budget's own accountant accepts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from dp_accounting import get_sigma_gaussian
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpgen_bench.privacy.accountants import NotCovered, epsilon
+from dpgen_bench.privacy.calibration import BudgetExceeded, calibrate_std, calibrate_times, round_up
+from dpgen_bench.privacy.events import Budget, Event, Sensitivity
+from dpgen_bench.privacy.sampling import Full, Poisson
+
+RECORD = Sensitivity(1.0, 2.0)
+ROWS = Sensitivity(2.0 * 32**0.5, 2.0 * 32**0.5)
+
+
+def spend(budget: Budget, *events: Event) -> float:
+    return epsilon(events, budget.delta, budget.relation, budget.accountant)
+
+
+@given(st.floats(1e-9, 1e9))
+def test_rounding_goes_up_and_by_little(value) -> None:
+    rounded = round_up(value)
+    assert value <= rounded <= value * (1.0 + 1.1e-4)
+    assert round_up(rounded) == rounded
+
+
+@pytest.mark.parametrize(
+    ("value", "rounded"), [(0.4999, 0.4999), (0.499941, 0.49995), (1.000001, 1.0001), (99999.1, 1e5)]
+)
+def test_rounding_examples(value, rounded) -> None:
+    assert round_up(value) == rounded
+
+
+@pytest.mark.parametrize(("eps", "multiplier"), [(10.0, "0.4999"), (1.0, "3.7306"), (0.2, "16.30")])
+def test_dp_merf_noise_is_exact(eps, multiplier) -> None:
+    """One release of DP-MERF's mean embedding: the exact Gaussian, in terms of the replace-one sensitivity.
+
+    The authors' 5.0 for epsilon 1 would be 0.7255 (test_accountants).
+    """
+    std = calibrate_std(Budget(eps, 1e-5, "replace_one", "pld"), [], Full(), RECORD, times=1)
+    found, exact = std / RECORD.replace_one, get_sigma_gaussian(eps, 1e-5)
+    assert f"{exact:.{len(multiplier.split('.')[1])}f}" == multiplier
+    assert exact <= found <= exact * (1.0 + 1.1e-4)
+
+
+CASES = [
+    (Budget(10.0, 1e-5, "add_remove", "rdp"), [], Poisson(1 / 469), RECORD, 1000),
+    (Budget(1.0, 1e-5, "add_remove", "rdp"), [], Full(), ROWS, 7),
+    (Budget(10.0, 1e-5, "add_remove", "pld"), [], Poisson(1 / 469), RECORD, 1000),
+    (Budget(0.5, 1e-6, "add_remove", "pld"), [], Poisson(0.05), RECORD, 1000),
+    (Budget(3.0, 1e-5, "replace_one", "pld"), [], Poisson(0.05), RECORD, 200),
+    (Budget(3.0, 1e-5, "replace_one", "pld"), [Event(Full(), RECORD, 4.0, 1)], Poisson(0.05), RECORD, 200),
+    (Budget(2.0, 1e-5, "add_remove", "pld"), [Event(Full(), RECORD, 4.0, 1)], Full(), ROWS, 3),
+    (Budget(1.0, 1e-5, "add_remove", "prv"), [], Poisson(0.05), RECORD, 100),
+]
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_std_is_the_least_that_fits(case) -> None:
+    budget, spent, sampling, sensitivity, times = CASES[case]
+    std = calibrate_std(budget, spent, sampling, sensitivity, times)
+    assert spend(budget, *spent, Event(sampling, sensitivity, std, times)) <= budget.epsilon
+    assert spend(budget, *spent, Event(sampling, sensitivity, std * (1 - 1e-3), times)) > budget.epsilon
+    assert round_up(std) == std
+
+
+@pytest.mark.parametrize(
+    ("budget", "spent", "sampling", "std"),
+    [
+        (Budget(10.0, 1e-5, "add_remove", "rdp"), [], Poisson(1 / 469), 1.0),
+        (Budget(1.0, 1e-5, "add_remove", "pld"), [], Poisson(1 / 469), 1.0),
+        (Budget(3.0, 1e-5, "replace_one", "pld"), [], Poisson(0.05), 4.0),
+        (Budget(10.0, 1e-5, "add_remove", "pld"), [], Full(), 3.0),
+        (Budget(10.0, 1e-5, "add_remove", "pld"), [Event(Full(), RECORD, 1.0, 1)], Poisson(0.05), 1.0),
+        (Budget(2.0, 1e-5, "add_remove", "rdp"), [Event(Full(), RECORD, 4.0, 1)], Full(), 9.0),
+    ],
+)
+def test_times_is_the_most_that_fits(budget, spent, sampling, std) -> None:
+    times = calibrate_times(budget, spent, sampling, RECORD, std)
+    assert spend(budget, *spent, Event(sampling, RECORD, std, times)) <= budget.epsilon
+    assert spend(budget, *spent, Event(sampling, RECORD, std, times + 1)) > budget.epsilon
+
+
+def test_dpgan_steps_from_noise() -> None:
+    """The DPGAN paper fixes sigma = 1 and q = 1/469 and trains 450,000 steps for 'epsilon 10' by RDP."""
+    by_rdp = calibrate_times(Budget(10.0, 1e-5, "add_remove", "rdp"), [], Poisson(1 / 469), RECORD, 1.0)
+    assert 450_000 <= by_rdp < 455_000
+    by_pld = calibrate_times(Budget(10.0, 1e-5, "add_remove", "pld"), [], Poisson(1 / 469), RECORD, 1.0)
+    assert by_pld > 1.1 * by_rdp  # the tighter accountant allows more
+
+
+def test_gaussian_times_have_a_closed_form() -> None:
+    """T releases of multiplier 3 are one of 3 / sqrt(T); epsilon 10 allows multiplier 0.49989: T = 36."""
+    budget = Budget(10.0, 1e-5, "add_remove", "pld")
+    assert calibrate_times(budget, [], Full(), RECORD, 3.0) == math.floor((3.0 / 0.49989) ** 2) == 36
+
+
+def test_std_scales_with_the_clipping_norm() -> None:
+    budget = Budget(2.0, 1e-5, "add_remove", "rdp")
+    std = calibrate_std(budget, [], Poisson(0.05), RECORD, 100)
+    assert calibrate_std(budget, [], Poisson(0.05), Sensitivity(7.0, 14.0), 100) == pytest.approx(7.0 * std, rel=2e-4)
+
+
+def test_what_is_spent_raises_the_noise() -> None:
+    budget = Budget(2.0, 1e-5, "add_remove", "rdp")
+    alone = calibrate_std(budget, [], Poisson(0.05), RECORD, 100)
+    assert calibrate_std(budget, [Event(Full(), RECORD, 5.0, 1)], Poisson(0.05), RECORD, 100) > 1.01 * alone
+
+
+def test_an_infinite_budget_needs_no_noise() -> None:
+    budget = Budget(math.inf)
+    assert calibrate_std(budget, [], Poisson(0.05), RECORD, 100) == 0.0
+    assert calibrate_std(budget, [], Poisson(0.05), Sensitivity(math.inf, math.inf), 100) == 0.0
+    with pytest.raises(ValueError, match="state the number"):
+        calibrate_times(budget, [], Poisson(0.05), RECORD, 1.0)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+def test_an_exhausted_budget_is_refused(accountant) -> None:
+    budget = Budget(1.0, 1e-5, "add_remove", accountant)
+    spent = [Event(Full(), RECORD, 1.0, 1)]  # epsilon 4.4
+    with pytest.raises(BudgetExceeded, match="already spend"):
+        calibrate_std(budget, spent, Poisson(0.05), RECORD, 100)
+    with pytest.raises(BudgetExceeded, match="not even one"):
+        calibrate_times(budget, spent, Poisson(0.05), RECORD, 1.0)
+    for std in (0.0, 0.3):
+        with pytest.raises(BudgetExceeded, match="not even one"):
+            calibrate_times(budget, [], Full(), RECORD, std)
+
+
+def test_an_unclipped_release_fits_no_budget() -> None:
+    with pytest.raises(BudgetExceeded, match="finite clipping norm"):
+        calibrate_std(Budget(1.0), [], Full(), Sensitivity(math.inf, math.inf), 1)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+def test_a_relation_the_accountant_lacks_is_not_worked_around(accountant) -> None:
+    budget = Budget(1.0, 1e-5, "replace_one", accountant)
+    with pytest.raises(NotCovered):
+        calibrate_std(budget, [], Poisson(0.05), RECORD, 100)
+    with pytest.raises(NotCovered):
+        calibrate_times(budget, [], Poisson(0.05), RECORD, 1.0)
+
+
+@pytest.mark.slow
+def test_prv_calibrates_dpgan_too() -> None:
+    """Within 1e-4 of the most: further releases are far below PRV's own interval."""
+    budget = Budget(10.0, 1e-5, "add_remove", "prv")
+    times = calibrate_times(budget, [], Poisson(1 / 469), RECORD, 1.0)
+    assert spend(budget, Event(Poisson(1 / 469), RECORD, 1.0, times)) <= 10.0
+    assert spend(budget, Event(Poisson(1 / 469), RECORD, 1.0, round(times * 1.001))) > 10.0
