@@ -330,7 +330,10 @@ def _print(
     console = Console(highlight=False)
     for event in events:
         sampling = "all records" if event.sampling.rate >= 1.0 else f"Poisson rate {event.sampling.rate:.6g}"
-        console.print(f"{event.times:,} releases, {sampling}, joint multiplier {event.multiplier('add_remove'):.5g}")
+        plural = "" if event.times == 1 else "s"
+        console.print(
+            f"{event.times:,} release{plural}, {sampling}, joint multiplier {event.multiplier('add_remove'):.5g}"
+        )
     if budget is not None:
         console.print(f"budget: epsilon {budget.epsilon:g} ({budget.relation}, {budget.accountant})")
     view = RichTable(title=f"epsilon at delta = {delta:g}", title_justify="left")
@@ -343,8 +346,7 @@ def _print(
     console.print(view)
     if table.get("claimed") and arguments.releases_per_draw > 1:
         console.print(
-            f"The claim counts {arguments.releases_per_draw} independently sampled releases per step; they share one "
-            "draw, so it bounds nothing."
+            f"The claim counts {arguments.releases_per_draw} separate draws per step; there is one: it bounds nothing."
         )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
@@ -28,20 +30,21 @@ USAGE = """dpgen VERB [OVERRIDES]
 
 @hydra.main(config_path=CONF, config_name="config", version_base="1.3")
 def _run_task(config: DictConfig) -> None:
-    from dpgen_bench.run import execute
+    from dpgen_bench.results.store import RunBusy
+    from dpgen_bench.run import RunFailed, execute
 
-    execute(config)
+    try:
+        execute(config)
+    except (ValueError, LookupError, FileNotFoundError, RunBusy, RunFailed) as error:
+        code = _complain(error)
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise  # Hydra makes the other jobs, then ends with a status that is not 0
+        raise SystemExit(code) from None
 
 
 def _run(argv: list[str]) -> int:
-    from dpgen_bench.results.store import RunBusy
-    from dpgen_bench.run import RunFailed
-
     sys.argv = ["dpgen run", *argv]
-    try:
-        _run_task()
-    except (ValueError, LookupError, FileNotFoundError, RunBusy, RunFailed) as error:
-        return _complain(error)
+    _run_task()
     return 0
 
 

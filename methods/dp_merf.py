@@ -52,8 +52,8 @@ class CodeGenerator(nn.Module):
 class DPMERF:
     """One release, then `steps` of Adam on its distance to the fakes' mean embedding.
 
-    Guarantees: one record exchanged moves the sum of embeddings by at most 2 (by 1 when it joins or leaves), so noise of
-    standard deviation 2σ on the sum is the paper's 2σ/m on the mean. σ is calibrated exactly to privacy.epsilon.
+    Guarantees: one record exchanged moves the sum of embeddings by at most 2 (by 1 when it joins or leaves), so noise
+    of standard deviation 2σ on the sum is the paper's 2σ/m on the mean. σ is calibrated exactly to privacy.epsilon.
 
     Args:
         features: D, an even number of random Fourier features.

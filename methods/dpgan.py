@@ -31,7 +31,7 @@ LADDER = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)  # section 6.2, 
 INNER_KERNEL = {28: 3, 32: 4}
 
 
-def _inner_kernel(image_shape: tuple[int, int, int]) -> int:
+def _inner_kernel(image_shape: Sequence[int]) -> int:
     _, h, w = image_shape
     if h != w or h not in INNER_KERNEL:
         raise ValueError(
@@ -47,9 +47,7 @@ class GeneratorNet(nn.Module):
     With width 128 and latent_dim 128: 2,272,129 parameters at 1x28x28 with 10 classes; 3,160,963 at 3x32x32 with 2.
     """
 
-    def __init__(
-        self, image_shape: tuple[int, int, int], num_classes: int, width: int = 128, latent_dim: int = 128
-    ) -> None:
+    def __init__(self, image_shape: Sequence[int], num_classes: int, width: int = 128, latent_dim: int = 128) -> None:
         super().__init__()
         inner = _inner_kernel(image_shape)
         self.num_classes = num_classes
@@ -77,7 +75,7 @@ class DiscriminatorNet(nn.Module):
     3.86M and 2.24 times the third, is width 192; the 196 printed beside it would have 4.03M.
     """
 
-    def __init__(self, image_shape: tuple[int, int, int], num_classes: int, width: int = 128) -> None:
+    def __init__(self, image_shape: Sequence[int], num_classes: int, width: int = 128) -> None:
         super().__init__()
         inner = _inner_kernel(image_shape)
         self.num_classes = num_classes
@@ -174,8 +172,8 @@ class DPGAN:
 
     batch_size: int = 128
     clip_norm: float = 1.0
-    sigma: float | None = 1.0
-    steps: int | None = None
+    sigma: float | None = None
+    steps: int | None = 450_000
     n_d: int | Literal["adaptive"] = 50
     beta: float = 0.99
     threshold: float = 0.6
@@ -233,7 +231,9 @@ class DPGAN:
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         q, b = self.sampling_rate(data.n), self.fake_batch_size(data.n)
         shape, num_classes, device = data.image_shape, data.num_classes, ctx.device
-        net = dict(image_shape=list(shape), num_classes=num_classes, width=self.d_g, latent_dim=self.latent_dim)
+        net: dict[str, Any] = dict(
+            image_shape=list(shape), num_classes=num_classes, width=self.d_g, latent_dim=self.latent_dim
+        )
         G = GeneratorNet(**net).to(device)
         D = DiscriminatorNet(shape, num_classes, self.d_d).to(device)
         opt_g = torch.optim.Adam(G.parameters(), self.lr_g, self.betas)

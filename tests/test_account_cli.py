@@ -103,7 +103,11 @@ def test_a_process_that_fails_gives_its_last_words(monkeypatch, tmp_path) -> Non
 
 def test_cache_spares_the_processes(monkeypatch, tmp_path) -> None:
     cache = tmp_path / "deep" / "epsilon.json"
-    first = epsilon_table([SAMPLED], 1e-5, cache=cache)
+    with monkeypatch.context() as once:
+        answer = SimpleNamespace(returncode=0, stdout='{"epsilon": 1.5}', stderr="")
+        once.setattr(subprocess, "run", lambda *args, **kwargs: answer)
+        first = epsilon_table([SAMPLED], 1e-5, cache=cache)
+    assert first["add_remove"]["pld"] == first["replace_one"]["pld"] == 1.5
     monkeypatch.setattr(subprocess, "run", no_process)
     # The same composition in other words: two halves, and scaled units.
     half = Event(Poisson(0.01), Sensitivity(3.0, 6.0), 6.0, 25)

@@ -133,6 +133,11 @@ def test_an_exhausted_budget_is_refused(accountant) -> None:
             calibrate_times(budget, [], Full(), RECORD, std)
 
 
+def test_noise_that_only_delta_excuses_must_be_stated() -> None:
+    with pytest.raises(ValueError, match="state the noise"):
+        calibrate_std(Budget(1.0, 1e-5), [], Poisson(1e-7), RECORD, 10)
+
+
 def test_an_unclipped_release_fits_no_budget() -> None:
     with pytest.raises(BudgetExceeded, match="finite clipping norm"):
         calibrate_std(Budget(1.0), [], Full(), Sensitivity(math.inf, math.inf), 1)

@@ -218,7 +218,7 @@ def test_rates_and_batches_of_the_published_runs(n: int, B: int, inverse_q: int,
         ({"d_d": 7}, "method.d_d"),
         ({"lr_g": 0.0}, "method.lr_g"),
         ({"betas": [0.5]}, "method.betas"),
-        ({"sigma": None}, "both null"),
+        ({"sigma": None, "steps": None}, "both null"),
     ],
 )
 def test_bad_values_are_refused(change: dict[str, Any], message: str) -> None:
@@ -417,7 +417,7 @@ def test_an_infinite_budget_without_sigma_is_the_non_private_gan() -> None:
 
 def test_an_infinite_budget_needs_steps() -> None:
     with pytest.raises(ValueError, match="no limit on T"):
-        fit(DPGAN(sigma=1.0), private())
+        fit(DPGAN(sigma=1.0, steps=None), private())
 
 
 def test_over_budget_is_refused() -> None:

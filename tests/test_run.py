@@ -296,8 +296,11 @@ def test_a_restart_inherits_the_ledger_and_the_weights_of_its_parent(tmp_path):
             OmegaConf.update(made, key, OmegaConf.create(f"v: {value}").v)
         return made
 
+    private = ["method.sigma=1.0", "method.clip_norm=1.0"]
     parent = execute(gan("method.sigma=null"))
-    child = execute(gan("method.sigma=1.0", "method.clip_norm=1.0", f"restart={{run: {parent.id[:6]}, checkpoint: step-2}}"))
+    child = execute(
+        gan("method.sigma=1.0", "method.clip_norm=1.0", f"restart={{run: {parent.id[:6]}, checkpoint: step-2}}")
+    )
     assert child.id != parent.id
     ledger = Ledger.load(child.path / "ledger.json")
     inherited = [entry for entry in ledger.entries.values() if entry.inherited_from]
@@ -306,7 +309,7 @@ def test_a_restart_inherits_the_ledger_and_the_weights_of_its_parent(tmp_path):
     with pytest.raises(RunFailed, match="found \\['last', 'step-2'\\]"):
         execute(gan("seed=1", f"restart={{run: {parent.id}, checkpoint: step-3}}"))
     with pytest.raises(RunFailed, match="budget"):
-        execute(gan("privacy.epsilon=10", "method.sigma=1.0", "method.clip_norm=1.0", f"restart={{run: {parent.id}}}"))
+        execute(gan("privacy.epsilon=10", *private, f"restart={{run: {parent.id}}}"))
 
 
 def test_plan_touches_no_record():

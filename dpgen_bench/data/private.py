@@ -58,7 +58,7 @@ class PrivateData:
             )
         self.n = len(labels) if public_n is None else public_n
         self.num_classes = num_classes
-        self.image_shape = tuple(images.shape[1:])
+        self.image_shape: tuple[int, int, int] = (images.shape[1], images.shape[2], images.shape[3])
         self.device = torch.device(device)
         self.mechanisms: dict[str, Mechanism] = {}
         self._ledger = ledger

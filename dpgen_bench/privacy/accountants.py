@@ -152,7 +152,7 @@ def _rdp(rate: float, multiplier: float, order: float) -> float:
         value = float(compute_rdp(q=rate, noise_multiplier=multiplier, steps=1, orders=order))
     except (ValueError, OverflowError):  # its series for a fractional order can leave the range of floats
         return math.inf
-    # Below some 1e-12 the series has lost its sign to cancellation; zero is the floor it must respect.
+    # Below some 1e-12 the series loses its sign to cancellation.
     return math.inf if math.isnan(value) else max(value, 0.0)
 
 

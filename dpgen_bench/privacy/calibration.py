@@ -18,8 +18,8 @@ from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, Poisson
 
 SIGNIFICANT_DIGITS = 5
-# Searching further than this from a multiplier of 1, or for more releases, means that no answer exists.
-LARGEST_MULTIPLIER = 1e9
+# Searching further than this from the first guess, or for more releases, means that no answer exists.
+LARGEST_FACTOR = 1e9
 MOST_RELEASES = 10**12
 
 
@@ -73,6 +73,7 @@ def calibrate_std(
 
     Raises:
         BudgetExceeded: `spent` leaves nothing, or the sensitivity is infinite (an unclipped release).
+        ValueError: the record is drawn so rarely that delta alone covers it.
         NotCovered: the budget's accountant has no theory for this sampling under the budget's relation.
     """
     if math.isinf(budget.epsilon) or times == 0:
@@ -83,32 +84,36 @@ def calibrate_std(
             "give the bound a finite clipping norm, or set privacy.epsilon=inf."
         )
     _require_room(budget, spent)
-    unit = getattr(sensitivity, budget.relation)
+    if -math.expm1(times * math.log1p(-min(sampling.rate, 1.0 - 1e-16))) <= budget.delta:
+        raise ValueError(
+            f"a record takes part in {times} draws at rate {sampling.rate:g} with probability below delta="
+            f"{budget.delta:g}, so any noise meets the budget on paper: state the noise (std), or lower delta."
+        )
 
-    def fits(accountant: Accountant, multiplier: float) -> float:
-        return _overdraft(accountant, budget, [*spent, Event(sampling, sensitivity, multiplier * unit, times)])
+    def excess(accountant: Accountant, std: float) -> float:
+        return _overdraft(accountant, budget, [*spent, Event(sampling, sensitivity, std, times)])
 
-    guess, step = 1.0, 2.0
+    std, step, own = getattr(sensitivity, budget.relation), 2.0, ACCOUNTANTS[budget.accountant]
     for accountant in _ever_closer(budget):
         try:
-            guess, step = _smallest(partial(fits, accountant), guess, step), 1.0 + (step - 1.0) / 10.0
+            std, step = _smallest(partial(excess, accountant), std, step), 1.0 + (step - 1.0) / 10.0
         except (NotCovered, BudgetExceeded):
-            if accountant is ACCOUNTANTS[budget.accountant]:
+            if accountant is own:
                 raise
-    std = round_up(unit * guess)
-    while fits(ACCOUNTANTS[budget.accountant], std / unit) > 0.0:
+    std = round_up(std)
+    while excess(own, std) > 0.0:
         std = round_up(std * (1.0 + 10.0**-SIGNIFICANT_DIGITS))
     return std
 
 
 def _smallest(excess: Callable[[float], float], guess: float, step: float) -> float:
-    """A multiplier within 1e-6 (relative) of the smallest one with excess <= 0, searched from `guess`."""
+    """A noise std within 1e-6 (relative) of the smallest one with excess <= 0, searched from `guess`."""
 
     def function(logarithm: float) -> float:
         return excess(math.exp(logarithm))
 
     low = high = math.log(guess)
-    width, limit = math.log(step), math.log(LARGEST_MULTIPLIER)
+    width, limit = math.log(step), math.log(guess * LARGEST_FACTOR)
     while function(high) > 0.0:
         low, high = high, high + width
         width *= 2.0  # the guess was off: hurry
@@ -117,8 +122,6 @@ def _smallest(excess: Callable[[float], float], guess: float, step: float) -> fl
     while low == high or function(low) <= 0.0:
         low, high = low - width, low
         width *= 2.0
-        if low < -limit:
-            raise ValueError("next to no noise already fits the budget: state the noise (std).")
     return math.exp(brentq(function, low, high, xtol=1e-6, rtol=1e-12))
 
 
@@ -138,7 +141,8 @@ def calibrate_times(
     def excess(accountant: Accountant, times: int) -> float:
         return _overdraft(accountant, budget, [*spent, Event(sampling, sensitivity, std, times)])
 
-    if excess(ACCOUNTANTS[budget.accountant], 1) > 0.0:
+    own = ACCOUNTANTS[budget.accountant]
+    if excess(own, 1) > 0.0:
         raise BudgetExceeded(
             f"not even one release of noise std {std:g} at sensitivity {getattr(sensitivity, budget.relation):g} fits "
             f"epsilon={budget.epsilon:g} (delta={budget.delta:g}, {budget.relation}, {budget.accountant}) after what "
@@ -147,11 +151,11 @@ def calibrate_times(
     guess, step = 1, 4.0
     for accountant in _ever_closer(budget):
         try:
-            # The last of PRV's releases are far below its own interval of 0.5%, and each costs it seconds.
-            slack = 1e-4 if accountant.name == "prv" else 0.0
+            # A guide need not be exact; PRV's last releases are far below its own interval, and cost it minutes.
+            slack = 1e-3 if accountant is not own else 1e-4 if own.name == "prv" else 0.0
             guess, step = _largest(partial(excess, accountant), guess, step, slack), 1.0 + (step - 1.0) / 10.0
         except NotCovered:
-            if accountant is ACCOUNTANTS[budget.accountant]:
+            if accountant is own:
                 raise
     return guess
 

@@ -35,8 +35,8 @@ class TableRow:
 
     def status(self) -> str:
         """`measured`, or how many of the seeds are, and what became of the others."""
-        others = [folder.status() for folder in self.folders if folder not in self.measured]
-        counted = [f"{others.count(kind)} {_words(kind)}" for kind in sorted(set(others))]
+        others = [_words(folder.status()) for folder in self.folders if folder not in self.measured]
+        counted = [f"{others.count(kind)} {kind}" for kind in sorted(set(others))]
         return ", ".join([f"{len(self.measured)} measured", *counted]) if others else "measured"
 
     def figure(self, metric: str) -> str:

@@ -1,0 +1,69 @@
+"""Who may import whom, and that every config of the bench builds what it names."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from dpgen_bench.specify import CONF, build_dataset, build_method, compose_config
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level and dotted names of the modules that a file imports, inside functions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "dpgen_bench").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_harness_imports_no_method(path):
+    assert not {name for name in imported(path) if name.split(".")[0] in ("methods", "tests")}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "methods").glob("*.py")), ids=lambda p: p.name)
+def test_methods_never_import_each_other(path):
+    assert not {name for name in imported(path) if name.split(".")[0] in ("methods", "tests")}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "methods").glob("[!_]*.py")), ids=lambda p: p.name)
+def test_a_method_file_and_its_yaml_share_their_name(path):
+    config = compose_config([f"method={path.stem}"])
+    assert config.method.name == path.stem
+    assert config.method["_target_"].startswith(f"methods.{path.stem}.")
+    assert type(build_method(config)).__module__ == f"methods.{path.stem}"
+
+
+def test_dp_merf_is_under_120_lines():
+    assert len((ROOT / "methods" / "dp_merf.py").read_text().splitlines()) < 120
+
+
+@pytest.mark.parametrize(
+    "name", sorted(str(p.relative_to(CONF / "experiment"))[:-5] for p in (CONF / "experiment").rglob("*.yaml"))
+)
+def test_every_experiment_composes_and_builds(name):
+    config = compose_config([f"experiment={name}"])
+    build_method(config)
+    build_dataset(config)
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in (CONF / "dataset").glob("*.yaml")))
+def test_every_dataset_builds_without_its_files(name):
+    extra = ["dataset.path=somewhere", "dataset.image_size=28"] if name == "image_folder" else []
+    config = compose_config([f"dataset={name}", *extra])
+    assert build_dataset(config).name == config.dataset.name
+
+
+def test_the_version_is_the_packages():
+    from importlib.metadata import version
+
+    import dpgen_bench
+
+    assert dpgen_bench.__version__ == version("dpgen-bench")

@@ -1,0 +1,174 @@
+"""The command line as a person uses it: sweeps, tables, listing, sampling, the README's example, wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpgen_bench.cli import main
+from dpgen_bench.results.store import Store
+from dpgen_bench.results.tables import expand, load_table, print_table, table_frame, table_rows
+from dpgen_bench.specify import CONF, compose_config, specify
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# A method that trains in a moment, measured in a moment.
+TINY = [
+    "method=dp_merf", "method.features=20", "method.steps=2", "protocol.num_samples=200", "runtime.progress=false",
+    "+protocol.metrics.brightness={_target_: tests.toys.Brightness}", "~protocol.metrics.mlp", "runtime.account_s=1",
+]  # fmt: skip
+
+
+def dpgen(*words: str, cwd: Path = ROOT, results: Path | None = None) -> subprocess.CompletedProcess:
+    """`dpgen` in a process of its own, as the console script starts it."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    if results is not None:
+        environment["DPGEN_RESULTS"] = str(results)
+    command = [sys.executable, "-m", "dpgen_bench.cli", *words]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A multirun of four runs, two of which must fail (a batch of one cannot be normalised)."""
+    results = tmp_path_factory.mktemp("swept")
+    done = dpgen("run", "-m", *TINY, "seed=0,1", "method.batch_size=1,4", results=results)
+    return results, done
+
+
+def test_a_failing_job_stops_neither_the_sweep_nor_hides(swept):
+    results, done = swept
+    status = sorted(folder.status() for folder in Store(results).runs())
+    assert status == ["failed", "failed", "finished", "finished"]
+    assert done.returncode != 0
+    assert "failed while it was to train" in done.stdout + done.stderr
+
+
+def test_runs_lists_them_all(swept, capsys, monkeypatch):
+    results, _ = swept
+    assert main(["runs", "--results", str(results)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("finished") == 2
+    assert shown.count("failed (train)") == 2
+    assert "stale" not in shown
+    monkeypatch.setattr("dpgen_bench.specify.source_fingerprint", lambda target: "changed")
+    main(["runs", "--results", str(results)])
+    assert capsys.readouterr().out.count("stale") == 4
+
+
+def test_a_sample_from_the_command_line(swept, tmp_path, capsys):
+    results, _ = swept
+    run = next(folder for folder in Store(results).runs() if folder.done)
+    words = ["sample", run.id, "--n", "3", "--seed", "1", "--out", str(tmp_path / "x.npz"), "--results", str(results)]
+    assert main(words) == 2
+    assert "is not for release" in capsys.readouterr().err
+    assert main([*words, "--benchmark"]) == 0
+    assert (tmp_path / "x.npz").exists()
+
+
+def test_expansion_is_hydras_own():
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    sweep = "experiment=demo/dp_merf privacy.epsilon=1,10,inf seed=0,1 method.lr=0.1"
+    theirs = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(sweep.split()), None)[0]
+    assert sorted(map(sorted, expand(sweep))) == sorted(map(sorted, theirs))
+    assert len(expand(sweep)) == 6
+
+
+def fake_run(results: Path, overrides: list[str], accuracy: float | None) -> str:
+    """A finished run's files without the training; None: only failed."""
+    spec = specify(compose_config([*overrides, f"results={results}"]))
+    folder = Store(results).folder(spec.id)
+    folder.path.mkdir(parents=True)
+    from omegaconf import OmegaConf
+
+    (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(spec.config))
+    folder.write_json("identity.json", spec.training)
+    if accuracy is None:
+        folder.mark("failed", "train", RuntimeError("no"))
+        return spec.id
+    folder.write_json("ledger.json", {"epsilon": {"proven": 9.5, "claimed": None}})
+    values = {"status": "measured", "values": {"acc_logreg_pct": accuracy}}
+    (folder.path / "metrics").mkdir()
+    folder.write_json("metrics/quick.json", {"complete": True, "metrics": {"logreg": values}})
+    folder.finish()
+    return spec.id
+
+
+def test_a_table_with_missing_failed_and_measured_runs(tmp_path):
+    table = load_table("demo")
+    first = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"]
+    fake_run(tmp_path, [*first, "seed=0"], 90.0)
+    fake_run(tmp_path, [*first, "seed=1"], 94.0)
+    fake_run(tmp_path, ["experiment=demo/dp_merf", "privacy.epsilon=1", "protocol=quick", "seed=0"], None)
+    frame = table_frame(table, table_rows(table, tmp_path))
+    by = {(line["method"], line["ε budget"]): line for line in frame.to_dict("records")}
+    assert list(by) == [("dp_merf", "1"), ("dp_merf", "10"), ("dp_merf", "inf"), ("dpgan", "10"), ("dpgan", "inf")]
+    ten = by["dp_merf", "10"]
+    assert ten["acc_logreg_pct"] == "92.0 ± 2.8"  # mean and std (n - 1) of 90 and 94
+    assert (ten["ε proven"], ten["ε claimed"], ten["seeds"], ten["status"]) == ("9.5", "–", 2, "measured")
+    assert by["dp_merf", "1"]["status"] == "0 measured, 1 failed, 1 not run"
+    assert by["dpgan", "inf"]["status"] == "0 measured, 1 not run"
+    assert by["dpgan", "inf"]["acc_logreg_pct"] == "–"
+    print_table("demo", tmp_path)
+    before = (tmp_path / "tables" / "demo.md").read_bytes()
+    print_table("demo", tmp_path)
+    assert (tmp_path / "tables" / "demo.md").read_bytes() == before
+
+
+def test_the_readmes_method_conforms_and_runs(tmp_path):
+    """The example is read from the README, written to files as a reader would, and used by its commands."""
+    readme = (ROOT / "README.md").read_text()
+    examples = dict(re.findall(r"<!-- example: (\S+) -->\n```\w+\n(.*?)```", readme, flags=re.DOTALL))
+    (tmp_path / "mean_image.py").write_text(examples["mean_image.py"])
+    (tmp_path / "my_conf" / "method").mkdir(parents=True)
+    (tmp_path / "my_conf" / "method" / "mean_image.yaml").write_text(examples["mean_image.yaml"])
+    conf = ["--config-dir", "my_conf", "method=mean_image"]
+    checked = dpgen("check", *conf, cwd=tmp_path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "mean_image conforms" in checked.stdout
+    made = dpgen("run", *conf, "privacy.epsilon=10", "runtime.account_s=1", cwd=tmp_path)
+    assert made.returncode == 0, made.stdout + made.stderr
+    (run,) = Store(tmp_path / "results").runs()
+    measured = run.read_json("metrics/quick.json")["metrics"]
+    assert measured["logreg"]["values"]["acc_logreg_pct"] > 50  # ten noisy mean images, against chance at 10
+    assert json.loads((run.path / "ledger.json").read_text())["epsilon"]["proven"] <= 10
+
+
+def test_the_readme_names_files_that_exist():
+    readme = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    for name in re.findall(r"experiment=([\w/]+)", readme):
+        assert (CONF / "experiment" / f"{name}.yaml").exists(), name
+    for name in re.findall(r"\]\(([\w./]+)\)", readme):
+        assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["paint"], "expected one of run"),
+        (["run", "method=nothing"], "nothing"),
+        (["run", "privacy.epsilon=0"], "privacy.epsilon > 0"),
+        (["run", "dataset=mnist", "data_root=/nowhere"], "dpgen fetch dataset=mnist"),
+        (["tables", "nothing"], "expected a table in"),
+        (["sample", "zzz", "--n", "1", "--out", "x.npz"], "found none"),
+        (["evaluate", "zzz"], "found none"),
+    ],
+)
+def test_wrong_input_gets_one_clear_line(words, complaint, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DPGEN_RESULTS", str(tmp_path))
+    try:
+        code = main(words)
+    except SystemExit as left:
+        code = left.code
+    shown = capsys.readouterr()
+    assert code not in (0, None)
+    assert complaint in shown.err + shown.out
+    assert "Traceback" not in shown.err + shown.out
