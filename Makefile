@@ -52,7 +52,7 @@ types:
 	$(RUN)/mypy -p dpgen_bench
 
 tests:
-	$(RUN)/python -m pytest -q
+	$(RUN)/python -m pytest -q -n auto --dist loadscope --durations=10
 
 test-slow: setup ## tests that take minutes
 	$(RUN)/python -m pytest -q -m slow

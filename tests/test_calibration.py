@@ -138,6 +138,13 @@ def test_noise_that_only_delta_excuses_must_be_stated() -> None:
         calibrate_std(Budget(1.0, 1e-5), [], Poisson(1e-7), RECORD, 10)
 
 
+def test_more_releases_than_anyone_makes_must_be_stated() -> None:
+    with pytest.raises(ValueError, match="state their number"):
+        calibrate_times(Budget(1.0), [], Full(), RECORD, std=1e9)
+    with pytest.raises(ValueError, match="state their number"):
+        calibrate_times(Budget(10.0), [], Poisson(1e-9), RECORD, std=1.0)
+
+
 def test_an_unclipped_release_fits_no_budget() -> None:
     with pytest.raises(BudgetExceeded, match="finite clipping norm"):
         calibrate_std(Budget(1.0), [], Full(), Sensitivity(math.inf, math.inf), 1)

@@ -20,7 +20,7 @@ from dpgen_bench.privacy.sampling import Full, Poisson
 SIGNIFICANT_DIGITS = 5
 # Searching further than this from the first guess, or for more releases, means that no answer exists.
 LARGEST_FACTOR = 1e9
-MOST_RELEASES = 10**12
+MOST_RELEASES = 10**8
 
 
 class BudgetExceeded(ValueError):
@@ -133,7 +133,7 @@ def calibrate_times(
     Raises:
         BudgetExceeded: not even one fits.
         NotCovered: the budget's accountant has no theory for this sampling under the budget's relation.
-        ValueError: the budget is infinite, or the releases cost nothing that the accountant can see.
+        ValueError: the budget is infinite, or allows 100 million releases.
     """
     if math.isinf(budget.epsilon):
         raise ValueError("an infinite budget allows any number of releases: state the number (times).")
@@ -170,8 +170,8 @@ def _largest(excess: Callable[[int], float], guess: int, step: float, slack: flo
     while high_value <= 0.0:
         low, low_value = high, high_value
         if high >= MOST_RELEASES:
-            raise ValueError(f"more than {MOST_RELEASES} releases fit the budget: state their number (times).")
-        high = math.ceil(high * step)
+            raise ValueError(f"at least {MOST_RELEASES:,} releases fit the budget: state their number (times).")
+        high = min(math.ceil(high * step), MOST_RELEASES)
         high_value = excess(high)
         step *= step
     while math.isinf(low_value) and low < high:  # the guess was too high
