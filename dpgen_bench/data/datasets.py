@@ -1,7 +1,8 @@
 """The datasets of the papers, and the two that need no download: `Digits` and (in `folder`) `ImageFolder`.
 
-Each class is the `_target_` of a yaml in conf/dataset. `PREPROCESSING` enters the run id: it is raised whenever the
-pixels that a spec gives change.
+Each class is the `_target_` of a yaml in conf/dataset. torchvision is imported where it is used, because that takes as
+long as importing torch, and listing runs or tables needs the specs alone. `PREPROCESSING` enters the run id: it is
+raised whenever the pixels that a spec gives change.
 """
 
 from __future__ import annotations
@@ -13,10 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-import torchvision
 from torch import Tensor
-from torchvision.datasets.mnist import read_image_file, read_label_file
-from torchvision.datasets.utils import check_integrity
 
 from dpgen_bench.data.folder import ImageFolder
 from dpgen_bench.data.pictures import BadImage, Crop, check_crop, read_images
@@ -115,7 +113,6 @@ class Mnist(DatasetSpec):
     name: str = "mnist"
     root: str = "data"
     folder: ClassVar[str] = "MNIST"
-    loader: ClassVar[type[torchvision.datasets.MNIST]] = torchvision.datasets.MNIST
     names: ClassVar[tuple[str, ...]] = tuple(str(digit) for digit in range(10))
     md5: ClassVar[dict[str, str]] = {
         "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -133,6 +130,8 @@ class Mnist(DatasetSpec):
         return self.names
 
     def load(self, split: Split) -> Records:
+        from torchvision.datasets.mnist import read_image_file, read_label_file
+
         check_split(split)
         prefix = "train" if split == "train" else "t10k"
         images = read_image_file(str(self._file(f"{prefix}-images-idx3-ubyte")))
@@ -140,6 +139,8 @@ class Mnist(DatasetSpec):
         return Records(images.unsqueeze(1), labels)
 
     def _file(self, name: str) -> Path:
+        from torchvision.datasets.utils import check_integrity
+
         path = self.require(Path(self.root) / self.folder / "raw" / name)
         if not check_integrity(str(path), self.md5[name]):
             raise self.damaged(path, f"its MD5 checksum is not {self.md5[name]} ({path.stat().st_size} bytes)")
@@ -149,7 +150,9 @@ class Mnist(DatasetSpec):
         return {"name": self.name, "image_shape": list(self.image_shape), "preprocessing": PREPROCESSING}
 
     def download(self, into: Path) -> None:
-        self.loader(str(into), download=True)
+        import torchvision
+
+        getattr(torchvision.datasets, self.folder)(str(into), download=True)
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,6 @@ class FashionMnist(Mnist):
 
     name: str = "fashion_mnist"
     folder: ClassVar[str] = "FashionMNIST"
-    loader: ClassVar[type[torchvision.datasets.MNIST]] = torchvision.datasets.FashionMNIST
     names: ClassVar[tuple[str, ...]] = (
         "t-shirt/top",
         "trouser",
@@ -188,7 +190,7 @@ class Cifar10(DatasetSpec):
 
     name: str = "cifar10"
     root: str = "data"
-    folder: ClassVar[str] = torchvision.datasets.CIFAR10.base_folder
+    folder: ClassVar[str] = "cifar-10-batches-py"
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -199,6 +201,9 @@ class Cifar10(DatasetSpec):
         return ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
     def load(self, split: Split) -> Records:
+        import torchvision
+        from torchvision.datasets.utils import check_integrity
+
         check_split(split)
         reader = torchvision.datasets.CIFAR10
         files = [*reader.train_list, *reader.test_list, (reader.meta["filename"], reader.meta["md5"])]
@@ -214,6 +219,8 @@ class Cifar10(DatasetSpec):
         return {"name": self.name, "image_shape": list(self.image_shape), "preprocessing": PREPROCESSING}
 
     def download(self, into: Path) -> None:
+        import torchvision
+
         torchvision.datasets.CIFAR10(str(into), download=True)
 
 
@@ -328,5 +335,7 @@ class CelebaGender(DatasetSpec):
         return identity
 
     def download(self, into: Path) -> None:
+        import torchvision
+
         torchvision.datasets.CelebA(str(into), download=True)
         (into / self.folder / "img_align_celeba.zip").unlink(missing_ok=True)

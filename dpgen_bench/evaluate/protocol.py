@@ -11,7 +11,6 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
-from torchvision.utils import make_grid, save_image
 
 from dpgen_bench.data.datasets import Records
 from dpgen_bench.evaluate.metric import EvalContext, Metric, evaluate
@@ -79,6 +78,8 @@ def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int) -> Records:
     generator = Generator.load(folder.path)
     labels = sample_labels(int(protocol.num_samples), generator.num_classes, protocol.labels, seed)
     samples = Records(generator.sample(labels, seed), labels)
+    from torchvision.utils import save_image  # as long to import as torch, and tables need neither
+
     with atomic(folder.path / "samples.png") as temporary:
         save_image(class_grid(samples, generator.num_classes), temporary, format="png")
     with atomic(path) as temporary:  # last: where it is, the picture is too
@@ -88,6 +89,8 @@ def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int) -> Records:
 
 def class_grid(samples: Records, num_classes: int, rows: int = 8) -> Tensor:
     """A picture [3, H, W] in [0, 1] of the first `rows` samples of each class, one column per class."""
+    from torchvision.utils import make_grid
+
     columns = []
     for label in range(num_classes):
         images = samples.images[samples.labels == label][:rows].float() / 255.0

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-from torchvision.io import write_png
 
 from dpgen_bench.evaluate.protocol import sample_labels
 from dpgen_bench.files import atomic
@@ -47,6 +46,8 @@ def sample_run(results: Path, run: str, n: int, seed: int, out: Path, labels: st
         with atomic(out) as temporary:
             np.savez_compressed(temporary, images=images.numpy(), labels=chosen.numpy())
     else:
+        from torchvision.io import write_png
+
         half = out.with_name(f".{out.name}.tmp")
         shutil.rmtree(half, ignore_errors=True)
         half.mkdir(parents=True)

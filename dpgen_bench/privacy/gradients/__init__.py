@@ -15,13 +15,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from dpgen_bench.privacy.gradients import bookkeeping, opacus_backend
+from dpgen_bench.privacy.gradients import bookkeeping
 from dpgen_bench.privacy.gradients.capture import refuse_row_coupling
 
 __all__ = ["Backend", "ClippedSum", "clipped_gradient_sum"]
 
 Backend = Literal["bookkeeping", "opacus"]
-_BACKENDS = {"bookkeeping": bookkeeping.clipped_sum, "opacus": opacus_backend.clipped_sum}
 
 # Below this, squares of float32 gradients that still matter against max_norm² would underflow.
 SMALLEST_MAX_NORM = 1e-6
@@ -91,11 +90,19 @@ def clipped_gradient_sum(
             if math.isinf(max_norm):
                 sums, own = _plain_sum(parameters, losses_of, chunk)
             else:
-                sums, own = _BACKENDS[backend](module, parameters, losses_of, chunk, max_norm)
+                sums, own = _clipped_sum(backend)(module, parameters, losses_of, chunk, max_norm)
         norms[some] = own
         for name, total in totals.items():
             total += sums[name]
     return ClippedSum(totals, norms)
+
+
+def _clipped_sum(backend: Backend) -> Callable[..., tuple[dict[str, Tensor], Tensor]]:
+    if backend == "bookkeeping":
+        return bookkeeping.clipped_sum
+    from dpgen_bench.privacy.gradients import opacus_backend  # importing opacus takes as long as all else together
+
+    return opacus_backend.clipped_sum
 
 
 def _check(
@@ -121,7 +128,7 @@ def _check(
         )
     if microbatch is not None and microbatch < 1:
         raise ValueError(f"expected microbatch >= 1 or None for all rows at once, got {microbatch!r}.")
-    if backend not in _BACKENDS:
+    if backend not in get_args(Backend):
         raise ValueError(f"expected backend in {get_args(Backend)}, got {backend!r}.")
     if mask is not None:
         if mask.shape != (sizes[0],):
