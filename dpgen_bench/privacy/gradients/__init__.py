@@ -105,6 +105,15 @@ def _clipped_sum(backend: Backend) -> Callable[..., tuple[dict[str, Tensor], Ten
     return opacus_backend.clipped_sum
 
 
+def _back_end(name: Backend) -> Callable[..., tuple[dict[str, Tensor], Tensor]]:
+    if name == "bookkeeping":
+        return bookkeeping.clipped_sum
+    # Importing Opacus takes seconds, which a command line that does not use it need not wait for.
+    from dpgen_bench.privacy.gradients import opacus_backend
+
+    return opacus_backend.clipped_sum
+
+
 def _check(
     parameters: dict[str, nn.Parameter],
     rows: tuple[Tensor, ...],
