@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,60 +13,36 @@ import torch
 from dpgen_bench.files import atomic
 
 
-@dataclass
-class Checkpoint:
-    """State at the end of a step.
+@dataclass(frozen=True)
+class PhaseState:
+    """Where one loop stood after a step.
 
-    phases: names of the loops entered so far; the last one is where the run stands. steps: steps done in each.
-    stateful: state dicts of the last phase; earlier: those of the finished phases. randomness: public generators.
-    executed: releases made, by mechanism. log_bytes: length of the log at that moment.
+    stateful: state dicts by name. randomness: every public generator. executed: releases made so far, by mechanism.
+    A finished phase keeps its own: what a method does between two loops is done again on resume, and must find the
+    randomness and the release numbers it had the first time, or a noise value would be used twice.
     """
 
-    phases: list[str]
-    steps: dict[str, int]
+    steps: int
     stateful: dict[str, Any]
     randomness: dict[str, Any]
     executed: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The phases entered so far, in order; the run stands in the last. log_bytes: length of the log at that moment."""
+
+    phases: dict[str, PhaseState]
     seconds: dict[str, float]
     log_bytes: int
-    earlier: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    @classmethod
-    def after(
-        cls,
-        previous: Checkpoint | None,
-        phase: str,
-        step: int,
-        states: dict[str, Any],
-        generator: torch.Generator,
-        seconds: dict[str, float],
-        log_bytes: int,
-        executed: dict[str, int],
-    ) -> Checkpoint:
-        """The checkpoint that follows `previous` after `step` steps of `phase`."""
-        phases = list(previous.phases) if previous else []
-        earlier = dict(previous.earlier) if previous else {}
-        if phase not in phases:
-            if previous:
-                earlier[phases[-1]] = previous.stateful
-            phases.append(phase)
-        steps = {**(previous.steps if previous else {}), phase: step}
-        return cls(phases, steps, states, _randomness(generator), executed, dict(seconds), log_bytes, earlier)
-
-    def restore_randomness(self, generator: torch.Generator) -> None:
-        """Set every public generator to where it stood."""
-        state = self.randomness
-        generator.set_state(state["context"])
-        torch.set_rng_state(state["torch"])
-        if state["cuda"] and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(state["cuda"])
-        kind, words, position, has_gauss, gauss = state["numpy"]
-        np.random.set_state((kind, words.numpy().astype(np.uint32), position, has_gauss, gauss))
-        version, internal, gauss_next = state["python"]
-        random.setstate((version, tuple(internal), gauss_next))
+    @property
+    def current(self) -> str:
+        return list(self.phases)[-1]
 
 
-def _randomness(generator: torch.Generator) -> dict[str, Any]:
+def public_randomness(generator: torch.Generator) -> dict[str, Any]:
+    """State of the context's generator and of PyTorch's, NumPy's and Python's global ones."""
     kind, words, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, internal, gauss_next = random.getstate()
     return {
@@ -78,17 +54,39 @@ def _randomness(generator: torch.Generator) -> dict[str, Any]:
     }
 
 
+def restore_randomness(state: dict[str, Any], generator: torch.Generator) -> None:
+    """Inverse of `public_randomness`."""
+    generator.set_state(state["context"])
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    kind, words, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((kind, words.numpy().astype(np.uint32), position, has_gauss, gauss))
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal), gauss_next))
+
+
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep_as: str | None = None) -> None:
     """Write last.pt (and a copy that stays, if named), each atomically."""
-    content = {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint)}
     for name in ["last", *([keep_as] if keep_as else [])]:
         with atomic(folder / f"{name}.pt") as temporary:
-            torch.save(content, temporary)
+            torch.save(asdict(checkpoint), temporary)
 
 
-def load_checkpoint(folder: Path) -> Checkpoint | None:
-    """The last checkpoint of a run, or None. Loaded without unpickling code (weights_only)."""
-    path = folder / "last.pt"
+def load_checkpoint(path: Path) -> Checkpoint | None:
+    """A checkpoint, or None where there is no file. Loaded without unpickling code (weights_only).
+
+    Raises:
+        ValueError: if the file is damaged.
+    """
     if not path.exists():
         return None
-    return Checkpoint(**torch.load(path, map_location="cpu", weights_only=True))
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        phases = {name: PhaseState(**state) for name, state in content.pop("phases").items()}
+        return Checkpoint(phases, **content)
+    except Exception as error:
+        raise ValueError(
+            f"the checkpoint {path} cannot be read ({type(error).__name__}: {error}). If it is lost, delete the run's "
+            "folder and start the run again; with privacy.noise=os that spends its epsilon a second time."
+        ) from error

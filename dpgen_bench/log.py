@@ -13,6 +13,7 @@ class Log:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.rows: list[dict[str, Any]] = []
+        self.muted = False
         self._file: Any = None
 
     def truncate(self, length: int) -> None:
@@ -24,6 +25,9 @@ class Log:
         self._file.truncate(length)
 
     def write(self, row: dict[str, Any]) -> None:
+        """Add a row, unless muted."""
+        if self.muted:
+            return
         self.rows.append(row)
         if self._file is not None:
             self._file.write(json.dumps(row).encode() + b"\n")

@@ -13,7 +13,14 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from dpgen_bench.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from dpgen_bench.checkpoint import (
+    Checkpoint,
+    PhaseState,
+    load_checkpoint,
+    public_randomness,
+    restore_randomness,
+    save_checkpoint,
+)
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import Generator
 from dpgen_bench.log import Log
@@ -90,9 +97,11 @@ class Context:
         self._progress = progress or Silent()
         self._should_stop = should_stop
         self._save_ledger = save_ledger
-        self._saved = load_checkpoint(folder / "checkpoints") if folder else None
+        self._saved = load_checkpoint(folder / "checkpoints" / "last.pt") if folder else None
         self._log = Log(folder / "log.jsonl" if folder else None)
         self._log.truncate(self._saved.log_bytes if self._saved else 0)
+        # What comes before the point of resumption was logged the first time.
+        self._log.muted = self._saved is not None
         self._phase, self._step = "start", 0
 
     @property
@@ -120,7 +129,10 @@ class Context:
         """
         if self._parent is None:
             return
-        saved = torch.load(self._parent, map_location="cpu", weights_only=True)["stateful"]
+        checkpoint = load_checkpoint(self._parent)
+        if checkpoint is None:
+            raise ValueError(f"expected a checkpoint at {self._parent}, found none.")
+        saved = checkpoint.phases[checkpoint.current].stateful
         if missing := stateful.keys() - saved.keys():
             raise ValueError(f"expected states {sorted(stateful)} in {self._parent}, missing {sorted(missing)}.")
         for name, thing in stateful.items():
@@ -135,6 +147,7 @@ class Context:
         """
         self._phase = phase
         first = self._restore(phase, stateful)
+        self._step = max(first - 1, 0)
         self._progress.start(phase, total, first)
         began, saved_at = time.monotonic(), time.monotonic()
         before = self.seconds.get(phase, 0.0)
@@ -157,43 +170,39 @@ class Context:
         self._progress.finish()
 
     def _restore(self, phase: str, stateful: Mapping[str, Any]) -> int:
-        saved = self._saved
-        if saved is None or phase not in saved.phases:
+        if self._saved is None or phase not in self._saved.phases:
+            self._log.muted = False
             return 0
-        current = saved.phases[-1] == phase
-        states = saved.stateful if current else saved.earlier[phase]
-        if states.keys() != stateful.keys():
+        saved = self._saved.phases[phase]
+        if saved.stateful.keys() != stateful.keys():
             raise ValueError(
-                f"the checkpoint of phase {phase!r} holds {sorted(states)}, the method now names {sorted(stateful)}; a "
-                "resumed run must name the same. Start a new run instead."
+                f"the checkpoint of phase {phase!r} holds {sorted(saved.stateful)}, the method now names "
+                f"{sorted(stateful)}; a resumed run must name the same. Start a new run instead."
             )
         for name, thing in stateful.items():
-            thing.load_state_dict(states[name])
-        if current:
-            saved.restore_randomness(self.generator)
-            self.seconds = dict(saved.seconds)
-            if self._data is not None:
-                for name, executed in saved.executed.items():
-                    self._data.mechanisms[name].executed = executed
-        self.steps_done[phase] = saved.steps[phase]
-        return saved.steps[phase]
+            thing.load_state_dict(saved.stateful[name])
+        restore_randomness(saved.randomness, self.generator)
+        if self._data is not None:
+            for name, executed in saved.executed.items():
+                self._data.mechanisms[name].resume_at(executed)
+        self.seconds[phase] = self._saved.seconds[phase]
+        self.steps_done[phase] = saved.steps
+        if phase == self._saved.current:
+            self._log.muted = False
+        return saved.steps
 
     def _save(self, phase: str, step: int, stateful: Mapping[str, Any], keep: bool) -> None:
         if self._folder is None:
             return
         mechanisms = self._data.mechanisms if self._data is not None else {}
-        previous = self._saved
-        # A copy: state dicts point at live tensors, which later phases may change.
-        states = copy.deepcopy({name: thing.state_dict() for name, thing in stateful.items()})
-        self._saved = Checkpoint.after(
-            previous,
-            phase,
+        state = PhaseState(
             step,
-            states,
-            self.generator,
-            self.seconds,
-            self._log.flush(),
+            # A copy: state dicts point at live tensors, which later phases may change.
+            copy.deepcopy({name: thing.state_dict() for name, thing in stateful.items()}),
+            public_randomness(self.generator),
             {name: mechanism.executed for name, mechanism in mechanisms.items()},
         )
+        phases = {**(self._saved.phases if self._saved else {}), phase: state}
+        self._saved = Checkpoint(phases, dict(self.seconds), self._log.flush())
         self._save_ledger()
         save_checkpoint(self._folder / "checkpoints", self._saved, f"step-{step}" if keep else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -139,7 +140,7 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
     runtime = spec.config.runtime
 
     def spent() -> float:
-        done = [Event(m.sample, m.bound.sensitivity, m.std, m.executed) for m in data.mechanisms.values()]
+        done = [replace(mechanism.event, times=mechanism.executed) for mechanism in data.mechanisms.values()]
         inherited = [entry.event for entry in ledger.entries.values() if entry.inherited_from]
         budget = ledger.budget
         return epsilon([*inherited, *done], budget.delta, budget.relation, budget.accountant)

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 torch.set_num_threads(1)
+# The same examples on every machine, and no verdict about time: the machines that run this are shared.
+settings.register_profile("bench", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("bench")
 if (SHARED / "torch_home").is_dir():
     os.environ.setdefault("TORCH_HOME", str(SHARED / "torch_home"))
 

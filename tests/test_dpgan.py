@@ -391,7 +391,7 @@ def test_t_is_as_large_as_the_budget_allows() -> None:
     mechanism = planned(DPGAN(**{**TINY, "batch_size": 128, "sigma": 1.0, "steps": None}), data)
     assert 450_000 <= mechanism.times < 456_000
     assert mechanism.std == 1.0
-    assert mechanism.sample.rate == 1 / 469
+    assert mechanism.event.sampling.rate == 1 / 469
 
 
 def test_noise_is_sigma_times_c_and_public_rows_are_fixed() -> None:

@@ -123,6 +123,20 @@ def test_a_run_killed_at_any_rename_ends_like_one_that_was_not(undisturbed, tmp_
     assert kills > 15  # six checkpoints, the ledger's approvals, the generator, samples, metrics, DONE
 
 
+def test_two_loops_with_a_release_between_them_resume_anywhere(tmp_path):
+    """A release between two loops must not get the number, hence the noise, of one before it when it is made again."""
+    make = functools.partial(config, target="tests.toys.TwoLoops")
+    whole = execute(make(tmp_path / "whole"))
+    assert json.loads((whole.path / "ledger.json").read_text())["entries"][0]["executed"] == 7
+    for number in range(1, 100):
+        results = tmp_path / str(number)
+        prepare(results, whole)
+        if in_child(functools.partial(kill_at_rename, number, functools.partial(execute, make(results)))) == 0:
+            break
+        assert contents(execute(make(results))) == contents(whole), f"killed at rename {number}"
+    assert number > 12
+
+
 def test_a_run_killed_again_and_again_gets_there(undisturbed, tmp_path):
     prepare(tmp_path, undisturbed)
     for _ in range(40):
@@ -281,7 +295,7 @@ def test_a_stop_signal_writes_a_checkpoint_and_the_run_goes_on_later(number, und
     assert in_child(stopped) == 128 + number
     folder = Store(tmp_path).folder(undisturbed.id)
     assert folder.status() == "preempted"
-    assert torch.load(folder.path / "checkpoints" / "last.pt", weights_only=True)["steps"] == {"train": 3}
+    assert torch.load(folder.path / "checkpoints" / "last.pt", weights_only=True)["phases"]["train"]["steps"] == 3
     assert contents(execute(config(tmp_path))) == contents(undisturbed)
 
 

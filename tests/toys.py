@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,8 @@ from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient
-from dpgen_bench.privacy.sampling import Poisson
+from dpgen_bench.privacy.mechanism import Mechanism
+from dpgen_bench.privacy.sampling import Full, Poisson
 
 
 class Painter(nn.Module):
@@ -47,7 +48,7 @@ class MeanImage:
     def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
         pass
 
-    def prepare(self, mechanism: object) -> None:
+    def prepare(self, mechanism: Mechanism) -> None:
         pass
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
@@ -110,15 +111,15 @@ class StaleDraw(MeanImage):
 class QuietNoise(MeanImage):
     """Cheat: the noise is turned down after the allowance was approved."""
 
-    def prepare(self, mechanism: object) -> None:
-        mechanism.std *= 0.5  # type: ignore[attr-defined]
+    def prepare(self, mechanism: Mechanism) -> None:
+        mechanism._entry = replace(mechanism._entry, event=replace(mechanism.event, std=mechanism.std / 2))
 
 
 class MoreReleases(MeanImage):
     """Cheat: the allowance is raised after it was approved."""
 
-    def prepare(self, mechanism: object) -> None:
-        mechanism.times += 1  # type: ignore[attr-defined]
+    def prepare(self, mechanism: Mechanism) -> None:
+        mechanism._entry = replace(mechanism._entry, event=replace(mechanism.event, times=mechanism.times + 1))
 
 
 class CountsRecords(MeanImage):
@@ -194,3 +195,35 @@ class Broken:
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         raise RuntimeError("this method always fails")
+
+
+@dataclass
+class TwoLoops:
+    """Honest: two loops, and between them a release, public randomness and a line in the log."""
+
+    steps: int = 3
+
+    def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
+        net = Painter(data.num_classes, list(data.image_shape))
+        # More releases than the journal keeps, so that a resumed run makes them again.
+        release = data.mechanism(
+            "sum", sample=Poisson(0.3), bound=PerRecord(C=5.0, shape=data.image_shape), times=100_000, std=1e6
+        )
+        first = data.mechanism("first", sample=Full(), bound=PerRecord(C=1.0, shape=(1,)), times=1, std=10.0)
+        ctx.log(first=float(first(lambda x, y: torch.ones(len(x), 1))))
+
+        def move() -> None:
+            with torch.no_grad():
+                net.means.lerp_(release(lambda x, y: x) / 1e6, 0.5)
+
+        for _ in ctx.steps(self.steps, phase="warm", net=net):
+            move()
+        move()
+        with torch.no_grad():
+            net.means.add_(torch.rand(()) + torch.rand((), generator=ctx.generator))
+        ctx.log(between=float(net.means.detach().sum()))
+        for _ in ctx.steps(self.steps, phase="train", net=net):
+            move()
+            ctx.log(mean=float(net.means.detach().mean()))
+        ctx.log(after=1.0)
+        return release_painter(net, data)

@@ -104,11 +104,8 @@ class PrivateData:
             raise ValueError(f"mechanism {name!r}: noise without clipping (C = inf) hides nothing; set a finite C.")
         self._ledger.approve(entry)
         self.mechanisms[name] = Mechanism(
-            name,
-            sample,
+            entry,
             bound,
-            entry.event.times,
-            entry.event.std,
             draw=lambda index: Batch(self.__images[index], self.__labels[index]),
             ids=self.__ids,
             device=self.device,

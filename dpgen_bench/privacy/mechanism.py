@@ -17,9 +17,9 @@ from torch import Tensor
 
 from dpgen_bench.files import atomic
 from dpgen_bench.privacy.bounds import Batch, Bound, PublicRows
-from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.events import Event
+from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.noise import Key
-from dpgen_bench.privacy.sampling import Full, Poisson
 
 
 class AllowanceExhausted(RuntimeError):
@@ -82,11 +82,8 @@ class Mechanism:
 
     def __init__(
         self,
-        name: str,
-        sample: Full | Poisson,
+        entry: Entry,
         bound: Bound,
-        times: int,
-        std: float,
         *,
         draw: Callable[[np.ndarray], Batch],
         ids: np.ndarray,
@@ -97,12 +94,9 @@ class Mechanism:
         observer: Observer | None,
         diagnostics: Path | None,
     ) -> None:
-        self.name = name
-        self.sample = sample
-        self.bound = bound
-        self.times = times
-        self.std = std
-        self.executed = 0
+        self._entry = entry
+        self._bound = bound
+        self._executed = 0
         self._draw = draw
         self._device = device
         self._ids = ids
@@ -111,6 +105,38 @@ class Mechanism:
         self._journal = journal
         self._observer = observer
         self._diagnostics = diagnostics
+
+    @property
+    def name(self) -> str:
+        return self._entry.name
+
+    @property
+    def times(self) -> int:
+        """Releases approved."""
+        return self._entry.event.times
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the noise on the released value, in its units."""
+        return self._entry.event.std
+
+    @property
+    def bound(self) -> Bound:
+        return self._bound
+
+    @property
+    def executed(self) -> int:
+        """Releases made."""
+        return self._executed
+
+    @property
+    def event(self) -> Event:
+        """What was approved, as accountants see it."""
+        return self._entry.event
+
+    def resume_at(self, executed: int) -> None:
+        """Set the number of the next release; for the harness, when it resumes a run from a checkpoint."""
+        self._executed = executed
 
     def __call__(self, fn: Callable[..., Tensor], public: PublicRows | None = None) -> Any:
         """One release.
@@ -122,7 +148,7 @@ class Mechanism:
         Raises:
             AllowanceExhausted: after `times` releases.
         """
-        index = self.executed
+        index = self._executed
         if index >= self.times:
             raise AllowanceExhausted(
                 f"mechanism {self.name!r} was approved for {self.times} releases and has made them all; release "
@@ -130,14 +156,14 @@ class Mechanism:
             )
         journaled = self._journal.get(self.name, index, self._device)
         noisy = self._release(fn, public, index) if journaled is None else journaled
-        self.executed = index + 1
-        self._ledger.record(self.name, self.executed)
+        self._executed = index + 1
+        self._ledger.record(self.name, self._executed)
         return noisy["value"] if noisy.keys() == {"value"} else noisy
 
     def _release(self, fn: Callable[..., Tensor], public: PublicRows | None, index: int) -> dict[str, Tensor]:
         key = self._key.derive(self.name, index)
-        drawn = self.sample.draw(self._ids, key)
-        exact = self.bound.value(fn, self._draw(drawn), public)
+        drawn = self.event.sampling.draw(self._ids, key)
+        exact = self._bound.value(fn, self._draw(drawn), public)
         noisy = {part: self._add_noise(value, key.derive(part)) for part, value in exact.items()}
         if self._observer is not None:
             noisy = self._observer.release(self, index, self._ids[drawn], exact, noisy)
