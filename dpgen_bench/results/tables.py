@@ -123,7 +123,7 @@ def table_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
 
 
 def print_table(name: str, results: Path) -> None:
-    """Print a table and write it as results/tables/NAME.md and .csv."""
+    """Print a table and write it as results/tables/NAME.md and .csv; one without a single figure is not written."""
     table = load_table(name)
     rows = table_rows(table, results)
     frame = table_frame(table, rows)
@@ -137,6 +137,9 @@ def print_table(name: str, results: Path) -> None:
             config = folder.config
             what = f"{config.method.name} ε={float(config.privacy.epsilon):g} seed {config.seed}"
             console.print(f"  samples of {what}: {folder.path / 'samples.png'}", highlight=False, soft_wrap=True)
+    if not any(row.measured for row in rows):
+        console.print(f"nothing is measured yet, so no file is written; `dpgen sweep {name}` makes the runs")
+        return
     place = results / "tables"
     write_atomic(place / f"{name}.md", f"# {table.title}\n\n{_markdown(frame)}\n\n{table.get('note', '')}\n")
     write_atomic(place / f"{name}.csv", frame.to_csv(index=False))
