@@ -163,12 +163,14 @@ def test_the_readme_names_files_that_exist():
     ],
 )
 def test_wrong_input_gets_one_clear_line(words, complaint, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("DPGEN_RESULTS", str(tmp_path))
-    try:
+    if words[0] == "run":  # Hydra's logging outlives a call, so it gets a process of its own
+        done = dpgen(*words, results=tmp_path)
+        code, shown = done.returncode, done.stdout + done.stderr
+    else:
+        monkeypatch.setenv("DPGEN_RESULTS", str(tmp_path))
         code = main(words)
-    except SystemExit as left:
-        code = left.code
-    shown = capsys.readouterr()
+        captured = capsys.readouterr()
+        shown = captured.out + captured.err
     assert code not in (0, None)
-    assert complaint in shown.err + shown.out
-    assert "Traceback" not in shown.err + shown.out
+    assert complaint in shown
+    assert "Traceback" not in shown
