@@ -45,6 +45,8 @@ def execute(config: DictConfig) -> RunFolder:
         Preempted: stopped by a signal after a checkpoint.
     """
     spec = specify(config)
+    if config.runtime.threads is not None:
+        torch.set_num_threads(int(config.runtime.threads))
     folder = Store(_root(config)).folder(spec.id)
     protocol = str(config.protocol.name)
     if folder.done and protocol in folder.protocols:
