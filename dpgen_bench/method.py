@@ -49,6 +49,10 @@ class Scale:
     name: str = "paper"
     max_steps: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ValueError(f"expected scale.max_steps of at least 1, or null for no cap, got {self.max_steps}.")
+
 
 def seed_everything(seed: int) -> None:
     """Seed the public randomness of a run: network initialisation, latents, labels. Never coins or noise."""
@@ -145,6 +149,8 @@ class Context:
             stateful: everything that changes in the loop and has state_dict/load_state_dict: networks, optimisers,
                 schedules. What is not listed is not restored.
         """
+        if total < 1:
+            raise ValueError(f"expected a loop of at least one step in phase {phase!r}, got {total}.")
         self._phase = phase
         first = self._restore(phase, stateful)
         self._step = max(first - 1, 0)

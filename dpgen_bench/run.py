@@ -48,8 +48,7 @@ def execute(config: DictConfig) -> RunFolder:
     if config.runtime.threads is not None:
         torch.set_num_threads(int(config.runtime.threads))
     folder = Store(_root(config)).folder(spec.id)
-    protocol = str(config.protocol.name)
-    if folder.done and protocol in folder.protocols:
+    if folder.done and folder.trained and folder.settled(OmegaConf.to_container(config.protocol)):
         print(f"run {spec.id} ({_title(spec)}) is finished: skipped")
         return folder
     with folder.locked():
@@ -162,6 +161,9 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
     )
     context.append(ctx)
     generator = spec.method().fit(data, ctx)
+    ledger.refuse_if_spoiled()
+    if ledger.budget != spec.budget():
+        raise ValueError(f"the method changed the ledger's budget to {ledger.budget}; it was {spec.budget()}.")
     ctx.close()
     ledger.save()
     folder.write_json("training.json", {"seconds": ctx.seconds, "steps": ctx.steps_done, "device": str(device)})
@@ -176,11 +178,15 @@ def _account(spec: RunSpec, folder: RunFolder) -> None:
     budget, events = ledger.budget, ledger.events
     method: Method = spec.method()
     claim = getattr(method, "epsilon_claimed", None)
-    claimed = claim(events, budget.delta) if claim else None
+    try:
+        claimed = claim(events, budget.delta) if claim else None
+        claimed = None if claimed is None else _word(float(claimed))
+    except Exception as error:  # the claim is an ornament: a run must not be lost for it
+        claimed = f"failed: {type(error).__name__}: {error}"
     cache = _root(spec.config) / "cache" / "epsilon.json"
     ledger.epsilon = {
         "proven": _word(epsilon(events, budget.delta, budget.relation, budget.accountant)),
-        "claimed": _word(claimed),
+        "claimed": claimed,
         "delta": budget.delta,
         "relation": budget.relation,
         "accountant": budget.accountant,
@@ -201,8 +207,7 @@ def _ledger(spec: RunSpec, folder: RunFolder) -> Ledger:
 
 
 def _new_ledger(spec: RunSpec, records: int) -> Ledger:
-    privacy = spec.config.privacy
-    ledger = Ledger(spec.budget(), records, noise=privacy.noise, diagnostics=privacy.diagnostics)
+    ledger = spec.new_ledger(records)
     if spec.config.restart:
         parent = _parent(spec)
         theirs, ours = parent.read_json("identity.json")["dataset"], spec.training["dataset"]

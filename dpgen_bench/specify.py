@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from dpgen_bench.data.datasets import DatasetSpec
 from dpgen_bench.method import Method, Scale
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.results.store import Store
 
 # Raised when the harness changes in a way that changes what training produces: ids of older runs then differ.
@@ -51,7 +52,18 @@ class RunSpec:
 
     def budget(self) -> Budget:
         privacy = self.config.privacy
-        return Budget(float(privacy.epsilon), float(privacy.delta), privacy.relation, privacy.accountant)
+        try:
+            epsilon, delta = float(privacy.epsilon), float(privacy.delta)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"expected numbers for privacy.epsilon and privacy.delta, got {privacy.epsilon!r}, {privacy.delta!r}."
+            ) from None
+        return Budget(epsilon, delta, privacy.relation, privacy.accountant)
+
+    def new_ledger(self, records: int) -> Ledger:
+        """An empty ledger for `records` records under this config's budget."""
+        privacy = self.config.privacy
+        return Ledger(self.budget(), records, noise=privacy.noise, diagnostics=privacy.diagnostics)
 
     def scale(self) -> Scale:
         return Scale(self.config.scale.name, self.config.scale.max_steps)
@@ -91,8 +103,12 @@ def specify(config: DictConfig) -> RunSpec:
     if isinstance(config.seed, bool) or not isinstance(config.seed, int) or config.seed < 0:
         raise ValueError(f"expected seed to be an integer >= 0, got {config.seed!r}.")
     spec = RunSpec(config, training={})
-    spec.budget()
+    spec.new_ledger(records=0)
+    spec.scale()
     spec.method()
+    samples = config.protocol.get("num_samples")
+    if not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"expected protocol.num_samples to be an integer >= 1, got {samples!r}.")
     method = OmegaConf.to_container(config.method)
     assert isinstance(method, dict)
     method.pop("check", None)

@@ -192,7 +192,7 @@ def check_method(
     bench = Bench(make_method, image_shape, num_classes, records, seed, budget or Budget(epsilon=10.0))
     images, labels = bench.images()
     first = bench.fit(images, labels, np.arange(records), Tape())
-    check_budget(first)
+    check_budget(first, bench.budget)
     tell(f"ledger within ε = {bench.budget.epsilon:g}; {len(first.tape.releases)} releases, one more is refused")
     check_noise(first)
     tell("noise has the ledger's standard deviation and is never used twice")
@@ -218,9 +218,9 @@ def telling_records(tape: Tape) -> list[int]:
     return sorted({int((early if len(early) else draws[0])[0]), int((late if len(late) else draws[-1])[-1])})
 
 
-def check_budget(fit: Fit) -> None:
+def check_budget(fit: Fit, budget: Budget) -> None:
     """The approved allowances cost at most the budget, and release times + 1 is refused."""
-    budget = fit.ledger.budget
+    fit.ledger.refuse_if_spoiled()
     cost = epsilon(fit.ledger.events, budget.delta, budget.relation, budget.accountant)
     _expect(cost <= budget.epsilon, f"the ledger's epsilon is {cost:.4g}, over the budget of {budget.epsilon:g}.")
     for name, mechanism in fit.data.mechanisms.items():
@@ -371,8 +371,9 @@ def check_configured_method(overrides: list[str]) -> int:
             num_classes=dataset.num_classes,
             tell=lambda line: console.print(f"  ok  {line}", highlight=False),
         )
-    except ConformanceError as error:
-        console.print(f"  FAILED  {error}", highlight=False)
+    except Exception as error:  # whatever a plugin does wrong is the suite's answer, not its crash
+        kind = "" if isinstance(error, ConformanceError) else f"{type(error).__name__}: "
+        console.print(f"  FAILED  {kind}{error}", highlight=False)
         return 1
     console.print(f"{config.method.name} conforms")
     return 0

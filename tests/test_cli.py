@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,17 @@ def test_runs_lists_them_all(swept, capsys, monkeypatch):
     monkeypatch.setattr("dpgen_bench.specify.source_fingerprint", lambda target: "changed")
     main(["runs", "--results", str(results)])
     assert capsys.readouterr().out.count("stale") == 4
+
+
+def test_a_damaged_run_hides_no_other(swept, tmp_path, capsys):
+    results, _ = swept
+    shutil.copytree(results, tmp_path, dirs_exist_ok=True)
+    damaged = next(folder for folder in Store(tmp_path).runs() if folder.done)
+    (damaged.path / "ledger.json").write_text("{bad")
+    assert main(["runs", "--results", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "damaged" in shown
+    assert "finished" in shown
 
 
 def test_a_sample_from_the_command_line(swept, tmp_path, capsys):

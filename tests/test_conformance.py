@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dpgen_bench.privacy import bounds
+from dpgen_bench.privacy.ledger import Spoiled
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.testing import ConformanceError, check_configured_method, check_method
@@ -35,10 +36,17 @@ def test_honest_methods_conform(make):
         (toys.MoreReleases, "were approved|was changed after approval"),
         (toys.CountsRecords, "releases were made instead of|extra release|control flow"),
         (toys.RandomnessLeak, "data reached it another way"),
+        (toys.RaisesTheBudget, "over the budget of 10"),
     ],
 )
 def test_cheating_methods_are_caught(cheat, reason):
     with pytest.raises(ConformanceError, match=reason):
+        check_method(cheat, **SMALL)
+
+
+@pytest.mark.parametrize("cheat", [toys.AsksByRaising, toys.RaisesAtTheEnd])
+def test_a_function_that_raises_is_the_end_even_if_the_method_catches_it(cheat):
+    with pytest.raises(Spoiled, match="an answer without noise"):
         check_method(cheat, **SMALL)
 
 

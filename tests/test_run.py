@@ -217,6 +217,43 @@ def test_a_run_can_be_measured_again_by_its_id(undisturbed, tmp_path):
     assert folder.read_json("metrics/quick.json")["protocol"]["num_samples"] == 60
 
 
+def test_changed_protocol_settings_are_measured_again(undisturbed, tmp_path, capsys):
+    shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
+    folder = execute(config(tmp_path, "protocol.num_samples=20"))
+    assert "skipped" not in capsys.readouterr().out
+    assert folder.read_json("metrics/toy.json")["protocol"]["num_samples"] == 20
+    with np.load(folder.path / "samples.npz") as made:
+        assert len(made["images"]) == 20
+
+
+def test_a_failed_metric_is_tried_again_and_a_lost_generator_is_noticed(undisturbed, tmp_path):
+    shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
+    folder = Store(tmp_path).folder(undisturbed.id)
+    report = folder.read_json("metrics/toy.json")
+    report["metrics"]["brightness"] = {"status": "failed", "values": {}, "reason": "no", "seconds": 0.0}
+    folder.write_json("metrics/toy.json", report)
+    execute(config(tmp_path))
+    assert folder.read_json("metrics/toy.json")["metrics"]["brightness"]["status"] == "measured"
+    (folder.path / "generator.safetensors").unlink()
+    assert contents(execute(config(tmp_path))) == contents(undisturbed)
+
+
+@pytest.mark.parametrize("cheat", ["AsksByRaising", "RaisesTheBudget"])
+def test_cheats_that_a_run_itself_refuses(tmp_path, cheat):
+    with pytest.raises(RunFailed, match="an answer without noise|changed the ledger's budget"):
+        execute(config(tmp_path, target=f"tests.toys.{cheat}"))
+    assert not Store(tmp_path).runs()[0].trained
+
+
+def test_a_damaged_checkpoint_says_so(tmp_path, undisturbed):
+    prepare(tmp_path, undisturbed)
+    assert in_child(functools.partial(kill_at_rename, 20, functools.partial(execute, config(tmp_path)))) != 0
+    folder = Store(tmp_path).folder(undisturbed.id)
+    (folder.path / "checkpoints" / "last.pt").write_text("junk")
+    with pytest.raises(RunFailed, match="cannot be read.*delete the run's folder"):
+        execute(config(tmp_path))
+
+
 def test_the_id_is_the_training_config_and_nothing_else(tmp_path):
     first = specify(config(tmp_path)).id
     same = ["runtime.checkpoint_s=5", "protocol.num_samples=7", "runtime.device=cpu"]
@@ -338,6 +375,11 @@ def test_plan_touches_no_record():
     [
         ("seed=-1", "seed to be an integer >= 0"),
         ("privacy.epsilon=-1", "privacy.epsilon > 0"),
+        ("privacy.epsilon=null", "expected numbers for privacy.epsilon"),
+        ("privacy.epsilon=1e9", "at most 1e5"),
+        ("privacy.noise=foo", "privacy.noise in"),
+        ("scale.max_steps=0", "scale.max_steps of at least 1"),
+        ("protocol.num_samples=0", "protocol.num_samples to be an integer >= 1"),
         ("privacy.delta=2", r"privacy.delta in \(0, 1\)"),
         ("privacy.relation=both", "privacy.relation in"),
         ("method.colour=red", "cannot be built"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 
 import torch
@@ -113,6 +114,39 @@ class QuietNoise(MeanImage):
 
     def prepare(self, mechanism: Mechanism) -> None:
         mechanism._entry = replace(mechanism._entry, event=replace(mechanism.event, std=mechanism.std / 2))
+
+
+class AsksByRaising(MeanImage):
+    """Cheat: the function raises or not, depending on records; the method catches that and goes on."""
+
+    def prepare(self, mechanism: Mechanism) -> None:
+        def question(images: Tensor, labels: Tensor) -> Tensor:
+            raise ValueError("yes" if images.nan_to_num().mean() > 0.4 else "no")
+
+        with contextlib.suppress(ValueError):
+            mechanism(question)
+
+
+@dataclass
+class RaisesAtTheEnd:
+    """Cheat: as `AsksByRaising`, after the last honest release, so that no release follows."""
+
+    def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
+        release = data.mechanism(
+            "sum", sample=Poisson(0.3), bound=PerRecord(C=5.0, shape=data.image_shape), times=4, std=1e3
+        )
+        for _ in range(3):
+            release(lambda x, y: x)
+        AsksByRaising().prepare(release)
+        return release_painter(Painter(data.num_classes, list(data.image_shape)), data)
+
+
+class RaisesTheBudget(MeanImage):
+    """Cheat: the ledger is given a larger budget."""
+
+    def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
+        data._ledger.budget = replace(data.budget, epsilon=1000.0)
+        return super().fit(data, ctx)
 
 
 class MoreReleases(MeanImage):

@@ -28,8 +28,12 @@ def measure(spec: RunSpec, folder: RunFolder, device: torch.device) -> dict[str,
     protocol = spec.config.protocol
     name = f"metrics/{protocol.name}.json"
     report = folder.read_json(name)
-    if report.get("complete"):
+    wanted = OmegaConf.to_container(protocol)
+    if folder.settled(wanted):
         return report
+    if report.get("protocol") != wanted:  # another number of samples, another metric: nothing of it may be mixed in
+        report = {"protocol": wanted, "metrics": {}}
+    report["metrics"] = {key: kept for key, kept in report["metrics"].items() if kept["status"] != "failed"}
     samples = draw_samples(folder, protocol, spec.seed)
     dataset = spec.dataset()
     test = dataset.load("test")
@@ -39,8 +43,7 @@ def measure(spec: RunSpec, folder: RunFolder, device: torch.device) -> dict[str,
         num_classes=dataset.num_classes,
         cache=folder.path.parent.parent / "cache",
     )
-    report.setdefault("protocol", OmegaConf.to_container(protocol))
-    results = report.setdefault("metrics", {})
+    results = report["metrics"]
     for key, node in protocol.metrics.items():
         if key in results:
             continue

@@ -74,6 +74,9 @@ class Bound(ABC):
     def __post_init__(self) -> None:
         if not self.C > 0.0:
             raise ValueError(f"expected a clipping norm C > 0 for {type(self).__name__}, got {self.C!r}.")
+        shape = getattr(self, "shape", None)
+        if shape is not None and (len(shape) == 0 or min(shape) < 1):
+            raise ValueError(f"expected a shape of positive sizes for {type(self).__name__}, got {tuple(shape)}.")
 
     @property
     @abstractmethod

@@ -118,7 +118,9 @@ def _smallest(excess: Callable[[float], float], guess: float, step: float) -> fl
         low, high = high, high + width
         width *= 2.0  # the guess was off: hurry
         if high > limit:
-            raise BudgetExceeded("no amount of noise fits the budget: earlier mechanisms have used it up.")
+            raise BudgetExceeded(
+                "no amount of noise fits the budget: it is too small, or earlier mechanisms have used it up."
+            )
     while low == high or function(low) <= 0.0:
         low, high = low - width, low
         width *= 2.0

@@ -73,6 +73,11 @@ class Budget:
     def __post_init__(self) -> None:
         if not self.epsilon > 0.0:
             raise ValueError(f"expected privacy.epsilon > 0 (inf for a non-private run), got {self.epsilon!r}.")
+        if 1e5 < self.epsilon < math.inf:
+            raise ValueError(
+                f"expected privacy.epsilon of at most 1e5, got {self.epsilon!r}: accountants need gigabytes beyond it, "
+                "and it protects nothing. Use inf for a non-private run."
+            )
         if not 0.0 < self.delta < 1.0:
             raise ValueError(f"expected privacy.delta in (0, 1), got {self.delta!r}.")
         if self.relation not in RELATIONS:

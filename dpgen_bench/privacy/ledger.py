@@ -28,6 +28,10 @@ NOISE_MODES = {
 }
 
 
+class Spoiled(RuntimeError):
+    """A private function raised: that alone tells something of the records, which no accountant covers."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One approved allowance: `times` releases of one bounded query. `executed` says how many were made."""
@@ -79,6 +83,7 @@ class Ledger:
     entries: dict[str, Entry] = field(default_factory=dict)
     epsilon: dict[str, Any] | None = None
     path: Path | None = None
+    spoiled: str | None = None
 
     def __post_init__(self) -> None:
         if self.noise not in NOISE_MODES:
@@ -101,6 +106,14 @@ class Ledger:
         for entry in parent.entries.values():
             name = f"{run_id}/{entry.name}"
             self.entries[name] = replace(entry, name=name, inherited_from=entry.inherited_from or run_id)
+
+    def refuse_if_spoiled(self) -> None:
+        """Raise Spoiled if a private function has raised in this process, whether or not the method caught it."""
+        if self.spoiled is not None:
+            raise Spoiled(
+                f"{self.spoiled} while it saw records, and that is an answer without noise. A private function must "
+                "not raise, whatever the records are; mend it and start again."
+            )
 
     def record(self, name: str, executed: int) -> None:
         """Note that `executed` releases of `name` were made. The count on record never goes down."""

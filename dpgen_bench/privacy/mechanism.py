@@ -147,7 +147,9 @@ class Mechanism:
 
         Raises:
             AllowanceExhausted: after `times` releases.
+            Spoiled: if any private function of the run has raised before, even if the method caught that.
         """
+        self._ledger.refuse_if_spoiled()
         index = self._executed
         if index >= self.times:
             raise AllowanceExhausted(
@@ -163,7 +165,12 @@ class Mechanism:
     def _release(self, fn: Callable[..., Tensor], public: PublicRows | None, index: int) -> dict[str, Tensor]:
         key = self._key.derive(self.name, index)
         drawn = self.event.sampling.draw(self._ids, key)
-        exact = self._bound.value(fn, self._draw(drawn), public)
+        try:
+            exact = self._bound.value(fn, self._draw(drawn), public)
+        except BaseException as error:
+            # Whether records make a function raise is an answer without noise: nothing may follow it.
+            self._ledger.spoiled = f"release {index} of {self.name!r} raised {type(error).__name__}"
+            raise
         noisy = {part: self._add_noise(value, key.derive(part)) for part, value in exact.items()}
         if self._observer is not None:
             noisy = self._observer.release(self, index, self._ids[drawn], exact, noisy)

@@ -38,19 +38,28 @@ def print_runs(results: Path) -> None:
         return
     table = Table("run", "what", "scale", "status", "ε budget", "proven", "claimed", "metrics")
     for folder in runs:
-        config = folder.config
-        epsilon = folder.read_json("ledger.json").get("epsilon") or {}
-        table.add_row(
-            folder.id,
-            f"{config.method.name} {config.dataset.name} seed {config.seed}",
-            config.scale.name,
-            describe_status(folder),
-            f"{float(config.privacy.epsilon):g}",
-            format_epsilon(epsilon.get("proven")),
-            format_epsilon(epsilon.get("claimed")),
-            "\n".join(describe_metrics(folder, protocol) for protocol in folder.protocols),
-        )
+        try:
+            row = describe_run(folder)
+        except Exception as error:  # one damaged run must not hide the others
+            row = [folder.id, f"damaged: {error}"]
+        table.add_row(*row)
     console.print(table)
+
+
+def describe_run(folder: RunFolder) -> list[str]:
+    """The cells of one run."""
+    config = folder.config
+    epsilon = folder.read_json("ledger.json").get("epsilon") or {}
+    return [
+        folder.id,
+        f"{config.method.name} {config.dataset.name} seed {config.seed}",
+        config.scale.name,
+        describe_status(folder),
+        f"{float(config.privacy.epsilon):g}",
+        format_epsilon(epsilon.get("proven")),
+        format_epsilon(epsilon.get("claimed")),
+        "\n".join(describe_metrics(folder, protocol) for protocol in folder.protocols),
+    ]
 
 
 def describe_status(folder: RunFolder) -> str:

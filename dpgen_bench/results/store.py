@@ -47,7 +47,10 @@ class RunFolder:
     def read_json(self, name: str) -> dict[str, Any]:
         """A JSON file of the run, or {} when it is not there yet."""
         path = self.path / name
-        return json.loads(path.read_text()) if path.exists() else {}
+        try:
+            return json.loads(path.read_text()) if path.exists() else {}
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} is damaged ({error}); restore it, or delete the run's folder.") from None
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         write_atomic(self.path / name, json.dumps(content, indent=2))
@@ -63,6 +66,12 @@ class RunFolder:
         """Protocols by which this run was measured, complete ones only."""
         found = sorted((self.path / "metrics").glob("*.json"))
         return [path.stem for path in found if json.loads(path.read_text()).get("complete")]
+
+    def settled(self, protocol: Any) -> bool:
+        """Whether exactly this protocol was applied in full and no metric failed (failed ones are tried again)."""
+        report = self.read_json(f"metrics/{protocol['name']}.json")
+        failed = [result for result in report.get("metrics", {}).values() if result["status"] == "failed"]
+        return bool(report.get("complete")) and report["protocol"] == protocol and not failed
 
     def mark(self, status: str, phase: str, error: BaseException | None = None) -> None:
         """Write status.json: what the run is doing, or how and when it ended."""
@@ -104,6 +113,8 @@ class RunFolder:
         """finished, running, failed, preempted, interrupted (killed without a word) or empty."""
         if self.done:
             return "finished"
+        if not self.path.exists():
+            return "empty"
         try:
             with self.locked(timeout_s=0.0):
                 told = self.read_json("status.json").get("status", "empty")
