@@ -240,7 +240,7 @@ def test_a_failed_metric_is_tried_again_and_a_lost_generator_is_noticed(undistur
 
 @pytest.mark.parametrize("cheat", ["AsksByRaising", "RaisesTheBudget"])
 def test_cheats_that_a_run_itself_refuses(tmp_path, cheat):
-    with pytest.raises(RunFailed, match="an answer without noise|changed the ledger's budget"):
+    with pytest.raises(RunFailed, match=r"an answer without noise|changed the ledger's budget"):
         execute(config(tmp_path, target=f"tests.toys.{cheat}"))
     assert not Store(tmp_path).runs()[0].trained
 
@@ -250,7 +250,7 @@ def test_a_damaged_checkpoint_says_so(tmp_path, undisturbed):
     assert in_child(functools.partial(kill_at_rename, 20, functools.partial(execute, config(tmp_path)))) != 0
     folder = Store(tmp_path).folder(undisturbed.id)
     (folder.path / "checkpoints" / "last.pt").write_text("junk")
-    with pytest.raises(RunFailed, match="cannot be read.*delete the run's folder"):
+    with pytest.raises(RunFailed, match=r"cannot be read.*delete the run's folder"):
         execute(config(tmp_path))
 
 

@@ -50,9 +50,10 @@ class TableRow:
     def epsilon(self, name: str) -> str:
         """The largest figure among the row's runs (seeds do not change it)."""
         found = [(folder.read_json("ledger.json").get("epsilon") or {}).get(name) for folder in self.measured]
-        failed = [value for value in found if str(value).startswith("failed")]
-        known = [float(value) for value in found if value is not None and value not in failed]
-        return failed[0] if failed else format_epsilon(max(known)) if known else "–"
+        if failed := [value for value in found if str(value).startswith("failed")]:
+            return str(failed[0])
+        known = [float(value) for value in found if value is not None]
+        return format_epsilon(max(known)) if known else "–"
 
 
 def load_table(name: str) -> DictConfig:
