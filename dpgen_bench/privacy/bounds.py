@@ -87,17 +87,17 @@ class Bound(ABC):
     def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
         """The exact bounded value, by tensor name; what is private about it is what noise must hide."""
 
+    def check_public(self, public: PublicRows | None) -> None:
+        """Raise ValueError unless `public` is what was declared; called before any record is looked at."""
+        if public is not None:
+            raise ValueError(
+                f"{type(self).__name__} takes no public rows, got some; only PerRecordGradient(public_rows=...) joins "
+                "public rows to its sum. Use them after the release: that is post-processing."
+            )
+
     def describe(self) -> dict[str, Any]:
         """The ledger's account of the bound."""
         return {"kind": type(self).__name__, "C": self.C, "rows": 1}
-
-
-def _refuse_public(bound: Bound, public: PublicRows | None) -> None:
-    if public is not None:
-        raise ValueError(
-            f"{type(bound).__name__} takes no public rows, got some; only PerRecordGradient(public_rows=...) joins "
-            "public rows to its sum. Use them after the release: that is post-processing."
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,6 @@ class PerRecord(Bound):
         return Sensitivity(self.C, 2.0 * self.C)
 
     def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
-        _refuse_public(self, public)
         total = torch.zeros(self.shape, dtype=torch.float64, device=batch.labels.device)
         for images, labels in batch.chunks(self.microbatch):
             if len(labels) == 0:
@@ -146,18 +145,20 @@ class PerRecordGradient(Bound):
     def sensitivity(self) -> Sensitivity:
         return Sensitivity(self.C, 2.0 * self.C)
 
-    def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "public_rows": self.public_rows}
-
-    def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
-        images, labels = next(batch.chunks(None))
-        rows: tuple[Tensor, ...] = (images, labels)
+    def check_public(self, public: PublicRows | None) -> None:
         given = 0 if public is None else len(public[1])
         if given != self.public_rows:
             raise ValueError(
                 f"expected {self.public_rows} public rows in each release (PerRecordGradient(public_rows=...)), got "
                 f"{given}; the number of public rows is fixed when the mechanism is approved."
             )
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "public_rows": self.public_rows}
+
+    def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
+        images, labels = next(batch.chunks(None))
+        rows: tuple[Tensor, ...] = (images, labels)
         if public is not None:
             mask = torch.cat([torch.zeros_like(labels), torch.ones_like(public[1])]).bool()
             rows = (
@@ -188,7 +189,6 @@ class PerRow(Bound):
         return {**super().describe(), "rows": self.shape[0]}
 
     def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
-        _refuse_public(self, public)
         rows = fn(*next(batch.chunks(None)))
         _expect_shape(self, rows, self.shape)
         return {"value": clip_rows(rows, self.C)}
@@ -205,7 +205,6 @@ class Whole(Bound):
         return Sensitivity(2.0 * self.C, 2.0 * self.C)
 
     def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
-        _refuse_public(self, public)
         tensor = fn(*next(batch.chunks(None)))
         _expect_shape(self, tensor, self.shape)
         return {"value": clip_rows(tensor.unsqueeze(0), self.C).squeeze(0)}

@@ -163,6 +163,7 @@ class Mechanism:
         return noisy["value"] if noisy.keys() == {"value"} else noisy
 
     def _release(self, fn: Callable[..., Tensor], public: PublicRows | None, index: int) -> dict[str, Tensor]:
+        self._bound.check_public(public)
         key = self._key.derive(self.name, index)
         drawn = self.event.sampling.draw(self._ids, key)
         try:
