@@ -229,19 +229,24 @@ def _open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.d
         records.labels,
         dataset.num_classes,
         ledger,
-        _key(spec, folder),
+        _key(spec, folder, ledger),
         device=device,
         journal=Journal(private / "journal"),
         diagnostics=private / "diagnostics.jsonl" if ledger.diagnostics == "unsafe" else None,
     )
 
 
-def _key(spec: RunSpec, folder: RunFolder) -> Key:
+def _key(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> Key:
     """Root of coins and noise: the run id when seeded; from the operating system, kept until DONE, for release."""
     if spec.config.privacy.noise == "seeded":
         return Key.seeded(f"run:{spec.id}")
     path = folder.path / "private" / "noise.key"
     if not path.exists():
+        if any(entry.inherited_from is None for entry in ledger.entries.values()):
+            raise ValueError(
+                f"run {spec.id} made releases with a noise key that is gone; training it again would spend its epsilon "
+                "a second time. Restore its folder, or take another seed for a new run with a ledger of its own."
+            )
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(path, Key.from_os().secret)  # mkstemp's mode: readable by its owner only
     return Key(path.read_bytes())

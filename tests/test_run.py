@@ -187,6 +187,14 @@ def test_noise_from_the_operating_system_is_repeated_on_resume_and_its_key_delet
     assert not (folder.path / "private" / "noise.key").exists()
 
 
+def test_a_run_whose_noise_key_is_gone_is_not_trained_a_second_time(tmp_path, undisturbed):
+    prepare(tmp_path, undisturbed)
+    folder = execute(config(tmp_path, "privacy.noise=os"))
+    (folder.path / "generator.safetensors").unlink()
+    with pytest.raises(RunFailed, match="spend its epsilon a second time"):
+        execute(config(tmp_path, "privacy.noise=os"))
+
+
 def test_two_runs_with_os_noise_differ(tmp_path):
     one, two = (execute(config(tmp_path / name, "privacy.noise=os")) for name in "ab")
     assert one.id == two.id
