@@ -203,7 +203,7 @@ def main(argv: list[str]) -> int:
     try:
         _check(arguments, overrides)
         events, delta, budget = _planned(arguments, overrides)
-        claims = _claims(arguments) if arguments.published else {}
+        claims = _claims(arguments, overrides, events, delta) if arguments.published else {}
     except (Usage, ValueError, LookupError, FileNotFoundError) as error:
         print(f"dpgen account: {error}", file=sys.stderr)
         return 2
@@ -267,8 +267,8 @@ def _check(arguments: argparse.Namespace, overrides: list[str]) -> None:
         raise Usage(f"expected --q, --sigma and --steps together; missing {', '.join(missing)}.")
     if not given and not overrides:
         raise Usage("expected --q, --sigma and --steps, or Hydra overrides such as method=dpgan; see --help.")
-    if overrides and (arguments.published or arguments.bound or arguments.releases_per_draw != 1):
-        raise Usage("--published, --bound and --releases-per-draw belong to --q, --sigma and --steps.")
+    if overrides and (arguments.bound or arguments.releases_per_draw != 1):
+        raise Usage("--bound and --releases-per-draw belong to --q, --sigma and --steps.")
     rules = {
         "q": ("in (0, 1]", lambda q: 0.0 < q <= 1.0),
         "sigma": ("> 0 and finite", lambda sigma: 0.0 < sigma < math.inf),
@@ -301,7 +301,23 @@ def _planned(arguments: argparse.Namespace, overrides: list[str]) -> tuple[list[
     return [Event(sampling, sensitivity, arguments.sigma, arguments.steps)], arguments.delta or 1e-5, None
 
 
-def _claims(arguments: argparse.Namespace) -> dict[str, float]:
+def _claims(
+    arguments: argparse.Namespace, overrides: list[str], events: Sequence[Event], delta: float
+) -> dict[str, float]:
+    """The paper's own count: of --q, --sigma and --steps as the papers count them, or as the method of a run does.
+
+    Raises:
+        Usage: if that method's paper prints no count.
+    """
+    if overrides:
+        from dpgen_bench.specify import compose_config, specify
+
+        config = compose_config(overrides)
+        claim = getattr(specify(config).method(), "epsilon_claimed", None)
+        claimed = claim(events, delta) if claim else None
+        if claimed is None:
+            raise Usage(f"--published: {config.method.name} has no count of its paper's own for these settings.")
+        return {f"claimed (by {config.method.name}'s paper)": float(claimed)}
     from dpgen_bench.privacy.claims import classical_rdp, opacus_rdp
 
     compositions = arguments.steps * arguments.releases_per_draw

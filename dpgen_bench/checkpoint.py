@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +18,31 @@ class PhaseState:
     """Where one loop stood after a step.
 
     stateful: state dicts by name. randomness: every public generator. executed: releases made so far, by mechanism.
-    A finished phase keeps its own: what a method does between two loops is done again on resume, and must find the
-    randomness and the release numbers it had the first time, or a noise value would be used twice.
+    bytes_sent: by direction, counted so far in the run. A finished phase keeps its own: what a method does between two
+    loops is done again on resume, and must find the randomness and the release numbers it had the first time, or a
+    noise value would be used twice (and a byte counted twice).
     """
 
     steps: int
     stateful: dict[str, Any]
     randomness: dict[str, Any]
     executed: dict[str, int]
+    bytes_sent: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The phases entered so far, in order; the run stands in the last. log_bytes: length of the log at that moment."""
+    """The phases entered so far, in order; the run stands in the last. log_bytes: length of the log at that moment.
+
+    seconds: of each phase; seconds_outside: of `fit` between them. peak_memory: as `PeakMemory.read` gave it, or None.
+    Checkpoints of older versions lack what has a default.
+    """
 
     phases: dict[str, PhaseState]
     seconds: dict[str, float]
     log_bytes: int
+    seconds_outside: float = 0.0
+    peak_memory: dict[str, Any] | None = None
 
     @property
     def current(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +36,30 @@ class Generator(ABC):
     @abstractmethod
     def sample(self, labels: Tensor, seed: int) -> Tensor:
         """uint8 images [n, c, h, w] for int64 labels [n]."""
+
+    def sample_unrounded(self, labels: Tensor, seed: int) -> Tensor:
+        """The images of `sample` before they were rounded to whole pixels: float32 [n, c, h, w] within 0..255.
+
+        Raises:
+            ValueError: if the generator knows its images in whole pixels only.
+        """
+        raise ValueError(
+            f"{type(self).__name__} gives whole pixels only: override sample_unrounded(labels, seed), such that "
+            "`sample` is its rounding, or measure by a protocol that rounds."
+        )
+
+    def draw_labels(self, n: int, seed: int) -> Tensor | None:
+        """The labels for which `sample(labels, seed)` is to be called by whoever wants `n` images.
+
+        None, the default, leaves the choice to the asker. A generator whose labels have a law of their own (a data set,
+        a coreset) returns int64 labels [m], m <= n; m < n where it has no more to give.
+        """
+        return None
+
+    @property
+    def num_parameters(self) -> int:
+        """How many trained numbers the generator holds; here all floating-point entries of `state()`."""
+        return sum(value.numel() for value in self.state().values() if value.is_floating_point())
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
@@ -111,8 +135,24 @@ class NetGenerator(Generator):
         uniform = torch.from_numpy(coins.random(shape, dtype="float32"))
         return uniform if self.latent == "uniform" else (uniform < 0.5).float()
 
-    @torch.no_grad()
     def sample(self, labels: Tensor, seed: int) -> Tensor:
+        return self._sample(labels, seed, lambda pixels: pixels.round().to(torch.uint8))
+
+    def sample_unrounded(self, labels: Tensor, seed: int) -> Tensor:
+        return self._sample(labels, seed, lambda pixels: pixels)
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in the net's parameters; its buffers, such as running means, do not count."""
+        return sum(parameter.numel() for parameter in self.net.parameters())
+
+    @torch.no_grad()
+    def _sample(self, labels: Tensor, seed: int, finish: Callable[[Tensor], Tensor]) -> Tensor:
+        """Images after `finish`, which gets the float32 pixels within 0..255 of one block.
+
+        Raises:
+            ValueError: for labels of another type or range, or if the net draws pixels that are no finite numbers.
+        """
         if labels.ndim != 1 or labels.dtype != torch.int64:
             raise ValueError(f"expected labels int64 [n], got {labels.dtype} {tuple(labels.shape)}.")
         if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= self.num_classes):
@@ -123,15 +163,22 @@ class NetGenerator(Generator):
         low, high = self.value_range
         training = self.net.training
         self.net.eval()
-        images = []
+        images, broken = [], 0
         for block, start in enumerate(range(0, len(labels), BLOCK)):
             y = labels[start : start + BLOCK]
             padded = torch.cat([y.cpu(), y.new_zeros(BLOCK - len(y), device="cpu")])
             x = self.net(self._latents(seed, block).to(device), padded.to(device))
-            x = ((x - low) / (high - low)).clamp(0.0, 1.0).mul(255.0).round()
-            images.append(x[: len(y)].to(torch.uint8).cpu())
+            broken += int((~torch.isfinite(x[: len(y)]).flatten(1).all(dim=1)).sum())
+            x = ((x - low) / (high - low)).clamp(0.0, 1.0).mul(255.0).float()
+            images.append(finish(x[: len(y)]).cpu())
         self.net.train(training)
-        return torch.cat(images) if images else torch.empty(0, *self.image_shape, dtype=torch.uint8)
+        if broken:
+            raise ValueError(
+                f"expected finite pixels, got NaN or infinite ones in {broken} of {len(labels)} images (seed {seed}): "
+                "the training probably diverged. Look at log.jsonl for the step, and train with a lower learning rate "
+                "or another seed."
+            )
+        return torch.cat(images) if images else finish(torch.empty(0, *self.image_shape))
 
     def config(self) -> dict[str, Any]:
         return {

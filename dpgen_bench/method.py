@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from dpgen_bench.checkpoint import (
     Checkpoint,
@@ -21,6 +22,7 @@ from dpgen_bench.checkpoint import (
     restore_randomness,
     save_checkpoint,
 )
+from dpgen_bench.cost import PeakMemory, trainable_parameters
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import Generator
 from dpgen_bench.log import Log
@@ -68,6 +70,7 @@ class Context:
         folder: the run's directory; None keeps everything in memory (tests, conformance).
         parent: a checkpoint of another run to start from, see `warm_start`.
         should_stop: asked after every step; the number of a signal means checkpoint and raise `Preempted`.
+        memory: what measures the run's peak memory; None does not measure it.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Context:
         progress: Progress | None = None,
         should_stop: Callable[[], int | None] = lambda: None,
         save_ledger: Callable[[], None] = lambda: None,
+        memory: PeakMemory | None = None,
     ) -> None:
         seed_everything(seed)
         self.seed = seed
@@ -92,6 +96,7 @@ class Context:
         self.scale = scale or Scale()
         self.seconds: dict[str, float] = {}
         self.steps_done: dict[str, int] = {}
+        self.bytes_sent: dict[str, int] = {}
         self.in_loop = False
         self._data = data
         self._folder = folder
@@ -101,12 +106,16 @@ class Context:
         self._progress = progress or Silent()
         self._should_stop = should_stop
         self._save_ledger = save_ledger
+        self._memory = memory
+        self._parameters: dict[str, int] = {}
         self._saved = load_checkpoint(folder / "checkpoints" / "last.pt") if folder else None
         self._log = Log(folder / "log.jsonl" if folder else None)
         self._log.truncate(self._saved.log_bytes if self._saved else 0)
         # What comes before the point of resumption was logged the first time.
         self._log.muted = self._saved is not None
         self._phase, self._step = "start", 0
+        self._seconds_outside = self._saved.seconds_outside if self._saved else 0.0
+        self._outside_since = time.monotonic()
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -124,6 +133,46 @@ class Context:
     def log(self, **scalars: float) -> None:
         """Write public scalars of the current step into log.jsonl: only functions of releases and public inputs."""
         self._log.write({"phase": self._phase, "step": self._step, **scalars})
+
+    def count_bytes(self, *, server_to_client: int = 0, client_to_server: int = 0) -> None:
+        """Add to the bytes that this method would send if its clients were machines of their own.
+
+        Exact across a kill: what is counted in a step is part of its checkpoint. Like the log, the counts are public:
+        only functions of releases and public inputs.
+
+        Raises:
+            ValueError: for anything but integers >= 0.
+        """
+        for direction, count in (("server_to_client", server_to_client), ("client_to_server", client_to_server)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise ValueError(f"expected {direction} as an integer number of bytes >= 0, got {count!r}.")
+            self.bytes_sent[direction] = self.bytes_sent.get(direction, 0) + count
+
+    def cost(self, generator: Generator) -> dict[str, Any]:
+        """What the run cost so far: the content of training.json; `dpgen_bench.cost.cost_values` makes columns of it.
+
+        Args:
+            generator: what `fit` returned.
+
+        Returns:
+            seconds and steps by phase; seconds_outside_loops, the rest of `fit` (the time of every attempt counts, up
+            to its last checkpoint); device; parameters, the trainable numbers of each network handed to `steps` (the
+            largest count, where several had one name) and of the released generator; peak_memory_mib as
+            `PeakMemory.read` gives it, None if it was not measured; bytes by direction, {} without `count_bytes`.
+        """
+        return {
+            "seconds": dict(self.seconds),
+            "seconds_outside_loops": self._seconds_outside + time.monotonic() - self._outside_since,
+            "steps": dict(self.steps_done),
+            "device": str(self.device),
+            "parameters": {**self._parameters, "released_generator": generator.num_parameters},
+            "peak_memory_mib": self._peak_memory(),
+            "bytes": dict(self.bytes_sent),
+        }
+
+    def _peak_memory(self) -> dict[str, Any] | None:
+        earlier = self._saved.peak_memory if self._saved else None
+        return earlier if self._memory is None else self._memory.read(earlier)
 
     def warm_start(self, **stateful: Any) -> None:
         """Load the named states from the checkpoint that the config's `restart` names; without one, do nothing.
@@ -152,11 +201,16 @@ class Context:
         if total < 1:
             raise ValueError(f"expected a loop of at least one step in phase {phase!r}, got {total}.")
         self._phase = phase
+        for name, thing in stateful.items():
+            if isinstance(thing, nn.Module):
+                self._parameters[name] = max(self._parameters.get(name, 0), trainable_parameters(thing))
         first = self._restore(phase, stateful)
         self._step = max(first - 1, 0)
         self._progress.start(phase, total, first)
         began, saved_at = time.monotonic(), time.monotonic()
         before = self.seconds.get(phase, 0.0)
+        self._seconds_outside += began - self._outside_since
+        self._outside_since = began
         self.in_loop = True
         for t in range(first, total):
             self._step = t
@@ -165,7 +219,8 @@ class Context:
             signal = self._should_stop()
             due = time.monotonic() - saved_at >= self._checkpoint_s
             keep = t + 1 in self._keep_steps
-            self.seconds[phase] = before + time.monotonic() - began
+            self._outside_since = time.monotonic()
+            self.seconds[phase] = before + self._outside_since - began
             self.steps_done[phase] = t + 1
             if due or signal is not None or keep or t + 1 == total:
                 self._save(phase, t + 1, stateful, keep)
@@ -191,6 +246,8 @@ class Context:
         if self._data is not None:
             for name, executed in saved.executed.items():
                 self._data.mechanisms[name].resume_at(executed)
+        # What was counted before this loop, in this process, is part of the saved count.
+        self.bytes_sent = dict(saved.bytes_sent)
         self.seconds[phase] = self._saved.seconds[phase]
         self.steps_done[phase] = saved.steps
         if phase == self._saved.current:
@@ -207,8 +264,11 @@ class Context:
             copy.deepcopy({name: thing.state_dict() for name, thing in stateful.items()}),
             public_randomness(self.generator),
             {name: mechanism.executed for name, mechanism in mechanisms.items()},
+            dict(self.bytes_sent),
         )
         phases = {**(self._saved.phases if self._saved else {}), phase: state}
-        self._saved = Checkpoint(phases, dict(self.seconds), self._log.flush())
+        self._saved = Checkpoint(
+            phases, dict(self.seconds), self._log.flush(), self._seconds_outside, self._peak_memory()
+        )
         self._save_ledger()
         save_checkpoint(self._folder / "checkpoints", self._saved, f"step-{step}" if keep else None)

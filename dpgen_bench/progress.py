@@ -1,15 +1,17 @@
-"""What a person sees while a run trains: step, epsilon spent so far, time left."""
+"""What a person sees while a run trains or is measured: how far it is, epsilon spent so far, time left."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+
+T = TypeVar("T")
 
 
 class Progress(Protocol):
@@ -91,3 +93,28 @@ class Shown:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def counted(items: Sequence[T], title: str, slow_s: float = 5.0) -> Iterator[T]:
+    """Go through `items`, and show how far that is once it has taken `slow_s` seconds.
+
+    A bar on a terminal; elsewhere one line per tenth on standard error. What is fast says nothing.
+    """
+    began, tenth, bar = time.monotonic(), 0, None
+    try:
+        for done, item in enumerate(items):
+            elapsed = time.monotonic() - began
+            if elapsed > slow_s and sys.stderr.isatty():
+                if bar is None:
+                    bar = RichProgress(console=Console(stderr=True), transient=True)
+                    task = bar.add_task(title, total=len(items))
+                    bar.start()
+                bar.update(task, completed=done)
+            elif elapsed > slow_s and 10 * done // len(items) > tenth:
+                tenth = 10 * done // len(items)
+                left = elapsed * (len(items) - done) / done
+                print(f"  {title}: {done}/{len(items)}, {elapsed:.0f} s gone, {left:.0f} s left", file=sys.stderr)
+            yield item
+    finally:
+        if bar is not None:
+            bar.stop()

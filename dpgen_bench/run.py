@@ -13,9 +13,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.account import epsilon_table
+from dpgen_bench.cost import PeakMemory
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.environment import choose_device, describe_environment
-from dpgen_bench.evaluate.protocol import measure
+from dpgen_bench.evaluate.protocol import build_metrics, measure
 from dpgen_bench.files import write_atomic
 from dpgen_bench.method import Context, Method, Preempted
 from dpgen_bench.privacy.accountants import epsilon
@@ -48,9 +49,10 @@ def execute(config: DictConfig) -> RunFolder:
     if config.runtime.threads is not None:
         torch.set_num_threads(int(config.runtime.threads))
     folder = Store(_root(config)).folder(spec.id)
-    if folder.done and folder.trained and folder.settled(OmegaConf.to_container(config.protocol)):
+    if folder.done and folder.trained and folder.settled(spec.protocol_record()):
         print(f"run {spec.id} ({_title(spec)}) is finished: skipped")
         return folder
+    build_metrics(config.protocol)  # a misspelt metric is found now, not after the training
     with folder.locked():
         phase = "prepare"
         context: list[Context] = []
@@ -105,6 +107,8 @@ def plan(overrides: list[str]) -> tuple[list[Event], Budget]:
 def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
     """Measure the generator of a finished run again, by the protocol (and on the device) in `overrides`.
 
+    An evaluation that was interrupted goes on; a complete one is made anew.
+
     Raises:
         LookupError: no such run. ValueError: it has no generator yet.
     """
@@ -117,7 +121,9 @@ def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
     if "root" in config.dataset:  # data may lie elsewhere than where the run was trained
         config.dataset.root = chosen.data_root
     with folder.locked():
-        (folder.path / "metrics" / f"{config.protocol.name}.json").unlink(missing_ok=True)
+        name = f"metrics/{config.protocol.name}.json"
+        if folder.read_json(name).get("complete"):
+            (folder.path / name).unlink()
         measure(RunSpec(config, folder.read_json("identity.json")), folder, choose_device(config.runtime.device))
     return folder
 
@@ -135,6 +141,7 @@ class _Planned(Observer):
 
 def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop: Callable[[], int | None]) -> None:
     device = _device(spec)
+    memory = PeakMemory(device)
     folder.write_json("environment.json", describe_environment(device))
     ledger = _ledger(spec, folder)
     data = _open_data(spec, folder, ledger, device)
@@ -158,6 +165,7 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
         progress=Shown(f"{spec.id} {_title(spec)}", spent) if runtime.progress else Silent(),
         should_stop=should_stop,
         save_ledger=ledger.save,
+        memory=memory,
     )
     context.append(ctx)
     generator = spec.method().fit(data, ctx)
@@ -166,7 +174,7 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
         raise ValueError(f"the method changed the ledger's budget to {ledger.budget}; it was {spec.budget()}.")
     ctx.close()
     ledger.save()
-    folder.write_json("training.json", {"seconds": ctx.seconds, "steps": ctx.steps_done, "device": str(device)})
+    folder.write_json("training.json", ctx.cost(generator))
     generator.save(folder.path)
 
 

@@ -24,6 +24,8 @@ from dpgen_bench.results.store import Store
 
 # Raised when the harness changes in a way that changes what training produces: ids of older runs then differ.
 TRAINING_VERSION = 1
+# Raised when the harness changes in a way that changes figures: those of older reports are then measured anew.
+EVALUATION_VERSION = 2
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
@@ -64,6 +66,12 @@ class RunSpec:
         """An empty ledger for `records` records under this config's budget."""
         privacy = self.config.privacy
         return Ledger(self.budget(), records, noise=privacy.noise, diagnostics=privacy.diagnostics)
+
+    def protocol_record(self) -> dict[str, Any]:
+        """What a report's figures depend on besides the generator: the protocol as written, and EVALUATION_VERSION."""
+        written = OmegaConf.to_container(self.config.protocol)
+        assert isinstance(written, dict)
+        return {**_canonical(written), "evaluation_version": EVALUATION_VERSION}
 
     def scale(self) -> Scale:
         return Scale(self.config.scale.name, self.config.scale.max_steps)
@@ -106,9 +114,7 @@ def specify(config: DictConfig) -> RunSpec:
     spec.new_ledger(records=0)
     spec.scale()
     spec.method()
-    samples = config.protocol.get("num_samples")
-    if not isinstance(samples, int) or samples < 1:
-        raise ValueError(f"expected protocol.num_samples to be an integer >= 1, got {samples!r}.")
+    _check_protocol(config.protocol)
     method = OmegaConf.to_container(config.method)
     assert isinstance(method, dict)
     method.pop("check", None)
@@ -123,6 +129,16 @@ def specify(config: DictConfig) -> RunSpec:
         "training_version": TRAINING_VERSION,
     }
     return RunSpec(config, _canonical(training))
+
+
+def _check_protocol(protocol: DictConfig) -> None:
+    for key, default in (("num_samples", None), ("repeats", 1)):
+        value = protocol.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"expected protocol.{key} to be an integer >= 1, got {value!r}.")
+    for key, known in (("labels", ("balanced", "uniform")), ("rounding", ("uint8", "none"))):
+        if protocol.get(key, known[0]) not in known:
+            raise ValueError(f"expected protocol.{key} to be {' or '.join(known)}, got {protocol.get(key)!r}.")
 
 
 def _restart(config: DictConfig) -> dict[str, str] | None:

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from omegaconf import OmegaConf
 from rich.console import Console
 from scipy import stats
 from torch import Tensor
@@ -37,7 +38,7 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import AllowanceExhausted, Mechanism
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.specify import build_dataset, build_method, compose_config
+from dpgen_bench.specify import RunSpec, build_dataset, build_method, compose_config
 
 TOLERANCE = 1e-5  # of the sensitivity, for float32 sums
 FALSE_ALARM = 1e-6  # of each statistical test
@@ -94,6 +95,7 @@ class Fit:
     data: PrivateData
     generator: Generator
     log: list[dict[str, object]]
+    bytes_sent: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class Bench:
         )
         context = Context(self.seed, "cpu", data=data)
         generator = self.make_method().fit(data, context)
-        return Fit(tape, ledger, data, generator, context.history)
+        return Fit(tape, ledger, data, generator, context.history, context.bytes_sent)
 
 
 @dataclass(frozen=True)
@@ -313,6 +315,7 @@ def check_replay(bench: Bench, first: Fit, neighbour: Neighbour) -> None:
                 "draw, or something kept from an earlier call).",
             )
     _expect(first.log == second.log, f"{where}, the log differs: it holds something that was not released.")
+    _expect(first.bytes_sent == second.bytes_sent, f"{where}, the counts of bytes sent differ, which are public.")
     one, other = first.generator.state(), second.generator.state()
     same = one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
     same = same and first.generator.config() == second.generator.config()
@@ -356,12 +359,16 @@ def check_generator(generator: Generator, image_shape: tuple[int, int, int], num
 
 
 def check_configured_method(overrides: list[str]) -> int:
-    """`dpgen check method=NAME [OVERRIDES]`: the suite on a configured method, with its yaml's `check` settings."""
+    """`dpgen check method=NAME [OVERRIDES]`: the suite on a configured method, with its yaml's `check` settings.
+
+    Those are the method's own arguments, and `privacy.epsilon` for a method that can keep no finite one.
+    """
     console = Console()
     config = compose_config(overrides)
     for key, value in (config.method.get("check") or {}).items():
-        if f"method.{key}" not in {word.split("=")[0].lstrip("+~") for word in overrides}:
-            config.method[key] = value
+        path = key if key.startswith("privacy.") else f"method.{key}"
+        if path not in {word.split("=")[0].lstrip("+~") for word in overrides}:
+            OmegaConf.update(config, path, value)
     dataset = build_dataset(config)
     console.print(f"{config.method.name}: its yaml builds {config.method['_target_']}")
     try:
@@ -369,6 +376,7 @@ def check_configured_method(overrides: list[str]) -> int:
             lambda: build_method(config),
             image_shape=dataset.image_shape,
             num_classes=dataset.num_classes,
+            budget=RunSpec(config, training={}).budget(),
             tell=lambda line: console.print(f"  ok  {line}", highlight=False),
         )
     except Exception as error:  # whatever a plugin does wrong is the suite's answer, not its crash

@@ -81,6 +81,15 @@ def test_published_dpgan_adds_opacus(capsys) -> None:
     assert claims["claimed (450,000 compositions, Opacus RDP)"] == pytest.approx(9.963, abs=1e-3)
 
 
+def test_published_stands_beside_the_plan_of_a_run(capsys) -> None:
+    """The claim is the method's own. DPGAN's paper counts by Opacus's RDP, which its proof covers too."""
+    run = ["method=dpgan", "dataset=digits", "privacy.epsilon=10", "method.steps=50", "--published", "--timeout", "20"]
+    found = as_json(capsys, *run)
+    proven = found["epsilon"]["add_remove"]
+    assert found["epsilon"]["claimed"] == {"claimed (by dpgan's paper)": pytest.approx(proven["rdp"], rel=1e-9)}
+    assert 11 < proven["rdp"] < 12  # the budget of 10 is by PLD
+
+
 def test_a_cell_that_takes_too_long_says_so(capsys) -> None:
     assert main([*SHORT, "--timeout", "0.05"]) == 0
     printed = capsys.readouterr().out
@@ -192,7 +201,8 @@ def test_a_plan_that_fails_is_an_error_not_a_traceback(monkeypatch, capsys) -> N
         ([*SHORT, "method=dpgan"], "got both"),
         (["--sigm", "1"], "got --sigm 1"),
         (["--steep=3"], "got --steep=3"),
-        (["method=dpgan", "--published"], "--published"),
+        (["method=dp_merf", "dataset=digits", "--published"], "dp_merf has no count of its paper's own"),
+        (["method=dpgan", "--bound", "row"], "--bound and --releases-per-draw belong to"),
     ],
 )
 def test_bad_input_is_refused_with_status_2(argv, message, capsys, monkeypatch) -> None:

@@ -10,9 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
 from dpgen_bench.cli import main
+from dpgen_bench.results.statistics import t_interval
 from dpgen_bench.results.store import Store
 from dpgen_bench.results.tables import expand, load_table, print_table, table_frame, table_rows
 from dpgen_bench.specify import CONF, compose_config, specify
@@ -94,24 +98,63 @@ def test_expansion_is_hydras_own():
     assert len(expand(sweep)) == 6
 
 
-def fake_run(results: Path, overrides: list[str], accuracy: float | None) -> str:
-    """A finished run's files without the training; None: only failed."""
+def fake_run(results: Path, overrides: list[str], accuracy: float | list[float] | None, protocol=None) -> str:
+    """A finished run's files without the training, with one accuracy for each repeat; None: only failed."""
     spec = specify(compose_config([*overrides, f"results={results}"]))
     folder = Store(results).folder(spec.id)
     folder.path.mkdir(parents=True)
-    from omegaconf import OmegaConf
-
     (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(spec.config))
     folder.write_json("identity.json", spec.training)
     if accuracy is None:
         folder.mark("failed", "train", RuntimeError("no"))
         return spec.id
     folder.write_json("ledger.json", {"epsilon": {"proven": 9.5, "claimed": None}})
-    values = {"status": "measured", "values": {"acc_logreg_pct": accuracy}}
+    repeats = [
+        {
+            "seed": r,
+            "samples": {"notes": []},
+            "metrics": {
+                "logreg": {
+                    "status": "measured",
+                    "values": {"acc_logreg_pct": value},
+                    "reason": None,
+                    "notes": ["few"] if value < 91 else [],
+                }
+            },
+        }
+        for r, value in enumerate(np.atleast_1d(accuracy).tolist())
+    ]
     (folder.path / "metrics").mkdir()
-    folder.write_json("metrics/quick.json", {"complete": True, "metrics": {"logreg": values}})
+    content = {"protocol": protocol or spec.protocol_record(), "repeats": repeats, "complete": True}
+    folder.write_json("metrics/quick.json", content)
     folder.finish()
     return spec.id
+
+
+def test_a_table_tells_repeats_from_seeds_and_shows_no_other_protocols_figures(tmp_path):
+    """Seeds' means 90 and 94, within them deviations of 1 and 3 (n - 1: 2 and 18): pooled sqrt(10) = 3.2."""
+    table = load_table("demo")
+    first = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"]
+    fake_run(tmp_path, [*first, "seed=0"], [89.0, 91.0])
+    fake_run(tmp_path, [*first, "seed=1"], [91.0, 97.0])
+    other = specify(compose_config([*first, "protocol.num_samples=1000"])).protocol_record()
+    fake_run(tmp_path, ["experiment=demo/dp_merf", "privacy.epsilon=1", "protocol=quick", "seed=0"], 99.0, other)
+    one, ten, *_ = table_frame(table, table_rows(table, tmp_path)).to_dict("records")
+    assert ten["acc_logreg_pct"] == "92.0 ± 2.8 (repeats ± 3.2)"
+    assert (one["acc_logreg_pct"], one["seeds"]) == ("–", 0)
+    assert one["status"] == "0 measured, 1 finished, 1 not run"
+
+
+def test_a_row_may_name_another_protocol_and_says_so(tmp_path):
+    table = OmegaConf.create(
+        {
+            "protocol": "quick",
+            "sweeps": ["experiment=demo/dp_merf", "experiment=demo/dp_merf protocol=standard_utility"],
+            "metrics": ["acc_logreg_pct"],
+        }
+    )
+    frame = table_frame(table, table_rows(table, tmp_path))
+    assert list(frame["protocol"]) == ["quick", "standard_utility"]
 
 
 def test_a_table_with_missing_failed_and_measured_runs(tmp_path):
@@ -130,6 +173,11 @@ def test_a_table_with_missing_failed_and_measured_runs(tmp_path):
     assert by["dpgan", "inf"]["status"] == "0 measured, 1 not run"
     assert by["dpgan", "inf"]["acc_logreg_pct"] == "–"
     print_table("demo", tmp_path)
+    assert "- dp_merf digits ε=10: logreg: few" in (tmp_path / "tables" / "demo.md").read_text()
+    csv = pd.read_csv(tmp_path / "tables" / "demo.csv")
+    (line,) = csv[(csv.metric == "acc_logreg_pct") & (csv.seeds == 2)].to_dict("records")
+    assert (line["mean"], line["ci95_over"], line["protocol"]) == (92.0, "seeds", "quick")
+    assert (line["ci95_low"], line["ci95_high"]) == pytest.approx(t_interval([90.0, 94.0]))
     before = (tmp_path / "tables" / "demo.md").read_bytes()
     print_table("demo", tmp_path)
     assert (tmp_path / "tables" / "demo.md").read_bytes() == before
@@ -149,7 +197,7 @@ def test_the_readmes_method_conforms_and_runs(tmp_path):
     made = dpgen("run", *conf, "privacy.epsilon=10", "runtime.account_s=1", cwd=tmp_path)
     assert made.returncode == 0, made.stdout + made.stderr
     (run,) = Store(tmp_path / "results").runs()
-    measured = run.read_json("metrics/quick.json")["metrics"]
+    measured = run.read_json("metrics/quick.json")["repeats"][0]["metrics"]
     assert measured["logreg"]["values"]["acc_logreg_pct"] > 50  # ten noisy mean images, against chance at 10
     assert json.loads((run.path / "ledger.json").read_text())["epsilon"]["proven"] <= 10
 

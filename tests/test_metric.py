@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from hydra.utils import instantiate
 
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.fidelity import Fid
-from dpgen_bench.evaluate.metric import EvalContext, NotMeasured, evaluate, evaluate_all
-from dpgen_bench.evaluate.utility import DpganCnn, LogisticRegression, Mlp
+from dpgen_bench.evaluate.metric import EvalContext, NotMeasured, evaluate
+from dpgen_bench.evaluate.networks import Network
+from dpgen_bench.evaluate.protocol import build_metrics
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
@@ -49,8 +49,7 @@ def undefined(samples, real_test, ctx):
 
 def test_a_bad_metric_stops_no_other(ctx):
     metrics = {"missing": missing, "broken": broken, "undefined": undefined, "empty": lambda *_: {}, "draws": draws}
-    results = evaluate_all(metrics, grey(4), grey(4), ctx)
-    assert list(results) == list(metrics)
+    results = {name: evaluate(metric, grey(4), grey(4), ctx) for name, metric in metrics.items()}
     assert results["missing"].status == "not measured"
     assert results["missing"].reason == "weights missing at SOMEWHERE"
     assert results["broken"].status == "failed"
@@ -105,23 +104,79 @@ def test_unlike_sets_are_never_compared(ctx, samples, complaint):
         raise ValueError(result.reason)
 
 
+def notes(samples, real_test, ctx):
+    ctx.note("few")
+    return {"a": 1.0}
+
+
+def test_notes_belong_to_one_metric(ctx):
+    assert evaluate(notes, grey(4), grey(4), ctx).notes == ["few"]
+    assert evaluate(notes, grey(4), grey(4), ctx).notes == ["few"]
+    assert evaluate(draws, grey(4), grey(4), ctx).notes == []
+    assert ctx.notes == []
+
+
+def test_without_a_dataset_there_are_no_training_records(ctx):
+    with pytest.raises(NotMeasured, match="no dataset"):
+        ctx.train()
+
+
+# The protocols of conf/protocol
+
+THIRTEEN = {
+    "mlp",
+    "cnn",
+    "adaboost",
+    "bagging",
+    "bernoulli_nb",
+    "decision_tree",
+    "gaussian_nb",
+    "gbm",
+    "lda",
+    "linear_svc",
+    "logreg",
+    "random_forest",
+    "xgboost",
+}
+FIDELITY = {"fid", "kid", "prdc", "inception_score", "memorisation"}
+
+
+def protocol(name: str):
+    with initialize_config_dir(config_dir=str(CONF), version_base=None):
+        return compose(overrides=[f"+protocol={name}"]).protocol
+
+
 @pytest.mark.parametrize(
-    ("name", "num_samples", "labels", "metrics"),
+    ("name", "num_samples", "labels", "rounding", "repeats", "metrics"),
     [
-        ("quick", 2000, "balanced", {"logreg": LogisticRegression, "mlp": Mlp}),
-        ("standard", 60_000, "balanced", {"logreg": LogisticRegression, "mlp": Mlp, "cnn": DpganCnn, "fid": Fid}),
-        ("standard_10k", 10_000, "balanced", {"logreg": LogisticRegression, "mlp": Mlp, "cnn": DpganCnn, "fid": Fid}),
-        ("dpgan_revisited", 60_000, "uniform", {"cnn": DpganCnn, "fid": Fid}),
+        ("quick", 2000, "balanced", "uint8", 1, {"logreg", "mlp"}),
+        ("standard", 60_000, "balanced", "uint8", 1, THIRTEEN | FIDELITY | {"average"}),
+        ("standard_10k", 10_000, "balanced", "uint8", 1, THIRTEEN | FIDELITY | {"average"}),
+        ("standard_2k", 2_000, "balanced", "uint8", 1, THIRTEEN | FIDELITY | {"average"}),
+        ("standard_utility", 60_000, "balanced", "uint8", 1, THIRTEEN | {"average"}),
+        ("dpgan_revisited", 60_000, "uniform", "uint8", 1, {"cnn", "fid"}),
+        ("dp_sinkhorn", 60_000, "uniform", "uint8", 5, {"logreg", "mlp", "cnn", "fid"}),
+        ("gs_wgan", 60_000, "balanced", "none", 1, THIRTEEN | {"average", "inception_score", "fid"}),
     ],
 )
-def test_protocols_instantiate(name, num_samples, labels, metrics):
-    with initialize_config_dir(config_dir=str(CONF), version_base=None):
-        protocol = compose(overrides=[f"+protocol={name}"]).protocol
-    assert (protocol.name, protocol.num_samples, protocol.labels, protocol.repeats) == (name, num_samples, labels, 1)
-    assert {key: type(instantiate(node)) for key, node in protocol.metrics.items()} == metrics
+def test_protocols_are_whole(name, num_samples, labels, rounding, repeats, metrics):
+    config = protocol(name)
+    assert (config.name, config.num_samples, config.labels) == (name, num_samples, labels)
+    assert (config.get("rounding", "uint8"), config.get("repeats", 1)) == (rounding, repeats)
+    built = build_metrics(config)
+    assert set(built) == metrics
+    if "average" in built:
+        assert set(built["average"].of) == THIRTEEN
+    for key in THIRTEEN & metrics:
+        assert built[key].name == key
 
 
-def test_the_papers_cnn_is_the_default_one():
-    with initialize_config_dir(config_dir=str(CONF), version_base=None):
-        protocol = compose(overrides=["+protocol=dpgan_revisited"]).protocol
-    assert instantiate(protocol.metrics.cnn) == DpganCnn() == DpganCnn(1e-3, 64, 10, 5000)
+def test_the_papers_references():
+    """DPGAN and DP-Sinkhorn measure FID to the test set; GS-WGAN 20,000 samples to the training set."""
+    assert build_metrics(protocol("dpgan_revisited"))["fid"] == build_metrics(protocol("dp_sinkhorn"))["fid"] == Fid()
+    assert build_metrics(protocol("gs_wgan"))["fid"] == Fid("train", num_samples=20_000)
+
+
+def test_dpgans_cnn_is_its_authors():
+    cnn = build_metrics(protocol("dpgan_revisited"))["cnn"].classifier
+    assert cnn == Network("dpgan_cnn", learning_rate=1e-3, batch_size=64, epochs=10, holdout=5000, keep="best")

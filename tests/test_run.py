@@ -238,10 +238,10 @@ def test_a_failed_metric_is_tried_again_and_a_lost_generator_is_noticed(undistur
     shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
     folder = Store(tmp_path).folder(undisturbed.id)
     report = folder.read_json("metrics/toy.json")
-    report["metrics"]["brightness"] = {"status": "failed", "values": {}, "reason": "no", "seconds": 0.0}
+    report["repeats"][0]["metrics"]["brightness"] |= {"status": "failed", "values": {}, "reason": "no"}
     folder.write_json("metrics/toy.json", report)
     execute(config(tmp_path))
-    assert folder.read_json("metrics/toy.json")["metrics"]["brightness"]["status"] == "measured"
+    assert folder.read_json("metrics/toy.json")["repeats"][0]["metrics"]["brightness"]["status"] == "measured"
     (folder.path / "generator.safetensors").unlink()
     assert contents(execute(config(tmp_path))) == contents(undisturbed)
 

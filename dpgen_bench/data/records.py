@@ -27,19 +27,26 @@ class Records:
     """Labelled images in memory.
 
     Args:
-        images: uint8 [n, c, h, w], c = 1 or 3, 0 = black, 255 = full intensity.
+        images: uint8 [n, c, h, w], c = 1 or 3, 0 = black, 255 = full intensity. A generator's samples may be float32 on
+            the same scale, where a protocol asks for unrounded ones.
         labels: int64 [n], class numbers from 0.
 
     Raises:
-        ValueError: if a dtype or a shape differs, or a label is negative.
+        ValueError: if a dtype or a shape differs, a label is negative, or a pixel is not within 0..255.
     """
 
     images: Tensor
     labels: Tensor
 
     def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
-            raise ValueError(f"expected uint8 images [n, c, h, w], got {self.images.dtype} {tuple(self.images.shape)}.")
+        if self.images.dtype not in (torch.uint8, torch.float32) or self.images.ndim != 4:
+            raise ValueError(
+                "expected images [n, c, h, w], uint8 or float32 within 0..255, "
+                f"got {self.images.dtype} {tuple(self.images.shape)}."
+            )
+        # Written so that NaN fails it too.
+        if self.images.is_floating_point() and not bool(((self.images >= 0) & (self.images <= 255)).all()):
+            raise ValueError("expected pixels within 0..255, got others (or NaN).")
         if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
             raise ValueError(
                 f"expected int64 labels [{len(self.images)}], one for each image, "
@@ -53,10 +60,16 @@ class Records:
 
     @cached_property
     def images_hash(self) -> str:
-        """SHA-256 (hex) of the images' shape and bytes; labels do not enter."""
-        digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
+        """SHA-256 (hex) of the images' shape, type and bytes; labels do not enter."""
+        digest = hashlib.sha256(f"{tuple(self.images.shape)} {self.images.dtype}".encode())
         digest.update(np.ascontiguousarray(self.images.cpu().numpy()).data)
         return digest.hexdigest()
+
+    @cached_property
+    def content_hash(self) -> str:
+        """SHA-256 (hex) of the images and their labels."""
+        labels = np.ascontiguousarray(self.labels.cpu().numpy()).tobytes()
+        return hashlib.sha256(self.images_hash.encode() + labels).hexdigest()
 
 
 class MissingData(FileNotFoundError):

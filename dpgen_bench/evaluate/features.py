@@ -1,4 +1,4 @@
-"""Inception features of images: the 2015 network of the FID, as pytorch-fid ported it."""
+"""Inception features of images: the 2015 network of the FID, as pytorch-fid ported it, made faster."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ import hashlib
 import warnings
 import zipfile
 import zlib
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 import numpy as np
 import torch
 from pytorch_fid.inception import FID_WEIGHTS_URL, InceptionV3
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from dpgen_bench.data.records import Records
-from dpgen_bench.evaluate.metric import NotMeasured
+from dpgen_bench.evaluate.metric import EvalContext, NotMeasured
 from dpgen_bench.files import atomic
+from dpgen_bench.progress import counted
 
 GET_WEIGHTS = 'python -c "from pytorch_fid.inception import fid_inception_v3; fid_inception_v3()"'
+
+# Rows of one cached file: what a kill can cost, a few minutes of one CPU core.
+CHUNK = 1000
 
 
 def weights_path() -> Path:
@@ -26,74 +32,137 @@ def weights_path() -> Path:
     return Path(torch.hub.get_dir()) / "checkpoints" / PurePosixPath(FID_WEIGHTS_URL).name
 
 
-class InceptionFeatures:
-    """Images to the 2,048 features of Inception's last pooling layer.
+class Extractor(Protocol):
+    """Images uint8 or float32 within 0..255 [n, 1 or 3, h, w] to features float32 [n, dim], row by row.
 
-    Grey images are repeated to three channels, pixels divided by 255, and enlarged to 299x299 by the network's own
-    bilinear resize. Weights come from torch hub's cache alone: a run never opens the network.
+    `version` names all that the features depend on besides the images.
+    """
+
+    dim: int
+
+    @property
+    def version(self) -> str: ...
+
+    def __call__(self, images: Tensor, batch_size: int = 64) -> np.ndarray: ...
+
+
+class InceptionFeatures:
+    """Images to the features of one of Inception's pooling layers, the last one (2,048 features) by default.
+
+    Pixels are divided by 255, enlarged to 299x299 by torch's bilinear interpolation, and grey images repeated to three
+    channels, which is what pytorch-fid does with a folder of PNG files. Weights come from torch hub's cache alone: a
+    run never opens the network.
+
+    The batch normalisations are folded into their convolutions and tensors lie channels last, for speed; grey images
+    are enlarged before they are repeated. Features differ from pytorch-fid's by rounding (relative error near 1e-6).
+
+    Args:
+        dim: 64, 192, 768 or 2,048, pytorch-fid's layers.
 
     Raises:
         NotMeasured: if the weights are not in the cache.
         RuntimeError: if they are there and cannot be loaded.
     """
 
-    dim = 2048
     # Raise when features change for other reasons than the weights: caches of the old ones are then left alone.
-    revision = "pytorch-fid pool3, bilinear 299, 1"
+    revision = "pytorch-fid, folded, bilinear 299, 2"
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
+    def __init__(self, device: torch.device | str = "cpu", dim: int = 2048) -> None:
         self.path = weights_path()
         self.device = torch.device(device)
+        self.dim = dim
         if not self.path.is_file():
             raise NotMeasured(f"weights missing at {self.path}; with a network, get them by\n    {GET_WEIGHTS}")
         try:
-            network = InceptionV3([InceptionV3.BLOCK_INDEX_BY_DIM[self.dim]])
+            network = InceptionV3([InceptionV3.BLOCK_INDEX_BY_DIM[dim]], resize_input=False, normalize_input=False)
         except Exception as error:
             raise RuntimeError(
                 f"the weights at {self.path} cannot be loaded ({type(error).__name__}: {error}); delete the file "
                 f"and get them anew by\n    {GET_WEIGHTS}"
             ) from error
-        # Channels last is 1.4 times as fast on a CPU.
-        self.network = network.eval().to(self.device, memory_format=torch.channels_last)
+        network = fold_batch_norms(network.eval())
+        self.network = network.to(self.device).to(memory_format=torch.channels_last)
 
     @cached_property
     def version(self) -> str:
-        """Names what the features depend on besides the images: this code's revision and the weights' bytes."""
+        """Names what the features depend on besides the images: this code's revision, the layer, the weights' bytes."""
         with open(self.path, "rb") as file:
-            return f"{self.revision}, weights {hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return f"{self.revision}, {self.dim}, weights {digest[:16]}"
 
     @torch.no_grad()
     def __call__(self, images: Tensor, batch_size: int = 64) -> np.ndarray:
-        """Features float32 [n, 2048] of uint8 images [n, 1 or 3, h, w]."""
         features = np.empty((len(images), self.dim), dtype=np.float32)
         # TF32 would make the same images give other features on a GPU than on a CPU.
         with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
             for start in range(0, len(images), batch_size):
                 batch = images[start : start + batch_size].to(self.device).float().div_(255.0)
-                batch = batch.expand(-1, 3, -1, -1).contiguous(memory_format=torch.channels_last)
-                features[start : start + len(batch)] = self.network(batch)[0].flatten(1).cpu().numpy()
+                batch = nn.functional.interpolate(batch, size=(299, 299), mode="bilinear", align_corners=False)
+                batch = batch.mul_(2.0).sub_(1.0).expand(-1, 3, -1, -1)
+                maps = self.network(batch.contiguous(memory_format=torch.channels_last))[0]
+                # Layers before the last are averaged over the image, as pytorch-fid does.
+                features[start : start + len(batch)] = maps.mean(dim=(2, 3)).cpu().numpy()
         return features
 
 
-def cached_features(records: Records, extractor: InceptionFeatures, cache: Path, batch_size: int = 64) -> np.ndarray:
-    """Features of a real set, from `cache`/features if they were computed before, else computed and kept there.
+def fold_batch_norms(network: nn.Module) -> nn.Module:
+    """Replace each pair of `.conv` and `.bn` in an evaluation-mode network by one convolution; changes it in place."""
+    for module in network.modules():
+        conv, norm = getattr(module, "conv", None), getattr(module, "bn", None)
+        if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+            module.conv = fuse_conv_bn_eval(conv, norm)
+            module.bn = nn.Identity()
+    return network
 
-    The key is the content of the images and the extractor's version, never a path or a name. A file that cannot be
-    read, or holds something else, is reported by a warning and computed anew.
+
+def features_of(records: Records, ctx: EvalContext, *, real: bool) -> np.ndarray:
+    """Inception features float32 [n, 2048] of `records`, computed once for all metrics that ask.
+
+    Those of a real set are kept in `ctx.cache` for every run; those of samples in `ctx.scratch` until the run's
+    protocol is complete, so that a killed evaluation goes on where it was.
+
+    Raises:
+        NotMeasured: if the network's weights are not on this machine.
     """
-    key = hashlib.sha256(f"{records.images_hash}\n{extractor.version}".encode()).hexdigest()
+    extractor = _inception(weights_path(), str(torch.device(ctx.device)))
+    return cached_features(records, extractor, ctx.cache if real else ctx.scratch, ctx.batch_size)
+
+
+@lru_cache(maxsize=1)
+def _inception(path: Path, device: str) -> InceptionFeatures:
+    return InceptionFeatures(device)
+
+
+def cached_features(records: Records, extractor: Extractor, cache: Path | None, batch_size: int = 64) -> np.ndarray:
+    """Features of a set in chunks of `CHUNK` rows, each read from `cache`/features if it is there, else kept there.
+
+    The key of a chunk is the content of its images and the extractor's version, never a path or a name: sets that
+    begin alike share their chunks. A file that cannot be read, or holds something else, is reported by a warning and
+    computed anew.
+    """
+    chunks = records.images.split(CHUNK)
+    title = f"features of {len(records)} images"
+    parts = [_chunk(images, extractor, cache, batch_size) for images in counted(chunks, title)]
+    return np.concatenate(parts) if parts else np.empty((0, extractor.dim), dtype=np.float32)
+
+
+def _chunk(images: Tensor, extractor: Extractor, cache: Path | None, batch_size: int) -> np.ndarray:
+    if cache is None:
+        return extractor(images, batch_size)
+    content = Records(images, torch.zeros(len(images), dtype=torch.int64)).images_hash
+    key = hashlib.sha256(f"{content}\n{extractor.version}".encode()).hexdigest()
     path = cache / "features" / f"{key[:32]}.npz"
     if path.exists():
         try:
             with np.load(path, allow_pickle=False) as kept:
                 features = kept["features"]
-                if str(kept["key"]) == key and features.shape == (len(records), extractor.dim):
+                if str(kept["key"]) == key and features.shape == (len(images), extractor.dim):
                     return features
                 problem = "holds other features than its name says"
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             problem = f"cannot be read ({type(error).__name__}: {error})"
-        warnings.warn(f"cached features {path} {problem}; computed anew.", stacklevel=2)
-    features = extractor(records.images, batch_size)
+        warnings.warn(f"cached features {path} {problem}; computed anew.", stacklevel=4)
+    features = extractor(images, batch_size)
     with atomic(path) as temporary:
         np.savez(temporary, features=features, key=np.array(key))
     return features

@@ -7,9 +7,10 @@ from typing import Literal
 
 import numpy as np
 import scipy.linalg
+import torch
 
 from dpgen_bench.data.records import Records
-from dpgen_bench.evaluate.features import InceptionFeatures, cached_features
+from dpgen_bench.evaluate.features import features_of
 from dpgen_bench.evaluate.metric import EvalContext
 
 CHUNK = 4096
@@ -65,29 +66,51 @@ def frechet_distance(mean1: np.ndarray, cov1: np.ndarray, mean2: np.ndarray, cov
 
 @dataclass
 class Fid:
-    """FID of the samples to the real test images, with the numbers of images on both sides, on which it depends.
+    """FID of the samples to the real images, with the numbers of images on both sides, on which it depends.
 
-    The papers use 60,000 samples. `reference` is "test", as in DPGAN's and DP-Sinkhorn's final figures; metrics are
-    given no training records.
+    Args:
+        reference: "test" (DPGAN, DP-Sinkhorn) or "train" (GS-WGAN) records.
+        num_samples: measure so many of the samples, drawn by the seed without replacement; None is all of them.
+        num_reference: likewise of the reference; always the same ones.
 
     Raises:
-        ValueError: for another reference.
+        ValueError: for another reference, or fewer images than asked for.
     """
 
-    reference: Literal["test"] = "test"
+    reference: Literal["test", "train"] = "test"
+    num_samples: int | None = None
+    num_reference: int | None = None
 
     def __post_init__(self) -> None:
-        if self.reference != "test":
-            raise ValueError(
-                f"expected reference 'test', got {self.reference!r}: metrics are given the test records alone."
-            )
+        if self.reference not in ("test", "train"):
+            raise ValueError(f"expected reference 'test' or 'train', got {self.reference!r}.")
 
     def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
-        extractor = InceptionFeatures(ctx.device)
-        real = mean_and_covariance(cached_features(real_test, extractor, ctx.cache, ctx.batch_size))
-        made = mean_and_covariance(extractor(samples.images, ctx.batch_size))
+        made = part_of(samples, self.num_samples, ctx.seed, "samples")
+        reference = real_test if self.reference == "test" else ctx.train()
+        real = part_of(reference, self.num_reference, 0, f"{self.reference} records")
+        real_moments = mean_and_covariance(features_of(real, ctx, real=True))
+        features = features_of(made, ctx, real=False)
+        dim = features.shape[1]
+        for what, count in (("samples", len(made)), ("reference images", len(real))):
+            if count <= dim:
+                ctx.note(f"{count} {what} for {dim} features: the covariance is singular, which biases FID upwards")
         return {
-            "fid": frechet_distance(*made, *real),
-            "fid_num_samples": float(len(samples)),
-            "fid_num_reference": float(len(real_test)),
+            "fid": frechet_distance(*mean_and_covariance(features), *real_moments),
+            "fid_num_samples": float(len(made)),
+            "fid_num_reference": float(len(real)),
         }
+
+
+def part_of(records: Records, count: int | None, seed: int, what: str) -> Records:
+    """`count` of the records, drawn by `seed` without replacement; all of them, in order, for None.
+
+    Raises:
+        ValueError: if there are not so many.
+    """
+    if count is None or count == len(records):
+        return records
+    if count > len(records):
+        raise ValueError(f"expected at least {count} {what}, got {len(records)}; lower the number in the protocol.")
+    chosen = torch.randperm(len(records), generator=torch.Generator().manual_seed(seed))[:count]
+    return Records(records.images[chosen], records.labels[chosen])

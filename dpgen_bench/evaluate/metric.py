@@ -12,7 +12,9 @@ Python path, and an entry under `metrics:` in a file of conf/protocol:
             return {"brightness_gap": self.scale * float(gap)}
 
 Values carry their unit in their name where they have one (`acc_cnn_pct`), and no two metrics of a protocol share a
-name. What cannot be measured on this machine raises `NotMeasured` with the reason and the remedy.
+name. What cannot be measured on this machine raises `NotMeasured` with the reason and the remedy. Two methods more are
+understood: `one_core(device) -> bool`, whether the metric may run on one core beside others; and, instead of
+`__call__`, `combine(values) -> dict`, for figures made of the other metrics' values.
 """
 
 from __future__ import annotations
@@ -21,16 +23,17 @@ import logging
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 import torch
 
-from dpgen_bench.data.records import Records
+from dpgen_bench.data.records import DatasetSpec, Records, Split
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +50,12 @@ class EvalContext:
         seed: all randomness of a metric derives from it.
         device: where networks run.
         num_classes: classes of the dataset; labels are below it.
-        cache: a folder for what may be computed once for many runs, such as features of the test images.
+        cache: a folder for what may be computed once for many runs, such as features of the real images.
         batch_size: images for each forward pass of a feature network; no value depends on it but for rounding.
+        dataset: where the real training records are loaded from, for metrics that compare with them.
+        train_closed: why this run's figures may not be computed from its training records, or None if they may.
+        scratch: a folder of this run, emptied when its protocol is complete; None keeps nothing.
+        notes: what a reader of the figures must know besides their values; see `note`.
     """
 
     seed: int
@@ -56,6 +63,31 @@ class EvalContext:
     num_classes: int
     cache: Path
     batch_size: int = 64
+    dataset: DatasetSpec | None = None
+    train_closed: str | None = None
+    scratch: Path | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def train(self) -> Records:
+        """The real training records. What is computed from them is covered by no epsilon.
+
+        Raises:
+            NotMeasured: if there are none here, or this run's must not be looked at again.
+        """
+        if self.train_closed is not None:
+            raise NotMeasured(self.train_closed)
+        if self.dataset is None:
+            raise NotMeasured("needs the real training records, and was given no dataset to load them from")
+        return _load_once(self.dataset, "train")
+
+    def note(self, text: str) -> None:
+        """Say something about the figures that goes with them into every report, such as too few samples."""
+        self.notes.append(text)
+
+
+@lru_cache(maxsize=2)
+def _load_once(dataset: DatasetSpec, split: Split) -> Records:
+    return dataset.load(split)
 
 
 class Metric(Protocol):
@@ -71,6 +103,7 @@ class MetricResult:
     status: Literal["measured", "not measured", "failed"]
     values: dict[str, float] = field(default_factory=dict)
     reason: str | None = None
+    notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
 
@@ -81,9 +114,11 @@ def evaluate(metric: Metric, samples: Records, real_test: Records, ctx: EvalCont
     depend on which metrics ran before.
     """
     start = time.perf_counter()
+    ctx = replace(ctx, notes=[])
 
     def result(status: Literal["measured", "not measured", "failed"], reason: str | None = None) -> MetricResult:
-        return MetricResult(status, values if status == "measured" else {}, reason, time.perf_counter() - start)
+        measured = values if status == "measured" else {}
+        return MetricResult(status, measured, reason, ctx.notes, time.perf_counter() - start)
 
     values: dict[str, float] = {}
     try:
@@ -101,20 +136,16 @@ def evaluate(metric: Metric, samples: Records, real_test: Records, ctx: EvalCont
     return result("measured")
 
 
-def evaluate_all(
-    metrics: Mapping[str, Metric], samples: Records, real_test: Records, ctx: EvalContext
-) -> dict[str, MetricResult]:
-    """`evaluate` for each of `metrics`, in order, under the same names."""
-    return {name: evaluate(metric, samples, real_test, ctx) for name, metric in metrics.items()}
-
-
 def check_pair(samples: Records, real_test: Records, num_classes: int) -> None:
-    """Raises ValueError unless both sets have records of one image shape, with labels below `num_classes`."""
+    """Raises ValueError unless both sets have records of one image shape, the samples with labels below `num_classes`.
+
+    The test labels are not looked at: a metric does that, once, after it has trained.
+    """
     for name, records in (("samples", samples), ("real test records", real_test)):
-        if len(records) == 0:
+        if len(records.images) == 0:
             raise ValueError(f"expected at least one of the {name}, got none.")
-        if int(records.labels.max()) >= num_classes:
-            raise ValueError(f"expected labels below {num_classes} in the {name}, got {int(records.labels.max())}.")
+    if int(samples.labels.max()) >= num_classes:
+        raise ValueError(f"expected labels below {num_classes} in the samples, got {int(samples.labels.max())}.")
     if samples.images.shape[1:] != real_test.images.shape[1:]:
         raise ValueError(
             f"expected samples shaped like the real images, {tuple(real_test.images.shape[1:])}, "

@@ -1,23 +1,41 @@
-"""A protocol applied to a run: draw its samples, measure each metric, keep every figure beside the protocol's name."""
+"""A protocol applied to a run: draw its samples, measure each metric, keep every figure beside the protocol's name.
+
+metrics/<protocol>.json is
+
+    {"protocol": {...}, "repeats": [{"seed": s, "samples": {...}, "metrics": {key: MetricResult}}], "complete": true}
+
+One repeat is one drawing of samples from the same generator, with classifiers trained on it anew.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 
-from dpgen_bench.data.datasets import Records
-from dpgen_bench.evaluate.metric import EvalContext, Metric, evaluate
+from dpgen_bench.data.records import Records
+from dpgen_bench.evaluate.metric import EvalContext, Metric, MetricResult, NotMeasured, evaluate
+from dpgen_bench.evaluate.parallel import evaluate_apart, needs_one_core
 from dpgen_bench.files import atomic
 from dpgen_bench.generator import Generator
 from dpgen_bench.results.store import RunFolder
 from dpgen_bench.specify import RunSpec
+
+FOR_RELEASE = (
+    "this run's images are for release (privacy.noise=os), and the figure would be computed from its training records "
+    "beside the privacy accounting; measure a run with privacy.noise=seeded instead"
+)
 
 
 def measure(spec: RunSpec, folder: RunFolder, device: torch.device) -> dict[str, Any]:
@@ -25,37 +43,135 @@ def measure(spec: RunSpec, folder: RunFolder, device: torch.device) -> dict[str,
 
     Test records are loaded here, after training, and go nowhere but into the metrics.
     """
-    protocol = spec.config.protocol
+    protocol, wanted = spec.config.protocol, spec.protocol_record()
     name = f"metrics/{protocol.name}.json"
-    report = folder.read_json(name)
-    wanted = OmegaConf.to_container(protocol)
     if folder.settled(wanted):
-        return report
+        return folder.read_json(name)
+    metrics = build_metrics(protocol)
+    report = folder.read_json(name)
     if report.get("protocol") != wanted:  # another number of samples, another metric: nothing of it may be mixed in
-        report = {"protocol": wanted, "metrics": {}}
-    report["metrics"] = {key: kept for key, kept in report["metrics"].items() if kept["status"] != "failed"}
-    samples = draw_samples(folder, protocol, spec.seed)
+        report = {"protocol": wanted, "repeats": []}
     dataset = spec.dataset()
     test = dataset.load("test")
-    ctx = EvalContext(
-        seed=spec.seed,
-        device=device,
-        num_classes=dataset.num_classes,
-        cache=folder.path.parent.parent / "cache",
-    )
-    results = report["metrics"]
-    for key, node in protocol.metrics.items():
-        if key in results:
-            continue
-        metric: Metric = instantiate(node, _convert_="all")
-        print(f"  {spec.id} measuring {key} on {len(samples)} samples ({protocol.name})", flush=True)
-        results[key] = asdict(evaluate(metric, samples, test, ctx))
-        if results[key]["status"] != "measured":
-            print(f"  {spec.id} {key}: {results[key]['status']}: {results[key]['reason']}", flush=True)
-        folder.write_json(name, report)
+    scratch = folder.path / "scratch"
+    repeats = int(protocol.get("repeats", 1))
+    for repeat in range(repeats):
+        seed = repeat_seed(spec.seed, repeat)
+        if repeat == len(report["repeats"]):
+            report["repeats"].append({"seed": seed, "samples": {}, "metrics": {}})
+        entry = report["repeats"][repeat]
+        results = entry["metrics"]
+        # What failed or could not be measured is tried again, and with it what is combined of it.
+        for key in [key for key, kept in results.items() if kept["status"] != "measured" or is_combined(metrics[key])]:
+            del results[key]
+        left = {key: metric for key, metric in metrics.items() if key not in results}
+        samples = draw_samples(folder, protocol, seed, keep=repeat == 0)
+        entry["samples"] = describe_samples(samples, dataset.num_classes)
+        ctx = EvalContext(
+            seed=seed,
+            device=device,
+            num_classes=dataset.num_classes,
+            cache=folder.path.parent.parent / "cache",
+            dataset=dataset,
+            train_closed=FOR_RELEASE if is_for_release(spec.config) else None,
+            scratch=scratch,
+        )
+        title = f"{spec.id} {protocol.name}" + (f" repeat {repeat + 1}/{repeats}" if repeats > 1 else "")
+        for note in entry["samples"]["notes"]:
+            print(f"  {title}: {note}", flush=True)
+        for key, result in evaluate_each(left, samples, test, ctx, spec.config.runtime.workers, results, title):
+            results[key] = asdict(result)
+            folder.write_json(name, report)
+            if result.status != "measured":
+                print(f"  {title} {key}: {result.status}: {result.reason}", flush=True)
+            for note in result.notes:
+                print(f"  {title} {key}: {note}", flush=True)
     report["complete"] = True
     folder.write_json(name, report)
+    shutil.rmtree(scratch, ignore_errors=True)
     return report
+
+
+def evaluate_each(
+    metrics: Mapping[str, Metric],
+    samples: Records,
+    test: Records,
+    ctx: EvalContext,
+    workers: int | None,
+    done: Mapping[str, Mapping[str, Any]],
+    title: str,
+) -> Iterator[tuple[str, MetricResult]]:
+    """Each metric's result: those for one core in a pool of processes, then the others here, then what combines them.
+
+    Two metrics that give a value of one name would hide each other: the later of them fails.
+
+    Args:
+        done: results there already, also those that this yields, as its caller adds them.
+    """
+    apart = {key: metric for key, metric in metrics.items() if needs_one_core(metric, ctx.device)}
+    combined = {key: metric for key, metric in metrics.items() if is_combined(metric)}
+    if apart:
+        print(f"  {title}: measuring {', '.join(apart)} on {len(samples)} samples", flush=True)
+        for key, result in evaluate_apart(apart, samples, test, ctx, workers):
+            yield key, _distinct(result, done)
+    for key, metric in metrics.items():
+        if key not in apart and key not in combined:
+            print(f"  {title}: measuring {key} on {len(samples)} samples", flush=True)
+            yield key, _distinct(evaluate(metric, samples, test, ctx), done)
+    for key, metric in combined.items():
+        yield key, _distinct(_combine(metric, done), done)
+
+
+def _combine(metric: Any, done: Mapping[str, Mapping[str, Any]]) -> MetricResult:
+    values = {name: value for result in done.values() for name, value in result["values"].items()}
+    notes: list[str] = []
+    try:
+        return MetricResult("measured", metric.combine(values, notes), notes=notes)
+    except NotMeasured as error:
+        return MetricResult("not measured", reason=str(error))
+    except Exception as error:
+        return MetricResult("failed", reason=f"{type(error).__name__}: {error}")
+
+
+def _distinct(result: MetricResult, done: Mapping[str, Mapping[str, Any]]) -> MetricResult:
+    for other, kept in done.items():
+        if shared := result.values.keys() & kept["values"].keys():
+            return MetricResult("failed", reason=f"its values {sorted(shared)} have the names of those of {other!r}")
+    return result
+
+
+def is_combined(metric: Any) -> bool:
+    """Whether the metric is made of other metrics' values."""
+    return hasattr(metric, "combine")
+
+
+def is_for_release(config: DictConfig) -> bool:
+    """Whether a run's images may be given away as private, so that nothing else may be told of its records."""
+    return config.privacy.noise == "os" and config.privacy.diagnostics == "off"
+
+
+def build_metrics(protocol: DictConfig) -> dict[str, Any]:
+    """The protocol's metrics by their keys.
+
+    Raises:
+        ValueError: naming the metric that cannot be built, and why.
+    """
+    metrics = {}
+    for key, node in protocol.metrics.items():
+        try:
+            metrics[str(key)] = instantiate(node, _convert_="all")
+        except InstantiationException as error:
+            raise ValueError(
+                f"metric {key!r} of protocol {protocol.name!r} cannot be built: {error.__cause__ or error}"
+            ) from error
+    return metrics
+
+
+def repeat_seed(seed: int, repeat: int) -> int:
+    """Seed of one repeat's samples and classifiers, below 2^31: the run's own for the first."""
+    if repeat == 0:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"repeat {repeat} of seed {seed}".encode()).digest()[:4]) % 2**31
 
 
 def sample_labels(n: int, num_classes: int, how: str, seed: int) -> Tensor:
@@ -67,20 +183,29 @@ def sample_labels(n: int, num_classes: int, how: str, seed: int) -> Tensor:
     raise ValueError(f"expected protocol.labels balanced or uniform, got {how!r}.")
 
 
-def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int) -> Records:
-    """The protocol's samples of a run's generator: read from samples.npz if it holds them, else drawn and kept there.
+def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int, keep: bool = True) -> Records:
+    """The protocol's samples of a run's generator, drawn by `seed`.
 
-    Also writes samples.png, a grid with one column per class.
+    With `keep` they are read from samples.npz if it holds them, else drawn and written there, with samples.png, a grid
+    of one column per class. `protocol.rounding` none leaves pixels unrounded; pixels below `protocol.floor` become 0.
+    A generator with labels of its own (a data set) gives as many of them as it has.
     """
-    made_by = json.dumps({"n": int(protocol.num_samples), "labels": protocol.labels, "seed": seed})
+    n = int(protocol.num_samples)
+    rounding, floor = protocol.get("rounding", "uint8"), protocol.get("floor")
+    made_by = json.dumps({"n": n, "labels": protocol.labels, "rounding": rounding, "floor": floor, "seed": seed})
     path = folder.path / "samples.npz"
-    if path.exists():
-        with np.load(path) as kept:
-            if str(kept["made_by"]) == made_by:
-                return Records(torch.from_numpy(kept["images"]), torch.from_numpy(kept["labels"]))
+    if keep and (kept := _kept_samples(path, made_by)):
+        return kept
     generator = Generator.load(folder.path)
-    labels = sample_labels(int(protocol.num_samples), generator.num_classes, protocol.labels, seed)
-    samples = Records(generator.sample(labels, seed), labels)
+    labels = generator.draw_labels(n, seed)
+    if labels is None:
+        labels = sample_labels(n, generator.num_classes, protocol.labels, seed)
+    images = generator.sample(labels, seed) if rounding == "uint8" else generator.sample_unrounded(labels, seed)
+    if floor is not None:
+        images = torch.where(images < floor, torch.zeros_like(images), images)
+    samples = Records(images, labels)
+    if not keep:
+        return samples
     from torchvision.utils import save_image  # as long to import as torch, and tables need neither
 
     with atomic(folder.path / "samples.png") as temporary:
@@ -88,6 +213,34 @@ def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int) -> Records:
     with atomic(path) as temporary:  # last: where it is, the picture is too
         np.savez_compressed(temporary, images=samples.images.numpy(), labels=labels.numpy(), made_by=made_by)
     return samples
+
+
+def _kept_samples(path: Path, made_by: str) -> Records | None:
+    if not path.exists():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            if str(kept["made_by"]) == made_by:
+                return Records(torch.from_numpy(kept["images"]), torch.from_numpy(kept["labels"]))
+    except Exception as error:  # a damaged archive fails in many ways, and the samples can be drawn again
+        print(f"  {path} cannot be read ({type(error).__name__}: {error}); drawn anew", flush=True)
+    return None
+
+
+def describe_samples(samples: Records, num_classes: int) -> dict[str, Any]:
+    """Numbers that tell a collapsed generator: how many samples, how many different ones, which classes are missing."""
+    flat = samples.images.flatten(1)
+    distinct = len({row.tobytes() for row in flat.numpy()})
+    blank = int((flat == flat[:, :1]).all(dim=1).sum())
+    missing = sorted(set(range(num_classes)) - set(samples.labels.unique().tolist()))
+    notes = []
+    if missing:
+        notes.append(f"no sample of class {', '.join(map(str, missing))}")
+    if distinct < len(samples):
+        notes.append(f"only {distinct} of {len(samples)} samples differ")
+    if blank:
+        notes.append(f"{blank} samples are of one colour")
+    return {"n": len(samples), "distinct": distinct, "blank": blank, "missing_classes": missing, "notes": notes}
 
 
 def class_grid(samples: Records, num_classes: int, rows: int = 8) -> Tensor:

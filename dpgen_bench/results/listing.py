@@ -8,20 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dpgen_bench.results.figures import headline
 from dpgen_bench.results.store import RunFolder, Store
 from dpgen_bench.specify import is_stale
 
-HEADLINES = ("fid", "acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct")
-
-
-def headline(folder: RunFolder, protocol: str) -> dict[str, float]:
-    """All measured values of one protocol, by name."""
-    report = folder.read_json(f"metrics/{protocol}.json")
-    found: dict[str, float] = {}
-    for result in report.get("metrics", {}).values():
-        if result["status"] == "measured":
-            found.update(result["values"])
-    return found
+HEADLINES = ("fid", "inception_score", "acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct", "acc_avg_pct")
 
 
 def format_epsilon(value: Any) -> str:

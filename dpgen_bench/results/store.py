@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -67,11 +67,16 @@ class RunFolder:
         found = sorted((self.path / "metrics").glob("*.json"))
         return [path.stem for path in found if json.loads(path.read_text()).get("complete")]
 
-    def settled(self, protocol: Any) -> bool:
-        """Whether exactly this protocol was applied in full and no metric failed (failed ones are tried again)."""
+    def measured_by(self, protocol: Mapping[str, Any]) -> bool:
+        """Whether exactly this protocol (see `RunSpec.protocol_record`) was applied in full."""
         report = self.read_json(f"metrics/{protocol['name']}.json")
-        failed = [result for result in report.get("metrics", {}).values() if result["status"] == "failed"]
-        return bool(report.get("complete")) and report["protocol"] == protocol and not failed
+        return bool(report.get("complete")) and report["protocol"] == protocol
+
+    def settled(self, protocol: Mapping[str, Any]) -> bool:
+        """`measured_by`, and no metric failed (failed ones are tried again)."""
+        repeats = self.read_json(f"metrics/{protocol['name']}.json").get("repeats", [])
+        results = [result for repeat in repeats for result in repeat["metrics"].values()]
+        return self.measured_by(protocol) and all(result["status"] != "failed" for result in results)
 
     def mark(self, status: str, phase: str, error: BaseException | None = None) -> None:
         """Write status.json: what the run is doing, or how and when it ended."""

@@ -16,22 +16,34 @@ from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from dpgen_bench.files import write_atomic
-from dpgen_bench.results.listing import format_epsilon, headline, make_console
+from dpgen_bench.results.figures import figures, notes
+from dpgen_bench.results.listing import format_epsilon, make_console
+from dpgen_bench.results.statistics import Summary, summarise
 from dpgen_bench.results.store import RunFolder, Store
 from dpgen_bench.specify import CONF, RunSpec, compose_config, specify
+
+SPREADS = (
+    "`±`: standard deviation over training seeds; `repeats ±`: over drawings of samples from one generator, with "
+    "classifiers trained anew. The CSV beside this file has every figure unrounded, with 95% intervals."
+)
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """Runs that differ in their seed alone. Spread is the standard deviation over training seeds (n - 1)."""
+    """Runs that differ in their seed alone, measured by one protocol, the same to its last setting."""
 
     specs: tuple[RunSpec, ...]
     folders: tuple[RunFolder, ...]
-    protocol: str
+
+    @property
+    def protocol(self) -> str:
+        return str(self.specs[0].config.protocol.name)
 
     @property
     def measured(self) -> list[RunFolder]:
-        return [folder for folder in self.folders if self.protocol in folder.protocols]
+        """Those measured by the protocol as it is now; figures of an earlier text of it are not shown."""
+        wanted = self.specs[0].protocol_record()
+        return [folder for folder in self.folders if folder.measured_by(wanted)]
 
     def status(self) -> str:
         """`measured`, or how many of the seeds are, and what became of the others."""
@@ -39,13 +51,14 @@ class TableRow:
         counted = [f"{others.count(kind)} {kind}" for kind in sorted(set(others))]
         return ", ".join([f"{len(self.measured)} measured", *counted]) if others else "measured"
 
-    def figure(self, metric: str) -> str:
-        """Mean ± std over seeds, or a dash."""
-        values = [v[metric] for f in self.measured if metric in (v := headline(f, self.protocol))]
-        if not values:
-            return "–"
-        mean = f"{sum(values) / len(values):.1f}"
-        return f"{mean} ± {pd.Series(values).std():.1f}" if len(values) > 1 else mean
+    def summary(self, metric: str) -> Summary | None:
+        """The metric over seeds and repeats, or None where no run has it."""
+        values = [v[metric] for folder in self.measured if metric in (v := figures(folder, self.protocol))]
+        return summarise(values) if values else None
+
+    def notes(self) -> list[str]:
+        """What the runs' reports say besides their figures, each line once."""
+        return list(dict.fromkeys(line for folder in self.measured for line in notes(folder, self.protocol)))
 
     def epsilon(self, name: str) -> str:
         """The largest figure among the row's runs (seeds do not change it)."""
@@ -84,17 +97,17 @@ def expand(sweep: str) -> list[list[str]]:
 
 
 def table_rows(table: DictConfig, results: Path) -> list[TableRow]:
-    """The table's rows in the order of its sweeps; runs that differ in seed alone share a row."""
+    """The table's rows in the order of its sweeps; runs that differ in seed alone share a row.
+
+    A sweep may name a protocol of its own; other rows have the table's. Each row says which it was measured by.
+    """
     groups: dict[str, list[RunSpec]] = {}
     for sweep in table.sweeps:
         for job in expand(sweep):
-            spec = specify(compose_config([*job, f"results={results}", f"protocol={table.protocol}"]))
-            groups.setdefault(str({**spec.training, "seed": None}), []).append(spec)
+            spec = specify(compose_config([f"results={results}", *_measured_by(table, job)]))
+            groups.setdefault(f"{spec.config.protocol.name} { {**spec.training, 'seed': None} }", []).append(spec)
     store = Store(results)
-    return [
-        TableRow(tuple(specs), tuple(store.folder(spec.id) for spec in specs), str(table.protocol))
-        for specs in groups.values()
-    ]
+    return [TableRow(tuple(specs), tuple(store.folder(spec.id) for spec in specs)) for specs in groups.values()]
 
 
 def table_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
@@ -113,7 +126,7 @@ def table_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
             if math.isinf(privacy.epsilon)
             else f"{privacy.relation}, {privacy.delta:g}, {privacy.accountant}",
         }
-        line |= {metric: row.figure(metric) for metric in table.metrics}
+        line |= {metric: _cell(row.summary(metric)) for metric in table.metrics}
         line |= {
             "seeds": len(row.measured),
             "scale": config.scale.name,
@@ -121,6 +134,42 @@ def table_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
             "status": row.status(),
         }
         lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def long_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
+    """One line per row and metric, with unrounded numbers: mean, both spreads, interval, seeds, repeats, epsilons."""
+    lines: list[dict[str, Any]] = []
+    for row in rows:
+        config = row.specs[0].config
+        for metric in table.metrics:
+            summary = row.summary(metric)
+            low, high = (summary.ci95 if summary else None) or (None, None)
+            lines.append(
+                {
+                    "method": config.method.name,
+                    "dataset": config.dataset.name,
+                    "epsilon_budget": float(config.privacy.epsilon),
+                    "epsilon_proven": row.epsilon("proven"),
+                    "epsilon_claimed": row.epsilon("claimed"),
+                    "delta": float(config.privacy.delta),
+                    "relation": config.privacy.relation,
+                    "accountant": config.privacy.accountant,
+                    "metric": metric,
+                    "mean": summary and summary.mean,
+                    "std_seeds": summary and summary.std_seeds,
+                    "std_repeats": summary and summary.std_repeats,
+                    "ci95_low": low,
+                    "ci95_high": high,
+                    "ci95_over": summary and summary.ci_over,
+                    "seeds": summary.seeds if summary else 0,
+                    "repeats": summary.repeats if summary else 0,
+                    "scale": config.scale.name,
+                    "protocol": row.protocol,
+                    "status": row.status(),
+                    "runs": " ".join(folder.id for folder in row.measured),
+                }
+            )
     return pd.DataFrame(lines)
 
 
@@ -143,8 +192,12 @@ def print_table(name: str, results: Path) -> None:
         console.print(f"nothing is measured yet, so no file is written; `dpgen sweep {name}` makes the runs")
         return
     place = results / "tables"
-    write_atomic(place / f"{name}.md", f"# {table.title}\n\n{_markdown(frame)}\n\n{table.get('note', '')}\n")
-    write_atomic(place / f"{name}.csv", frame.to_csv(index=False))
+    remarks = _remarks(rows)
+    for remark in remarks:
+        console.print(f"  {remark}", highlight=False, soft_wrap=True)
+    paragraphs = [f"# {table.title}", _markdown(frame), str(table.get("note", "")), SPREADS, _bullets(remarks)]
+    write_atomic(place / f"{name}.md", "\n\n".join(part for part in paragraphs if part) + "\n")
+    write_atomic(place / f"{name}.csv", long_frame(table, rows).to_csv(index=False))
 
 
 def launch_sweeps(name: str, results: Path, overrides: list[str]) -> int:
@@ -157,13 +210,39 @@ def launch_sweeps(name: str, results: Path, overrides: list[str]) -> int:
     for sweep in table.sweeps:
         rows = table_rows(OmegaConf.merge(table, {"sweeps": [sweep]}), results)  # type: ignore[arg-type]
         folders = [folder for row in rows for folder in row.folders]
-        missing = [folder for folder in folders if str(table.protocol) not in folder.protocols or not folder.done]
+        done = {folder.id for row in rows for folder in row.measured if folder.done}
+        missing = [folder for folder in folders if folder.id not in done]
         print(f"{sweep}: {len(folders) - len(missing)} of {len(folders)} runs finished", flush=True)
         if missing:
-            words = [*sweep.split(), f"protocol={table.protocol}", f"results={results}", *overrides]
+            words = [*_measured_by(table, sweep.split()), f"results={results}", *overrides]
             command = [sys.executable, "-m", "dpgen_bench.cli", "run", "-m", *words]
             failed |= subprocess.run(command).returncode != 0
     return int(failed)
+
+
+def _measured_by(table: DictConfig, words: list[str]) -> list[str]:
+    """The overrides with the table's protocol, unless they name one."""
+    named = any(word.startswith("protocol=") for word in words)
+    return words if named else [*words, f"protocol={table.protocol}"]
+
+
+def _cell(summary: Summary | None) -> str:
+    """Small figures, as of KID or of shares, keep three digits; others one."""
+    return "–" if summary is None else summary.text(1 if abs(summary.mean) >= 2 else 3)
+
+
+def _remarks(rows: list[TableRow]) -> list[str]:
+    """`method dataset ε: remark` for each remark in the rows' reports."""
+    lines = []
+    for row in rows:
+        config = row.specs[0].config
+        who = f"{config.method.name} {config.dataset.name} ε={float(config.privacy.epsilon):g}"
+        lines += [f"{who}: {note}" for note in row.notes()]
+    return lines
+
+
+def _bullets(lines: list[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def _words(status: str) -> str:

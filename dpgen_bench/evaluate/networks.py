@@ -1,0 +1,319 @@
+"""The papers' networks that classify images, and `Network`, which trains one of them on samples.
+
+An architecture takes images [b, c, h, w], scaled as its `Network` says, to logits [b, num_classes].
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dpgen_bench.data.records import Records
+from dpgen_bench.evaluate.metric import EvalContext, seeded
+from dpgen_bench.evaluate.training import class_logits, count_correct, placed, train_epoch
+
+Shape = tuple[int, int, int]
+
+
+def check_side(image_shape: Shape, least: int) -> None:
+    """Raises ValueError unless images are at least `least` pixels high and wide."""
+    if min(image_shape[1:]) < least:
+        raise ValueError(f"expected images of at least {least}x{least} pixels, got {image_shape[1]}x{image_shape[2]}.")
+
+
+class DpganNet(nn.Module):
+    """The classifier of "Private GANs, Revisited" (the released code's; 1,199,882 parameters at 1x28x28, 10 classes).
+
+    conv 3x3, 32 - ReLU - conv 3x3, 64 - ReLU - max pool 2 - dropout 0.25 - linear 128 - ReLU - dropout 0.5 - linear,
+    no padding.
+    """
+
+    def __init__(self, image_shape: Shape, num_classes: int) -> None:
+        super().__init__()
+        check_side(image_shape, 6)
+        channels, height, width = image_shape
+        self.conv1 = nn.Conv2d(channels, 32, 3)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.fc1 = nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128)
+        self.fc2 = nn.Linear(128, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.conv2(self.conv1(images).relu_())
+        # The largest of four, then ReLU: the same as ReLU first, on a quarter of the numbers. Flat before dropout, so
+        # that which units drop out does not depend on how the weights lie in memory.
+        x = nn.functional.max_pool2d(x, 2).relu_().flatten(1)
+        x = nn.functional.dropout(x, 0.25, self.training)
+        x = nn.functional.dropout(self.fc1(x).relu_(), 0.5, self.training)
+        return self.fc2(x)
+
+
+class PaperMlp(nn.Module):
+    """One hidden layer of ReLUs (GS-WGAN and DP-Sinkhorn: 100 units; 79,510 parameters at 1x28x28, 10 classes)."""
+
+    def __init__(self, image_shape: Shape, num_classes: int, hidden: int = 100) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(math.prod(image_shape), hidden)
+        self.fc2 = nn.Linear(hidden, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc2(self.fc1(images.flatten(1)).relu_())
+
+
+class PaperCnn(nn.Module):
+    """Two hidden layers of 32 and 64 filters, ReLU, dropout between all intermediate layers.
+
+    So the DP-Sinkhorn paper (appendix D.2, p = 0.5) and GS-WGAN's (appendix C.3, no p printed). Neither prints kernels,
+    padding or pooling. Our choice: kernels 3x3 with padding 1, each followed by max pooling 2, and then the output
+    layer: conv 32 - ReLU - max pool - dropout - conv 64 - ReLU - max pool - dropout - linear (50,186 parameters at
+    1x28x28, 10 classes).
+    """
+
+    def __init__(self, image_shape: Shape, num_classes: int, dropout: float = 0.5) -> None:
+        super().__init__()
+        check_side(image_shape, 4)
+        channels, height, width = image_shape
+        self.dropout = dropout
+        self.conv1 = nn.Conv2d(channels, 32, 3, padding=1)
+        self.conv2 = nn.Conv2d(32, 64, 3, padding=1)
+        self.fc = nn.Linear(64 * (height // 4) * (width // 4), num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = nn.functional.max_pool2d(self.conv1(images), 2).relu_()
+        x = nn.functional.dropout(x, self.dropout, self.training)
+        x = nn.functional.max_pool2d(self.conv2(x), 2).relu_().flatten(1)
+        return self.fc(nn.functional.dropout(x, self.dropout, self.training))
+
+
+class Vgg11(nn.Module):
+    """VGG's configuration A with batch norm and one linear layer, as GS-WGAN's authors score samples by.
+
+    Convolutions 3x3, each with batch norm and ReLU, of 64 M 128 M 256 256 M 512 512 M 512 512 M filters (M: max pool
+    2), padding 1. For images of less than 32 pixels the first has padding 3, as the authors': it makes 28 pixels 32.
+    Larger images get padding 1 there too, our choice (9,229,962 parameters at 1x28x28, 10 classes).
+    """
+
+    plan = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
+
+    def __init__(self, image_shape: Shape, num_classes: int) -> None:
+        super().__init__()
+        check_side(image_shape, 28)
+        channels, height, width = image_shape
+        padding = 3 if min(height, width) < 32 else 1
+        height, width = ((side + 2 * padding - 2) // 32 for side in (height, width))
+        layers: list[nn.Module] = []
+        for step in self.plan:
+            if isinstance(step, int):
+                layers += [nn.Conv2d(channels, step, 3, padding=padding), nn.BatchNorm2d(step), nn.ReLU(inplace=True)]
+                channels, padding = step, 1
+            else:
+                layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.fc = nn.Linear(channels * height * width, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(self.features(images).flatten(1))
+
+
+NETS: dict[str, type[nn.Module]] = {
+    "dpgan_cnn": DpganNet,
+    "paper_cnn": PaperCnn,
+    "paper_mlp": PaperMlp,
+    "vgg11": Vgg11,
+}
+
+# Raise when trained networks give other answers for the same settings: caches of the old ones are then left alone.
+REVISION = 1
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network trained on samples by Adam or SGD on the cross-entropy. It sees no other records.
+
+    What is held out, to stop by and to choose an epoch, is held out of the samples, which are shuffled first: they may
+    come sorted by class. The defaults are those of "Private GANs, Revisited" but for its hold-out; that is
+    `holdout=5000, keep="best"`, taken here of shuffled samples and not of the last ones, which is the same in law where
+    labels are independent. Everything random is drawn from ctx.seed.
+
+    Args:
+        net: "dpgan_cnn", "paper_cnn", "paper_mlp" or "vgg11".
+        net_params: what that architecture takes besides shape and classes, such as {"hidden": 100}.
+        optimiser: "adam" or "sgd".
+        learning_rate, weight_decay: of either; other settings of Adam are PyTorch's defaults.
+        momentum: of SGD.
+        batch_size: samples for a step; the last batch of an epoch is what is left.
+        epochs: at most.
+        milestones: numbers of epochs after which the learning rate is multiplied by `gamma`.
+        holdout: a whole number: so many samples, but 1/12 of fewer than 12 times as many. A fraction below 1: that
+            share, rounded down. 0: none.
+        keep: the "best" epoch, the first with the most held-out samples right, or the "last".
+        patience: stop after so many epochs in a row without more held-out samples right; None: never.
+        augment: "none", or "crop_flip": move each image by up to 4 pixels and mirror every second one, at random.
+        normalise: (mean, deviation) of pixels in [0, 1], to be subtracted and divided by; None leaves them.
+
+    Raises:
+        ValueError: at once, if settings are unknown or contradict each other.
+    """
+
+    net: str
+    net_params: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    optimiser: Literal["adam", "sgd"] = "adam"
+    learning_rate: float = 1e-3
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    batch_size: int = 64
+    epochs: int = 10
+    milestones: Sequence[int] = ()
+    gamma: float = 0.1
+    holdout: float = 0
+    keep: Literal["best", "last"] = "last"
+    patience: int | None = None
+    augment: Literal["none", "crop_flip"] = "none"
+    normalise: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "milestones", tuple(self.milestones))  # yaml gives lists
+        if self.normalise is not None:
+            object.__setattr__(self, "normalise", tuple(self.normalise))
+        for name, known in (
+            ("net", tuple(NETS)),
+            ("optimiser", ("adam", "sgd")),
+            ("keep", ("best", "last")),
+            ("augment", ("none", "crop_flip")),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"expected {name} among {', '.join(known)}, got {getattr(self, name)!r}.")
+        takes = list(inspect.signature(NETS[self.net]).parameters)[2:]
+        if unknown := sorted(set(self.net_params) - set(takes)):
+            raise ValueError(f"{self.net} takes {', '.join(takes) or 'nothing'} as net_params, got {unknown}.")
+        if min(self.batch_size, self.epochs) < 1 or self.learning_rate <= 0:
+            raise ValueError(
+                "expected batch_size and epochs of 1 or more and a learning_rate above 0, "
+                f"got {self.batch_size}, {self.epochs} and {self.learning_rate}."
+            )
+        if self.optimiser == "adam" and self.momentum:
+            raise ValueError(f"momentum is SGD's; got {self.momentum} with optimiser adam: leave it out.")
+        if self.holdout < 0 or (self.holdout != int(self.holdout) and self.holdout > 1):
+            raise ValueError(f"expected holdout to be a whole number or a fraction below 1, got {self.holdout}.")
+        if not self.holdout and (self.keep == "best" or self.patience is not None):
+            raise ValueError("keep best and patience go by held-out samples: give a holdout above 0.")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"expected a patience of 1 epoch or more, or null, got {self.patience}.")
+        if self.normalise is not None and (len(self.normalise) != 2 or self.normalise[1] <= 0):
+            raise ValueError(f"expected normalise to be a mean and a deviation above 0, got {self.normalise}.")
+
+    def one_core(self, device: Any) -> bool:
+        """On a CPU it runs on one thread, beside others; on an accelerator it does not."""
+        return torch.device(device).type == "cpu"
+
+    def held_out(self, n: int) -> int:
+        """How many of `n` samples are held out.
+
+        Raises:
+            ValueError: if there are too few to hold out one.
+        """
+        if not self.holdout:
+            held, least = 0, 1
+        elif self.holdout < 1:
+            held, least = math.floor(self.holdout * n + 1e-9), math.ceil(1 / self.holdout - 1e-9)
+        else:
+            held, least = min(int(self.holdout), n // 12), 12
+        if n < least:
+            means = f", of which one is held out (holdout={self.holdout})" if self.holdout else ""
+            raise ValueError(f"expected at least {least} samples{means}, got {n}: raise protocol.num_samples.")
+        return held
+
+    def fit(self, records: Records, ctx: EvalContext) -> FittedNetwork:
+        """Raises ValueError if there are too few samples to hold out one, or images too small for the network."""
+        held = self.held_out(len(records))
+        rows = len(records) - held
+        with repeatable(ctx.seed):
+            coins = torch.Generator().manual_seed(ctx.seed)
+            order = torch.randperm(len(records), generator=coins)
+            images, labels = records.images[order].to(ctx.device), records.labels[order].to(ctx.device)
+            net = placed(self.build(records.images.shape, ctx.num_classes), ctx.device)
+            optimiser = self._optimiser(net)
+            best, since, kept = -1, 0, net.state_dict()
+            for epoch in range(self.epochs):
+                for group in optimiser.param_groups:
+                    group["lr"] = self.learning_rate * self.gamma ** sum(after <= epoch for after in self.milestones)
+                augment = self.augment == "crop_flip"
+                train_epoch(
+                    net, optimiser, images[:rows], labels[:rows], self.batch_size, coins, self.normalise, augment
+                )
+                if not held:
+                    continue
+                correct = count_correct(net, images[rows:], labels[rows:], self.normalise)
+                since += 1
+                if correct > best:
+                    best, since = correct, 0
+                    kept = copy.deepcopy(net.state_dict()) if self.keep == "best" else kept
+                if since == self.patience:
+                    break
+            if self.keep == "best":
+                net.load_state_dict(kept)
+        return FittedNetwork(net.eval(), self.normalise)
+
+    def build(self, image_shape: Sequence[int], num_classes: int) -> nn.Module:
+        """The network before training, for images [..., c, h, w]. Draws from PyTorch's global generator."""
+        return NETS[self.net](tuple(image_shape[-3:]), num_classes, **self.net_params)
+
+    def restore(
+        self, state: Mapping[str, Tensor], image_shape: Sequence[int], num_classes: int, device: torch.device | str
+    ) -> FittedNetwork:
+        """The fitted network whose `state` this is.
+
+        Raises:
+            RuntimeError: if it is another network's.
+        """
+        with seeded(0):
+            net = self.build(image_shape, num_classes)
+        net.load_state_dict(state)
+        return FittedNetwork(placed(net.eval(), device), self.normalise)
+
+    def _optimiser(self, net: nn.Module) -> torch.optim.Optimizer:
+        if self.optimiser == "sgd":
+            return torch.optim.SGD(
+                net.parameters(), lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
+            )
+        # One pass over all parameters for a step.
+        return torch.optim.Adam(net.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay, fused=True)
+
+
+@dataclass(frozen=True)
+class FittedNetwork:
+    """A trained network, in evaluation mode, and how its pixels are normalised."""
+
+    net: nn.Module
+    normalise: tuple[float, float] | None = None
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Labels int64 [n], on the CPU, of images [n, c, h, w], uint8 or float32 within 0..255."""
+        return self._logits(images).argmax(dim=1)
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """float64 [n, classes], on the CPU; each row sums to 1."""
+        return self._logits(images).double().softmax(dim=1)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """All parameters and running statistics by name, on the CPU, as `Network.restore` takes them."""
+        return {name: value.cpu().contiguous() for name, value in self.net.state_dict().items()}
+
+    def _logits(self, images: Tensor) -> Tensor:
+        with repeatable(0):
+            return class_logits(self.net, images, self.normalise)
+
+
+@contextmanager
+def repeatable(seed: int) -> Iterator[None]:
+    """Global generators seeded, and cuDNN kept to algorithms that give the same again and as much as a CPU does."""
+    with seeded(seed), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        yield

@@ -1,0 +1,90 @@
+"""One epoch of training a network on labelled images, and its answers: what `networks.Network` is made of.
+
+Images stay as they are kept (uint8, or float32 within 0..255) and are scaled batch by batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+CROP_PADDING = 4
+# On a CPU larger batches are slower: their activations no longer fit in its caches.
+ANSWER_BATCH = {"cpu": 128}
+
+
+def placed(net: nn.Module, device: torch.device | str) -> nn.Module:
+    """The network on the device; on a CPU with channels last, which is faster there and the same up to rounding."""
+    net = net.to(device)
+    return net.to(memory_format=torch.channels_last) if torch.device(device).type == "cpu" else net
+
+
+def network_input(images: Tensor, normalise: tuple[float, float] | None) -> Tensor:
+    """Images [b, c, h, w] within 0..255 to float32 within 0..1, then less the mean and divided by the deviation."""
+    scaled = images.float() / 255.0
+    return scaled if normalise is None else (scaled - normalise[0]) / normalise[1]
+
+
+def crop_flip(images: Tensor, moves: Tensor) -> Tensor:
+    """Images [b, c, h, w] moved by up to `CROP_PADDING` pixels each way and mirrored, with black where nothing was.
+
+    Args:
+        moves: int64 [b, 3]: the crop's first row and column within the padded image, 0..2·CROP_PADDING, and whether
+            its columns are mirrored, 0 or 1.
+    """
+    height, width = images.shape[2:]
+    padded = nn.functional.pad(images, (CROP_PADDING,) * 4)
+    columns = torch.arange(width, device=images.device).expand(len(images), width)
+    columns = torch.where(moves[:, 2:] == 1, columns.flip(1), columns) + moves[:, 1:2]
+    rows = torch.arange(height, device=images.device) + moves[:, :1]
+    image = torch.arange(len(images), device=images.device)
+    channel = torch.arange(images.shape[1], device=images.device)
+    return padded[
+        image[:, None, None, None], channel[None, :, None, None], rows[:, None, :, None], columns[:, None, None]
+    ]
+
+
+def train_epoch(
+    net: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    images: Tensor,
+    labels: Tensor,
+    batch_size: int,
+    coins: torch.Generator,
+    normalise: tuple[float, float] | None = None,
+    augment: bool = False,
+) -> None:
+    """Go once through `images` in an order drawn from `coins` (a CPU generator), the last batch being what is left.
+
+    `augment` moves and mirrors every image by `crop_flip`, uniformly at random.
+    """
+    net.train()
+    order = torch.randperm(len(images), generator=coins).to(images.device)
+    moves = None
+    if augment:
+        shifts = torch.randint(2 * CROP_PADDING + 1, (len(images), 2), generator=coins)
+        mirrored = torch.randint(2, (len(images), 1), generator=coins)
+        moves = torch.cat([shifts, mirrored], dim=1).to(images.device)
+    for start in range(0, len(images), batch_size):
+        batch = order[start : start + batch_size]
+        pixels = images[batch]
+        if moves is not None:
+            pixels = crop_flip(pixels, moves[start : start + batch_size])
+        loss = nn.functional.cross_entropy(net(network_input(pixels, normalise)), labels[batch])
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+
+
+@torch.no_grad()
+def class_logits(net: nn.Module, images: Tensor, normalise: tuple[float, float] | None = None) -> Tensor:
+    """Logits float32 [n, classes], on the CPU, of images [n, c, h, w] by the network in evaluation mode."""
+    net.eval()
+    device = next(net.parameters()).device
+    parts = images.split(ANSWER_BATCH.get(device.type, 1000))
+    return torch.cat([net(network_input(part.to(device), normalise)) for part in parts]).cpu()
+
+
+def count_correct(net: nn.Module, images: Tensor, labels: Tensor, normalise: tuple[float, float] | None = None) -> int:
+    """How many of `images` the network, in evaluation mode, gives their own label."""
+    return int((class_logits(net, images, normalise).argmax(dim=1) == labels.cpu()).sum())

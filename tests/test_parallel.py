@@ -1,0 +1,121 @@
+"""Metrics in processes of their own: bounded, isolated, and gone when their caller is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpgen_bench.data.records import Records
+from dpgen_bench.evaluate.metric import EvalContext, evaluate
+from dpgen_bench.evaluate.parallel import evaluate_apart, needs_one_core
+from tests.toy_metrics import Dies, Fails, Mean, Noise, Process, Sleeps
+
+GREY = Records(torch.full((4, 1, 4, 4), 51, dtype=torch.uint8), torch.arange(4) % 2)
+
+
+@pytest.fixture
+def ctx(tmp_path) -> EvalContext:
+    return EvalContext(seed=3, device="cpu", num_classes=2, cache=tmp_path)
+
+
+def run(metrics, ctx, workers=2):
+    return dict(evaluate_apart(metrics, GREY, GREY, ctx, workers))
+
+
+def test_who_asks_for_a_core_of_its_own(ctx):
+    assert needs_one_core(Mean(apart=True), "cpu")
+    assert not needs_one_core(Mean(), "cpu")
+    assert not needs_one_core(lambda *_: {}, "cpu")
+
+
+def test_results_are_those_of_this_process(ctx):
+    metrics = {"mean": Mean(), "noise": Noise(), "fails": Fails()}
+    found = run(metrics, ctx)
+    for key, metric in metrics.items():
+        here = evaluate(metric, GREY, GREY, ctx)
+        assert (found[key].status, found[key].values, found[key].reason) == (here.status, here.values, here.reason)
+    assert found["fails"].reason == "ZeroDivisionError: one over nothing"
+
+
+def test_each_has_one_thread_no_accelerator_and_never_more_processes_than_allowed(ctx):
+    metrics = {str(i): Process(name=f"m{i}") for i in range(5)}
+    found = run(metrics, EvalContext(3, "cuda", 2, ctx.cache), workers=2)
+    assert {found[key].values[f"m{key}_threads"] for key in metrics} == {1.0}
+    pids = {found[key].values[f"m{key}_pid"] for key in metrics}
+    assert 1 <= len(pids) <= 2
+    assert os.getpid() not in pids
+    assert all(result.notes == ["device cpu"] for result in found.values())
+
+
+def test_a_process_that_dies_costs_its_own_metric_alone(ctx):
+    metrics = {"first": Mean("first"), "dies": Dies(), "last": Mean("last")}
+    found = run(metrics, ctx)
+    assert found["dies"].status == "failed"
+    assert "its process died" in found["dies"].reason
+    assert {found["first"].status, found["last"].status} == {"measured"}
+    assert run({"after": Mean()}, ctx)["after"].status == "measured"
+
+
+def test_one_that_died_beside_others_gets_another_chance(ctx, tmp_path):
+    found = run({"dies": Dies(once=str(tmp_path / "died")), "mean": Mean()}, ctx)
+    assert {result.status for result in found.values()} == {"measured"}
+
+
+def test_what_cannot_be_sent_fails_with_its_reason(ctx):
+    class Unsendable(Mean):
+        def __reduce__(self):
+            raise TypeError("cannot be pickled")
+
+    found = run({"unsendable": Unsendable(), "mean": Mean()}, ctx)
+    assert found["unsendable"].status == "failed"
+    assert "pickle" in found["unsendable"].reason
+    assert found["mean"].status == "measured"
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs (one that ended and was not waited for does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition, what: str, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.1)
+
+
+def test_a_caller_that_stops_takes_its_processes_with_it(ctx, tmp_path):
+    tally = tmp_path / "pid"
+    results = evaluate_apart({"mean": Mean(), "sleeps": Sleeps(tally=str(tally))}, GREY, GREY, ctx, 2)
+    assert next(results)[0] == "mean"
+    wait_for(lambda: tally.exists() and tally.read_text(), "the sleeper")
+    pid = int(tally.read_text())
+    assert alive(pid)
+    results.close()
+    wait_for(lambda: not alive(pid), "the sleeper's end")
+
+
+def test_a_caller_that_is_killed_leaves_no_process(tmp_path):
+    tally = tmp_path / "pid"
+    code = f"""
+from dpgen_bench.evaluate.metric import EvalContext
+from tests.test_parallel import GREY, run
+from tests.toy_metrics import Sleeps
+run({{"sleeps": Sleeps(tally={str(tally)!r})}}, EvalContext(0, "cpu", 2, None))
+"""
+    caller = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[1])
+    wait_for(lambda: tally.exists() and tally.read_text(), "the sleeper")
+    pid = int(tally.read_text())
+    caller.send_signal(signal.SIGKILL)
+    caller.wait()
+    wait_for(lambda: not alive(pid), "the sleeper's end")

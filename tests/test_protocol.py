@@ -1,0 +1,315 @@
+"""A protocol applied to a generator: every figure once, wherever it is interrupted, and none of two protocols."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from dpgen_bench.data.records import Records
+from dpgen_bench.evaluate.metric import MetricResult
+from dpgen_bench.evaluate.protocol import (
+    build_metrics,
+    describe_samples,
+    draw_samples,
+    evaluate_each,
+    measure,
+    repeat_seed,
+    sample_labels,
+)
+from dpgen_bench.generator import NetGenerator
+from dpgen_bench.results.figures import figures, headline, notes
+from dpgen_bench.results.store import RunFolder, Store
+from dpgen_bench.specify import RunSpec, compose_config, specify
+from tests.toys import Painter
+
+TOYS = "tests.toy_metrics"
+
+
+def metric(kind: str, **fields) -> dict:
+    return {"_target_": f"{TOYS}.{kind}", **fields}
+
+
+def spec_for(results: Path, metrics: dict, *overrides: str, **protocol) -> RunSpec:
+    config = compose_config([f"results={results}", "dataset=digits", "method=dp_merf", *overrides])
+    OmegaConf.set_struct(config, False)
+    config.protocol = {"name": "toy", "num_samples": 40, "labels": "balanced", **protocol, "metrics": metrics}
+    return specify(config)
+
+
+def generator(brightness: float = 0.5) -> NetGenerator:
+    net = Painter(10, [1, 28, 28])
+    torch.nn.init.constant_(net.means, brightness)
+    config = {"_target_": "tests.toys.Painter", "num_classes": 10, "image_shape": [1, 28, 28]}
+    return NetGenerator(net, config, 4, 10, (1, 28, 28))
+
+
+@pytest.fixture
+def folder(tmp_path) -> RunFolder:
+    folder = Store(tmp_path).folder("run")
+    folder.path.mkdir(parents=True)
+    generator().save(folder.path)
+    return folder
+
+
+def run(spec: RunSpec, folder: RunFolder) -> dict:
+    return measure(spec, folder, torch.device("cpu"))
+
+
+# Repeats
+
+
+def test_each_repeat_draws_its_own_samples_from_one_generator(tmp_path, folder):
+    report = run(spec_for(tmp_path, {"mean": metric("Mean")}, repeats=3), folder)
+    seeds = [repeat["seed"] for repeat in report["repeats"]]
+    assert seeds == [repeat_seed(0, r) for r in range(3)]
+    assert seeds[0] == 0
+    assert len(set(seeds)) == 3
+    values = figures(folder, "toy")["mean_pixel"]
+    expected = [float(generator().sample(torch.arange(40) % 10, seed).float().mean()) for seed in seeds]
+    assert values == pytest.approx(expected, rel=1e-6)
+    assert len(set(values)) == 3
+    assert headline(folder, "toy")["mean_pixel"] == pytest.approx(np.mean(values))
+
+
+def test_the_kept_samples_are_those_of_the_first_repeat(tmp_path, folder):
+    spec = spec_for(tmp_path, {"mean": metric("Mean")}, repeats=2)
+    run(spec, folder)
+    with np.load(folder.path / "samples.npz") as kept:
+        assert np.array_equal(kept["images"], generator().sample(torch.arange(40) % 10, 0).numpy())
+
+
+def test_repeat_seeds_are_distinct_and_fixed():
+    seeds = {repeat_seed(seed, repeat) for seed in range(50) for repeat in range(5)}
+    assert len(seeds) == 250
+    assert repeat_seed(0, 1) == 538808961  # pinned: another rule would change published figures
+
+
+# Interrupted
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_killed_after_any_write_every_metric_still_runs_once(tmp_path, monkeypatch):
+    """Two repeats of three metrics: killed after each report is written, then gone on with."""
+    tally = tmp_path / "tally"
+    metrics = {name: metric("Mean", name=name, tally=str(tally)) for name in ("one", "two", "three")}
+    spec = spec_for(tmp_path, {**metrics, "sum": metric("Sum", of=["one", "two"])}, repeats=2)
+    write = RunFolder.write_json
+    reference = None
+    for kill_at in range(1, 10):
+        folder = Store(tmp_path).folder(f"run{kill_at}")
+        folder.path.mkdir(parents=True)
+        generator().save(folder.path)
+        tally.write_text("")
+        written = 0
+
+        def killing(self, name, content, kill_at=kill_at):
+            nonlocal written
+            write(self, name, content)
+            written += 1
+            if written == kill_at:
+                raise Killed
+
+        monkeypatch.setattr(RunFolder, "write_json", killing)
+        with pytest.raises(Killed):
+            run(spec, folder)
+        report = run(spec, folder)
+        assert sorted(tally.read_text().split()) == sorted(["one", "two", "three"] * 2)
+        without_times = json.loads(json.dumps(report))
+        for repeat in without_times["repeats"]:
+            for result in repeat["metrics"].values():
+                result["seconds"] = 0
+            repeat["metrics"] = dict(sorted(repeat["metrics"].items()))
+        reference = reference or without_times
+        assert without_times == reference
+    assert reference["complete"]
+
+
+def test_a_complete_report_is_left_alone(tmp_path, folder):
+    tally = tmp_path / "tally"
+    spec = spec_for(tmp_path, {"mean": metric("Mean", tally=str(tally))})
+    first = run(spec, folder)
+    assert run(spec, folder) == first
+    assert tally.read_text().split() == ["mean_pixel"]
+
+
+def test_only_what_failed_is_tried_again(tmp_path, folder):
+    tally, unless = tmp_path / "tally", tmp_path / "mended"
+    metrics = {
+        "mean": metric("Mean", tally=str(tally)),
+        "fails": metric("Fails", name="failing", unless=str(unless)),
+        "sum": metric("Sum", of=["mean_pixel", "failing"]),
+    }
+    spec = spec_for(tmp_path, metrics)
+    results = run(spec, folder)["repeats"][0]["metrics"]
+    assert results["fails"]["status"] == "failed"
+    assert results["sum"]["status"] == "not measured"
+    assert "sum: not measured: missing failing" in notes(folder, "toy")
+    assert not folder.settled(spec.protocol_record())
+    unless.touch()
+    results = run(spec, folder)["repeats"][0]["metrics"]
+    assert results["sum"]["values"]["sum"] == pytest.approx(results["mean"]["values"]["mean_pixel"] + 1)
+    assert folder.settled(spec.protocol_record())
+    assert tally.read_text().split() == ["mean_pixel"]
+
+
+@pytest.mark.parametrize("change", [{"num_samples": 20}, {"labels": "uniform"}, {"floor": 128}, {"rounding": "none"}])
+def test_figures_of_another_setting_are_never_mixed_in(tmp_path, folder, change):
+    tally = tmp_path / "tally"
+    metrics = {"mean": metric("Mean", tally=str(tally))}
+    first = run(spec_for(tmp_path, metrics), folder)
+    changed = spec_for(tmp_path, metrics, **change)
+    assert not folder.measured_by(changed.protocol_record())
+    second = run(changed, folder)
+    assert len(tally.read_text().split()) == 2
+    assert second["protocol"] != first["protocol"]
+
+
+def test_a_harness_that_measures_otherwise_measures_anew(tmp_path, folder, monkeypatch):
+    spec = spec_for(tmp_path, {"mean": metric("Mean")})
+    run(spec, folder)
+    monkeypatch.setattr("dpgen_bench.specify.EVALUATION_VERSION", -1)
+    assert not folder.measured_by(spec.protocol_record())
+
+
+# Metrics beside each other
+
+
+def test_two_metrics_with_a_value_of_one_name(tmp_path, folder):
+    results = run(spec_for(tmp_path, {"a": metric("Mean"), "b": metric("Mean")}), folder)["repeats"][0]["metrics"]
+    assert results["a"]["status"] == "measured"
+    assert results["b"]["status"] == "failed"
+    assert "['mean_pixel'] have the names of those of 'a'" in results["b"]["reason"]
+
+
+def test_metrics_of_one_core_run_in_other_processes_and_others_here(tmp_path, folder):
+    metrics = {"here": metric("Process", name="here", apart=False), "there": metric("Process", name="there")}
+    run(spec_for(tmp_path, metrics, "runtime.workers=1"), folder)
+    values = headline(folder, "toy")
+    assert values["here_pid"] != values["there_pid"]
+
+
+def test_the_scratch_folder_is_emptied(tmp_path, folder):
+    (folder.path / "scratch" / "features").mkdir(parents=True)
+    run(spec_for(tmp_path, {"mean": metric("Mean")}), folder)
+    assert not (folder.path / "scratch").exists()
+
+
+def test_training_records_of_a_run_for_release_stay_closed(tmp_path, folder):
+    metrics = {"train": metric("NeedsTrain"), "mean": metric("Mean")}
+    results = run(spec_for(tmp_path, metrics, "privacy.noise=os"), folder)["repeats"][0]["metrics"]
+    assert results["train"]["status"] == "not measured"
+    assert "for release" in results["train"]["reason"]
+    assert results["mean"]["status"] == "measured"
+    for unprivate in ("privacy.noise=seeded", "privacy.diagnostics=unsafe"):
+        other = Store(tmp_path).folder(unprivate)
+        other.path.mkdir(parents=True)
+        generator().save(other.path)
+        noise = ["privacy.noise=os"] if "diagnostics" in unprivate else []
+        results = run(spec_for(tmp_path, metrics, unprivate, *noise), other)["repeats"][0]["metrics"]
+        assert results["train"]["values"] == {"train_size": 1437.0}
+
+
+def test_a_metric_that_cannot_be_built_is_named_before_anything_is_measured():
+    protocol = OmegaConf.create({"name": "toy", "metrics": {"typo": metric("Mean", nane="x")}})
+    with pytest.raises(ValueError, match=r"metric 'typo' of protocol 'toy' cannot be built: .*nane"):
+        build_metrics(protocol)
+
+
+def test_combined_metrics_come_last_and_see_all_values(tmp_path):
+    class Two:
+        def combine(self, values, notes):
+            return {"seen": float(len(values))}
+
+    class One:
+        def __call__(self, samples, real_test, ctx):
+            return {"a": 1.0, "b": 2.0}
+
+    from dpgen_bench.evaluate.metric import EvalContext
+
+    records = Records(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1]))
+    ctx = EvalContext(0, "cpu", 2, tmp_path)
+    done: dict = {}
+    for key, result in evaluate_each({"two": Two(), "one": One()}, records, records, ctx, 1, done, "title"):
+        assert isinstance(result, MetricResult)
+        done[key] = {"values": result.values}
+    assert list(done) == ["one", "two"]
+    assert done["two"]["values"] == {"seen": 2.0}
+
+
+# Samples
+
+
+def protocol(**changed):
+    return OmegaConf.create({"name": "toy", "num_samples": 30, "labels": "balanced", "metrics": {}, **changed})
+
+
+def test_unrounded_samples_round_to_the_rounded_ones(folder):
+    rounded = draw_samples(folder, protocol(), 0)
+    unrounded = draw_samples(folder, protocol(rounding="none"), 0)
+    assert rounded.images.dtype == torch.uint8
+    assert unrounded.images.dtype == torch.float32
+    assert torch.equal(unrounded.images.round().to(torch.uint8), rounded.images)
+    assert not torch.equal(unrounded.images, rounded.images.float())
+
+
+def test_a_floor_blackens_what_is_darker(folder):
+    plain, floored = draw_samples(folder, protocol(), 0).images, draw_samples(folder, protocol(floor=128), 0).images
+    assert torch.equal(floored, torch.where(plain < 128, 0, plain))
+    assert (plain < 128).any()
+
+
+def test_damaged_samples_are_drawn_anew(folder, capsys):
+    good = draw_samples(folder, protocol(), 0)
+    path = folder.path / "samples.npz"
+    path.write_bytes(path.read_bytes()[:100])
+    assert torch.equal(draw_samples(folder, protocol(), 0).images, good.images)
+    assert "drawn anew" in capsys.readouterr().out
+    assert torch.equal(draw_samples(folder, protocol(), 0).images, good.images)
+
+
+def test_a_generator_with_labels_of_its_own_is_asked_for_them(folder, monkeypatch):
+    monkeypatch.setattr(NetGenerator, "draw_labels", lambda self, n, seed: torch.tensor([7, 7, 3])[:n])
+    assert draw_samples(folder, protocol(), 0).labels.tolist() == [7, 7, 3]
+
+
+def test_what_is_said_of_collapsed_samples():
+    images = torch.zeros(6, 1, 4, 4, dtype=torch.uint8)
+    images[0, 0, 0, 0] = 9
+    told = describe_samples(Records(images, torch.tensor([0, 0, 1, 1, 0, 1])), 4)
+    assert (told["n"], told["distinct"], told["blank"], told["missing_classes"]) == (6, 2, 5, [2, 3])
+    assert told["notes"] == ["no sample of class 2, 3", "only 2 of 6 samples differ", "5 samples are of one colour"]
+    fine = torch.arange(64, dtype=torch.uint8).reshape(4, 1, 4, 4)
+    assert describe_samples(Records(fine, torch.arange(4)), 4)["notes"] == []
+
+
+def test_label_laws():
+    assert sample_labels(5, 3, "balanced", 0).tolist() == [0, 1, 2, 0, 1]
+    drawn = sample_labels(3000, 3, "uniform", 0)
+    assert torch.equal(drawn, sample_labels(3000, 3, "uniform", 0))
+    assert not torch.equal(drawn, sample_labels(3000, 3, "uniform", 1))
+    assert all(abs(count - 1000) < 150 for count in drawn.bincount())
+    with pytest.raises(ValueError, match="balanced or uniform"):
+        sample_labels(5, 3, "sorted", 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"num_samples": 0}, "num_samples"),
+        ({"repeats": 0}, "repeats"),
+        ({"repeats": True}, "repeats"),
+        ({"rounding": "up"}, "rounding"),
+        ({"labels": "sorted"}, "labels"),
+    ],
+)
+def test_a_protocol_that_cannot_be_is_refused_before_training(tmp_path, change, complaint):
+    with pytest.raises(ValueError, match=f"protocol.{complaint}"):
+        spec_for(tmp_path, {}, **change)

@@ -1,0 +1,60 @@
+"""Means and spreads over seeds and repeats, by hand and by simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dpgen_bench.results.statistics import summarise, t_interval
+
+
+def test_one_figure_has_no_spread():
+    summary = summarise([[3.5]])
+    assert (summary.mean, summary.seeds, summary.repeats) == (3.5, 1, 1)
+    assert summary.std_seeds is summary.std_repeats is summary.ci95 is summary.ci_over is None
+    assert summary.text() == "3.5"
+
+
+def test_seeds_and_repeats_are_two_spreads():
+    """Seeds' means 1 and 5; variances within 2 (one degree of freedom) and 1 (two): pooled (2 + 2·1) / 3."""
+    summary = summarise([[0.0, 2.0], [4.0, 5.0, 6.0]])
+    assert summary.mean == 3.0
+    assert summary.std_seeds == pytest.approx(math.sqrt(8.0))
+    assert summary.std_repeats == pytest.approx(math.sqrt(4.0 / 3.0))
+    assert (summary.seeds, summary.repeats, summary.ci_over) == (2, 3, "seeds")
+    assert summary.text() == "3.0 ± 2.8 (repeats ± 1.2)"
+
+
+def test_five_samplings_of_one_generator_are_no_trainings():
+    summary = summarise([[1.0, 2.0, 3.0, 4.0, 5.0]])
+    assert summary.std_seeds is None
+    assert summary.std_repeats == pytest.approx(math.sqrt(2.5))
+    assert summary.ci_over == "repeats"
+    assert summary.text() == "3.0 (repeats ± 1.6)"
+
+
+def test_the_interval_is_students():
+    """t(0.975; 2 degrees of freedom) = 4.302653 (printed tables)."""
+    low, high = t_interval([1.0, 2.0, 3.0])
+    assert (high - low) / 2 == pytest.approx(4.302653 / math.sqrt(3.0), rel=1e-6)
+    assert (low + high) / 2 == pytest.approx(2.0)
+
+
+def test_the_interval_covers_as_often_as_it_says():
+    """1,000 sets of 3 seeds: 950 ± 4 standard errors (7 each) cover the mean."""
+    rng = np.random.default_rng(0)
+    intervals = [summarise([[x] for x in rng.normal(7.0, 2.0, 3)]).ci95 for _ in range(1000)]
+    assert 922 <= sum(low <= 7.0 <= high for low, high in intervals) <= 978
+
+
+def test_order_does_not_matter():
+    one, two = summarise([[1.0, 2.0], [5.0, 9.0]]), summarise([[9.0, 5.0], [2.0, 1.0]])
+    assert one == two
+
+
+@pytest.mark.parametrize("nothing", [[], [[1.0], []]])
+def test_nothing_has_no_summary(nothing):
+    with pytest.raises(ValueError, match="one figure or more"):
+        summarise(nothing)

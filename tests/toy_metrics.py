@@ -1,0 +1,115 @@
+"""Small metrics for tests of the harness: well-behaved ones, and some that break."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from dpgen_bench.data.records import Records
+from dpgen_bench.evaluate.metric import EvalContext, NotMeasured
+
+
+@dataclass
+class Mean:
+    """The samples' mean pixel, as `name`; each call is one line in `tally`."""
+
+    name: str = "mean_pixel"
+    tally: str | None = None
+    apart: bool = False
+
+    def one_core(self, device: object) -> bool:
+        return self.apart
+
+    def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
+        if self.tally:
+            with open(self.tally, "a") as file:
+                file.write(f"{self.name}\n")
+        return {self.name: float(samples.images.float().mean())}
+
+
+@dataclass
+class Noise:
+    """A draw from the metric's seeded generator."""
+
+    name: str = "noise"
+
+    def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
+        return {self.name: torch.rand(()).item()}
+
+
+@dataclass
+class Process(Mean):
+    """Which process measured, and with how many threads."""
+
+    apart: bool = True
+
+    def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
+        ctx.note(f"device {ctx.device}")
+        return {f"{self.name}_pid": float(os.getpid()), f"{self.name}_threads": float(torch.get_num_threads())}
+
+
+@dataclass
+class Dies(Mean):
+    """Takes its process with it; if `once` names a file, only until that file is there."""
+
+    apart: bool = True
+    once: str | None = None
+
+    def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
+        if self.once is None or not Path(self.once).exists():
+            if self.once:
+                Path(self.once).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {self.name: 1.0}
+
+
+@dataclass
+class Sleeps(Mean):
+    """Writes its process id to `tally` and sleeps."""
+
+    apart: bool = True
+    seconds: float = 600.0
+
+    def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
+        assert self.tally is not None
+        Path(self.tally).write_text(str(os.getpid()))
+        time.sleep(self.seconds)
+        return {self.name: 1.0}
+
+
+@dataclass
+class Fails(Mean):
+    """Raises while the file `unless` is not there."""
+
+    unless: str | None = None
+
+    def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
+        if self.unless is None or not Path(self.unless).exists():
+            raise ZeroDivisionError("one over nothing")
+        return {self.name: 1.0}
+
+
+@dataclass
+class NeedsTrain:
+    """The number of real training records."""
+
+    def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
+        return {"train_size": float(len(ctx.train()))}
+
+
+@dataclass
+class Sum:
+    """The sum of other metrics' values."""
+
+    of: list[str] = field(default_factory=list)
+
+    def combine(self, values: dict[str, float], notes: list[str]) -> dict[str, float]:
+        if missing := [name for name in self.of if name not in values]:
+            raise NotMeasured(f"missing {', '.join(missing)}")
+        notes.append(f"of {len(self.of)}")
+        return {"sum": sum(values[name] for name in self.of)}
