@@ -575,3 +575,22 @@ def test_fetch_of_what_is_never_downloaded(tmp_path):
         fetch(Digits())
     with pytest.raises(ValueError, match=r"dataset\.path"):
         fetch(ImageFolder(path=str(tmp_path), image_size=8))
+
+
+def test_pixels_have_one_hash_whatever_their_type():
+    whole = torch.arange(32, dtype=torch.uint8).reshape(2, 1, 4, 4)
+    labels = torch.tensor([0, 1])
+    records = Records(whole, labels)
+    assert Records(whole.float(), labels).content_hash == records.content_hash
+    assert Records(whole.float() + 0.25, labels).images_hash != records.images_hash
+    assert Records(whole.reshape(1, 2, 4, 4), labels[:1]).images_hash != records.images_hash
+    assert Records(whole, labels.flip(0)).images_hash == records.images_hash
+    assert Records(whole, labels.flip(0)).content_hash != records.content_hash
+
+
+@pytest.mark.parametrize("pixel", [-0.5, 255.5, float("nan"), float("inf")])
+def test_unrounded_pixels_stay_within_range(pixel):
+    images = torch.zeros(1, 1, 4, 4)
+    images[0, 0, 1, 2] = pixel
+    with pytest.raises(ValueError, match=r"within 0\.\.255"):
+        Records(images, torch.tensor([0]))

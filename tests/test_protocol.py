@@ -285,7 +285,11 @@ def test_what_is_said_of_collapsed_samples():
     images[0, 0, 0, 0] = 9
     told = describe_samples(Records(images, torch.tensor([0, 0, 1, 1, 0, 1])), 4)
     assert (told["n"], told["distinct"], told["blank"], told["missing_classes"]) == (6, 2, 5, [2, 3])
-    assert told["notes"] == ["no sample of class 2, 3", "only 2 of 6 samples differ", "5 samples are of one colour"]
+    assert told["notes"] == [
+        "no sample of class 2, 3",
+        "only 2 different images among 6 samples",
+        "5 samples are of one colour",
+    ]
     fine = torch.arange(64, dtype=torch.uint8).reshape(4, 1, 4, 4)
     assert describe_samples(Records(fine, torch.arange(4)), 4)["notes"] == []
 
@@ -313,3 +317,85 @@ def test_label_laws():
 def test_a_protocol_that_cannot_be_is_refused_before_training(tmp_path, change, complaint):
     with pytest.raises(ValueError, match=f"protocol.{complaint}"):
         spec_for(tmp_path, {}, **change)
+
+
+# Bad samples through the real metrics
+
+REAL_METRICS = {
+    "logreg": {
+        "_target_": "dpgen_bench.evaluate.utility.Accuracy",
+        "name": "logreg",
+        "classifier": {
+            "_target_": "dpgen_bench.evaluate.classifiers.Sklearn",
+            "estimator": "sklearn.linear_model.LogisticRegression",
+            "params": {"max_iter": 20},
+        },
+    },
+    "average": {"_target_": "dpgen_bench.evaluate.utility.AverageAccuracy", "of": ["logreg"]},
+    "fid": {"_target_": "dpgen_bench.evaluate.fidelity.Fid"},
+    "kid": {"_target_": "dpgen_bench.evaluate.kid.Kid", "subsets": 3, "subset_size": 50},
+    "prdc": {"_target_": "dpgen_bench.evaluate.neighbours.Prdc"},
+    "memorisation": {"_target_": "dpgen_bench.evaluate.neighbours.Memorisation"},
+}
+
+
+def coarse_features(records: Records, ctx, *, real: bool) -> np.ndarray:
+    """Means over 7x7 squares, in place of Inception's features."""
+    return torch.nn.functional.avg_pool2d(records.images.float() / 255.0, 7).flatten(1).numpy()
+
+
+@pytest.fixture
+def coarse(monkeypatch):
+    for module in ("fidelity.features_of", "features.features_of"):
+        monkeypatch.setattr(f"dpgen_bench.evaluate.{module}", coarse_features)
+
+
+class Collapsed(Painter):
+    """The same image, whatever it is asked for."""
+
+    def forward(self, z, y):
+        return self.means[:1].expand(len(y), *self.image_shape)
+
+
+def release(folder: RunFolder, net: torch.nn.Module) -> None:
+    kind = f"{type(net).__module__}.{type(net).__qualname__}"
+    config = {"_target_": kind, "num_classes": 10, "image_shape": [1, 28, 28]}
+    NetGenerator(net, config, 4, 10, (1, 28, 28)).save(folder.path)
+
+
+def test_a_collapsed_generator_gets_every_figure_and_says_so(tmp_path, folder, coarse):
+    release(folder, Collapsed(10, [1, 28, 28]))
+    run(spec_for(tmp_path, REAL_METRICS, num_samples=100), folder)
+    values = headline(folder, "toy")
+    test_labels = spec_for(tmp_path, {}).dataset().load("test").labels
+    assert values["acc_logreg_pct"] == pytest.approx(100 * float((test_labels == 0).double().mean()))
+    assert values["acc_calibrated_pct"] == pytest.approx(100 * values["acc_logreg_pct"] / values["acc_logreg_real_pct"])
+    assert values["coverage"] == values["precision"] == values["nn_copies_pct"] == 0.0
+    assert values["fid"] > 0.1
+    said = notes(folder, "toy")
+    assert "only 1 different images among 100 samples" in said
+    assert "100 samples are of one colour" in said
+
+
+def test_a_generator_of_nan_is_an_error_and_no_figure(tmp_path, folder, coarse):
+    net = Painter(10, [1, 28, 28])
+    torch.nn.init.constant_(net.means, float("nan"))
+    release(folder, net)
+    with pytest.raises(ValueError, match="finite pixels, got NaN or infinite ones in 100 of 100 images"):
+        run(spec_for(tmp_path, REAL_METRICS, num_samples=100), folder)
+    assert figures(folder, "toy") == {}
+
+
+def test_samples_too_few_for_one_metric_are_no_harm_to_the_others(tmp_path, folder, coarse):
+    report = run(spec_for(tmp_path, REAL_METRICS, num_samples=30), folder)
+    results = report["repeats"][0]["metrics"]
+    assert results["kid"]["status"] == "failed"
+    assert "expected at least subset_size=50 of the samples, got 30" in results["kid"]["reason"]
+    assert {key for key, result in results.items() if result["status"] == "measured"} == set(REAL_METRICS) - {"kid"}
+
+
+def test_a_class_without_samples_is_said_and_measured(tmp_path, folder, coarse, monkeypatch):
+    monkeypatch.setattr(NetGenerator, "draw_labels", lambda self, n, seed: torch.arange(n) % 9)
+    run(spec_for(tmp_path, REAL_METRICS, num_samples=90), folder)
+    assert "no sample of class 9" in notes(folder, "toy")
+    assert set(headline(folder, "toy")) > {"acc_logreg_pct", "fid", "kid", "recall", "nn_train"}

@@ -23,7 +23,8 @@ from dpgen_bench.evaluate import classifiers
 from dpgen_bench.evaluate.classifiers import Sklearn
 from dpgen_bench.evaluate.metric import EvalContext, NotMeasured, evaluate
 from dpgen_bench.evaluate.networks import Network
-from dpgen_bench.evaluate.utility import Accuracy, AverageAccuracy, predictions
+from dpgen_bench.evaluate.reference import predictions
+from dpgen_bench.evaluate.utility import Accuracy, AverageAccuracy
 from tests.test_classifiers import ALL
 
 EVERY = ALL | {"network": Network("paper_cnn", epochs=4, batch_size=20, holdout=0.1, keep="best", patience=3)}
@@ -366,6 +367,19 @@ def test_a_run_of_real_data_fills_the_cache_and_is_filled_by_it(test, tmp_path, 
     metric(same, test, context(tmp_path, real, seed=2))  # another seed is another training
     metric(Records(real.images, 1 - real.labels), test, context(tmp_path, real))  # same images, other labels
     assert [seed for _, seed in fits] == [0, 2, 0]
+
+
+def test_real_data_measured_without_calibration_share_the_reference_too(test, tmp_path, fits):
+    real = swap(test, 4)
+    plain = Accuracy("mlp", Remember(), calibrate=False)
+    assert plain(Records(real.images.clone(), real.labels), test, context(tmp_path, real)) == {"acc_mlp_pct": 80.0}
+    Accuracy("mlp", Remember())(swap(test, 5), test, context(tmp_path, real, seed=1))
+    assert [seed for _, seed in fits] == [0, 1]
+    plain(
+        swap(test, 5), test, context(tmp_path, real)
+    )  # other samples are trained on, and no reference is made for them
+    assert [seed for _, seed in fits] == [0, 1, 0]
+    assert len(cached(tmp_path)) == 1
 
 
 def spoil(path: Path, how: str) -> None:

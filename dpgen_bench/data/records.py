@@ -60,9 +60,14 @@ class Records:
 
     @cached_property
     def images_hash(self) -> str:
-        """SHA-256 (hex) of the images' shape, type and bytes; labels do not enter."""
-        digest = hashlib.sha256(f"{tuple(self.images.shape)} {self.images.dtype}".encode())
-        digest.update(np.ascontiguousarray(self.images.cpu().numpy()).data)
+        """SHA-256 (hex) of the images' shape and pixels; labels do not enter. Whole pixels count as uint8."""
+        images = self.images.cpu()
+        if images.is_floating_point() and torch.equal(images, images.round()):
+            images = images.to(torch.uint8)
+        digest = hashlib.sha256(repr(tuple(images.shape)).encode())
+        if images.is_floating_point():
+            digest.update(b"float32")
+        digest.update(np.ascontiguousarray(images.numpy()).data)
         return digest.hexdigest()
 
     @cached_property

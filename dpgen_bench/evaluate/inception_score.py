@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-import warnings
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
-from filelock import FileLock
-from safetensors import SafetensorError
 from torch import Tensor
 
 from dpgen_bench.data.records import Records
-from dpgen_bench.evaluate.classifiers import fingerprint
 from dpgen_bench.evaluate.metric import EvalContext
-from dpgen_bench.evaluate.networks import FittedNetwork, Network
-from dpgen_bench.files import write_atomic
+from dpgen_bench.evaluate.networks import Network
+from dpgen_bench.evaluate.reference import percent_correct, reference_network, reference_predictions
 
-log = logging.getLogger(__name__)
-
-TRAINING_SEED = 0  # one classifier for each dataset, whichever run is measured
 MOST_BIAS = 0.01  # a score that falls short by more of itself is noted
 
 
@@ -68,13 +56,15 @@ class InceptionScore:
                 f"classes: biased downwards, by up to about {100 * bias:.0f}% of it; compare it only with scores from "
                 "as many samples and splits."
             )
-        fitted, accuracy = real_classifier(self.classifier, ctx.train(), real_test, ctx)
+        train = ctx.train()
+        fitted = reference_network(self.classifier, train, ctx)
+        predicted = reference_predictions(self.classifier, train, real_test.images, ctx)
         order = torch.randperm(n, generator=torch.Generator().manual_seed(ctx.seed))
         mean, std = inception_score(fitted.probabilities(samples.images)[order], self.splits)
         return {
             "inception_score": mean,
             "inception_score_std_splits": std,
-            "inception_score_classifier_acc_pct": accuracy,
+            "inception_score_classifier_acc_pct": percent_correct(predicted, real_test.labels.cpu()),
             "inception_score_num_samples": float(n),
         }
 
@@ -112,59 +102,3 @@ def expected_bias(samples: int, num_classes: int) -> float:
     sure of one class (Miller 1955), and by less when they are not; the second has no bias.
     """
     return (num_classes - 1) / (2 * samples)
-
-
-def real_classifier(
-    classifier: Network, train: Records, real_test: Records, ctx: EvalContext
-) -> tuple[FittedNetwork, float]:
-    """`classifier` trained on `train`, and its accuracy on `real_test` in percent.
-
-    Both are taken from ctx.cache/classifiers if they were computed before, else computed and kept there, once: other
-    processes that want the same wait. The key is the content of the records, the classifier's settings and the seed.
-    Files that are damaged are reported by a warning and computed anew.
-    """
-    made_of = [train.content_hash, fingerprint(classifier), str(TRAINING_SEED), str(ctx.num_classes)]
-    key = hashlib.sha256("\n".join(made_of).encode()).hexdigest()
-    weights = ctx.cache / "classifiers" / f"{key[:32]}.safetensors"
-    weights.parent.mkdir(parents=True, exist_ok=True)
-    about = weights.with_suffix(".json")
-    with FileLock(f"{weights}.lock"):
-        kept = _kept(weights, about, key)
-        if kept is None:
-            log.info("training %s on %d real records, once for this dataset", classifier.net, len(train))
-            fitted = classifier.fit(train, replace(ctx, seed=TRAINING_SEED))
-            content = safetensors.torch.save(fitted.state)
-            facts: dict[str, Any] = {
-                "key": key,
-                "sha256": hashlib.sha256(content).hexdigest(),
-                "classifier": json.loads(made_of[1]),
-                "train": train.content_hash,
-                "acc_pct_by_test": {},
-            }
-            write_atomic(weights, content)
-        else:
-            state, facts = kept
-            fitted = classifier.restore(state, train.images.shape, ctx.num_classes, ctx.device)
-        accuracies = facts["acc_pct_by_test"]
-        if real_test.content_hash not in accuracies:
-            right = fitted.predict(real_test.images) == real_test.labels.cpu()
-            accuracies[real_test.content_hash] = 100.0 * float(right.double().mean())
-            write_atomic(about, json.dumps(facts, indent=1))  # last: where it is, the weights are too
-    return fitted, accuracies[real_test.content_hash]
-
-
-def _kept(weights: Path, about: Path, key: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Weights and facts as `real_classifier` wrote them; None, with a warning, if they are damaged."""
-    if not about.exists():
-        return None
-    try:
-        facts = json.loads(about.read_text())
-        content = weights.read_bytes()
-        if facts["key"] == key and facts["sha256"] == hashlib.sha256(content).hexdigest():
-            facts["acc_pct_by_test"] = {test: float(value) for test, value in facts["acc_pct_by_test"].items()}
-            return safetensors.torch.load(content), facts
-        problem = "do not hold what their names say"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        problem = f"cannot be read ({type(error).__name__}: {error})"
-    warnings.warn(f"the classifier {weights} and its json {problem}; trained anew.", stacklevel=3)
-    return None

@@ -237,7 +237,7 @@ def describe_samples(samples: Records, num_classes: int) -> dict[str, Any]:
     if missing:
         notes.append(f"no sample of class {', '.join(map(str, missing))}")
     if distinct < len(samples):
-        notes.append(f"only {distinct} of {len(samples)} samples differ")
+        notes.append(f"only {distinct} different images among {len(samples)} samples")
     if blank:
         notes.append(f"{blank} samples are of one colour")
     return {"n": len(samples), "distinct": distinct, "blank": blank, "missing_classes": missing, "notes": notes}

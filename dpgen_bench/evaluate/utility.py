@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import warnings
-import zipfile
-import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
-import numpy as np
 import torch
-from filelock import FileLock
-from torch import Tensor
 
 from dpgen_bench.data.records import Records
-from dpgen_bench.evaluate.classifiers import Classifier, fingerprint
-from dpgen_bench.evaluate.metric import EvalContext, NotMeasured, seeded
-from dpgen_bench.files import atomic
-
-# The real classifier that calibrates is trained once, with this seed, for all runs of all seeds.
-REFERENCE_SEED = 0
+from dpgen_bench.evaluate.classifiers import Classifier
+from dpgen_bench.evaluate.metric import EvalContext, NotMeasured
+from dpgen_bench.evaluate.reference import REFERENCE_SEED, percent_correct, predictions, reference_predictions
 
 
 @dataclass
@@ -48,14 +37,14 @@ class Accuracy:
         same = train is not None and ctx.seed == REFERENCE_SEED and samples.content_hash == train.content_hash
         reference = None
         if train is not None and (self.calibrate or same):
-            reference = reference_predictions(self.classifier, train, real_test, ctx)
+            reference = reference_predictions(self.classifier, train, real_test.images, ctx)
         predicted = reference if same else predictions(self.classifier, samples, real_test.images, ctx)
         assert predicted is not None
         truth = real_test.labels.cpu()
-        accuracy = _percent(predicted, truth)
+        accuracy = percent_correct(predicted, truth)
         values = {f"acc_{self.name}_pct": accuracy}
         if self.calibrate and reference is not None:
-            real = values[f"acc_{self.name}_real_pct"] = _percent(reference, truth)
+            real = values[f"acc_{self.name}_real_pct"] = percent_correct(reference, truth)
             if real > 0.0:
                 values[f"acc_{self.name}_calibrated_pct"] = 100.0 * (accuracy / real)
             else:
@@ -117,65 +106,3 @@ class AverageAccuracy:
 
     def _mean(self, values: Mapping[str, float], key: str) -> float:
         return sum(values[key.format(name)] for name in self.of) / len(self.of)
-
-
-def predictions(classifier: Classifier, records: Records, images: Tensor, ctx: EvalContext) -> Tensor:
-    """Labels int64 [n] that the classifier, trained on `records`, gives `images` [n, c, h, w]."""
-    with seeded(ctx.seed):
-        return classifier.fit(records, ctx).predict(images).cpu()
-
-
-def reference_predictions(classifier: Classifier, train: Records, real_test: Records, ctx: EvalContext) -> Tensor:
-    """`predictions` for the test images of the classifier trained on real records with `REFERENCE_SEED`.
-
-    They come from ctx.cache/classifiers, if they were made before, else they are made and kept there. Predictions are
-    kept and no accuracy, so that no test label is looked at here; the key is the content of the records and the images
-    and the classifier's fingerprint. The device is not in it: it decides about rounding alone.
-    Of several processes that need the same one, one trains and the others wait. A file that cannot be read, or holds
-    something else, is reported by a warning and made anew.
-    """
-    parts = (
-        train.content_hash,
-        real_test.images_hash,
-        str(ctx.num_classes),
-        str(REFERENCE_SEED),
-        fingerprint(classifier),
-    )
-    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    path = ctx.cache / "classifiers" / f"{key[:32]}.npz"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")):
-        kept = _read_predictions(path, key, len(real_test.images))
-        if kept is not None:
-            return kept
-        # Its notes are dropped: they would come with the run that happened to fill the cache, and with no other.
-        made = predictions(classifier, train, real_test.images, replace(ctx, seed=REFERENCE_SEED, notes=[]))
-        with atomic(path) as temporary:
-            np.savez_compressed(temporary, predictions=made.numpy(), key=np.array(key))
-        return made
-
-
-def _read_predictions(path: Path, key: str, n: int) -> Tensor | None:
-    if not path.exists():
-        return None
-    try:
-        with np.load(path, allow_pickle=False) as kept:
-            made = kept["predictions"]
-            if str(kept["key"]) == key and made.shape == (n,) and made.dtype == np.int64:
-                return torch.from_numpy(made)
-            problem = "hold something else than their name says"
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        problem = f"cannot be read ({type(error).__name__}: {error})"
-    warnings.warn(f"cached predictions {path} {problem}; made anew.", stacklevel=3)
-    return None
-
-
-def _percent(predicted: Tensor, truth: Tensor) -> float:
-    """How many of `predicted` are right, in percent.
-
-    Raises:
-        ValueError: if they are not one for each image.
-    """
-    if predicted.shape != truth.shape:
-        raise ValueError(f"expected {len(truth)} predicted labels, got {tuple(predicted.shape)}.")
-    return 100.0 * float((predicted == truth).double().mean())
