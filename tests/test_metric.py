@@ -154,6 +154,10 @@ def protocol(name: str):
         ("standard_10k", 10_000, "balanced", "uint8", 1, THIRTEEN | FIDELITY | {"average"}),
         ("standard_2k", 2_000, "balanced", "uint8", 1, THIRTEEN | FIDELITY | {"average"}),
         ("standard_utility", 60_000, "balanced", "uint8", 1, THIRTEEN | {"average"}),
+        ("standard_10k_fidelity", 10_000, "balanced", "uint8", 1, FIDELITY),
+        ("dpgan_revisited_utility", 60_000, "uniform", "uint8", 1, {"cnn"}),
+        ("dp_sinkhorn_cpu", 60_000, "uniform", "uint8", 1, {"logreg", "mlp", "cnn"}),
+        ("gs_wgan_cpu", 60_000, "balanced", "none", 1, THIRTEEN - {"cnn"}),
         ("dpgan_revisited", 60_000, "uniform", "uint8", 1, {"cnn", "fid"}),
         ("dp_sinkhorn", 60_000, "uniform", "uint8", 5, {"logreg", "mlp", "cnn", "fid"}),
         ("gs_wgan", 60_000, "balanced", "none", 1, THIRTEEN | {"average", "inception_score", "fid"}),
@@ -175,6 +179,11 @@ def test_the_papers_references():
     """DPGAN and DP-Sinkhorn measure FID to the test set; GS-WGAN 20,000 samples to the training set."""
     assert build_metrics(protocol("dpgan_revisited"))["fid"] == build_metrics(protocol("dp_sinkhorn"))["fid"] == Fid()
     assert build_metrics(protocol("gs_wgan"))["fid"] == Fid("train", num_samples=20_000)
+
+
+def test_the_standard_score_is_by_the_standard_cnn():
+    metrics = build_metrics(protocol("standard"))
+    assert metrics["inception_score"].classifier == metrics["cnn"].classifier
 
 
 def test_dpgans_cnn_is_its_authors():

@@ -12,15 +12,8 @@ from omegaconf import OmegaConf
 
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import MetricResult
-from dpgen_bench.evaluate.protocol import (
-    build_metrics,
-    describe_samples,
-    draw_samples,
-    evaluate_each,
-    measure,
-    repeat_seed,
-    sample_labels,
-)
+from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each, measure, repeat_seed
+from dpgen_bench.evaluate.samples import describe_samples, draw_samples, sample_labels
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.results.figures import figures, headline, notes
 from dpgen_bench.results.store import RunFolder, Store

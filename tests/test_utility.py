@@ -252,7 +252,7 @@ def test_test_labels_are_read_once_and_after_everything_else(classifier, digits,
     watched = Watched(test.images, test.labels)
     watched.events.clear()
     watching = Watching(classifier, watched.events)
-    monkeypatch.setattr("dpgen_bench.evaluate.utility.fingerprint", lambda _: "watched")
+    monkeypatch.setattr("dpgen_bench.evaluate.reference.fingerprint", lambda _: "watched")
     values = Accuracy("it", watching)(samples, watched, context(tmp_path, real))
     assert len(values) == 3
     assert watched.events == ["fit", "fitted", "predict", "fit", "fitted", "predict", "labels"]

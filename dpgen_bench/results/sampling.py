@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpgen_bench.evaluate.protocol import sample_labels
+from dpgen_bench.evaluate.samples import sample_labels
 from dpgen_bench.files import atomic
 from dpgen_bench.generator import Generator
 from dpgen_bench.privacy.ledger import Ledger
