@@ -9,8 +9,10 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
 
@@ -70,14 +72,16 @@ def _account(argv: list[str]) -> int:
 
 
 def _evaluate(argv: list[str]) -> int:
+    from dpgen_bench.results.listing import print_figures
     from dpgen_bench.run import evaluate_run
 
-    parser = argparse.ArgumentParser("dpgen evaluate")
+    parser = argparse.ArgumentParser("dpgen evaluate", allow_abbrev=False)
     parser.add_argument("run", help="a run id or the start of one")
-    parser.add_argument("overrides", nargs="*", help="protocol=NAME, runtime.device=...")
     parser.add_argument("--results", type=Path, default=_results())
-    given = parser.parse_args(argv)
-    evaluate_run(given.results, given.run, given.overrides)
+    parser.epilog = "then overrides: protocol=NAME, protocol.repeats=5, runtime.device=..., --config-dir DIR"
+    given, overrides = parser.parse_known_args(argv)
+    folder = evaluate_run(given.results, given.run, overrides)
+    print_figures(folder)
     return 0
 
 
@@ -155,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(rest)
     try:
         return VERBS[verb](rest)
-    except (ValueError, LookupError, FileNotFoundError, RuntimeError) as error:
+    except (ValueError, LookupError, FileNotFoundError, RuntimeError, HydraException, OmegaConfBaseException) as error:
         return _complain(error)
 
 

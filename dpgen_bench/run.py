@@ -25,9 +25,10 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Journal, Observer
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.progress import Shown, Silent
+from dpgen_bench.results.figures import unmeasured
 from dpgen_bench.results.store import RunFolder, Store
 from dpgen_bench.signals import StopSignals
-from dpgen_bench.specify import RunSpec, compose_config, specify
+from dpgen_bench.specify import RunSpec, check_evaluation, compose_config, specify
 
 
 class RunFailed(RuntimeError):
@@ -49,7 +50,7 @@ def execute(config: DictConfig) -> RunFolder:
     if config.runtime.threads is not None:
         torch.set_num_threads(int(config.runtime.threads))
     folder = Store(_root(config)).folder(spec.id)
-    if folder.done and folder.trained and folder.settled(spec.protocol_record()):
+    if folder.done and folder.trained and folder.reports.settled(spec.protocol_record()):
         print(f"run {spec.id} ({_title(spec)}) is finished: skipped")
         return folder
     build_metrics(config.protocol)  # a misspelt metric is found now, not after the training
@@ -69,7 +70,7 @@ def execute(config: DictConfig) -> RunFolder:
                 _account(spec, folder)
                 phase = "measure"
                 folder.mark("running", phase)
-                measure(spec, folder, _device(spec))
+                report = measure(spec, folder, _device(spec))
                 folder.finish()
         except Preempted as stopped:
             folder.mark("preempted", phase, stopped)
@@ -77,7 +78,9 @@ def execute(config: DictConfig) -> RunFolder:
             raise
         except Exception as error:
             _fail(spec, folder, phase, error)
-    print(f"run {spec.id} ({_title(spec)}) finished: {folder.path}")
+    missing = unmeasured(report)
+    but = f", but not measured: {', '.join(missing)} (the same command tries again)" if missing else ""
+    print(f"run {spec.id} ({_title(spec)}) finished{but}: {folder.path}")
     return folder
 
 
@@ -105,27 +108,56 @@ def plan(overrides: list[str]) -> tuple[list[Event], Budget]:
 
 
 def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
-    """Measure the generator of a finished run again, by the protocol (and on the device) in `overrides`.
+    """Measure the generator of a finished run again, by the protocol in `overrides`, else by the run's own.
 
-    An evaluation that was interrupted goes on; a complete one is made anew.
+    An evaluation that was interrupted goes on; after a complete one everything is measured anew, and the old report
+    stays until the new one is complete. Overrides may say how to measure (`protocol...`, `runtime...`) and where the
+    data lie now (`data_root`, `dataset.path`), nothing else.
 
     Raises:
-        LookupError: no such run. ValueError: it has no generator yet.
+        LookupError: no such run. ValueError: it has no generator yet, or an override is not of that kind.
     """
     folder = Store(results).find(run)
     if not folder.trained:
         raise ValueError(f"run {folder.id} has no generator yet ({folder.status()}); finish it with `dpgen run`.")
-    chosen = compose_config(overrides)
-    config = folder.config
-    config.protocol, config.runtime = chosen.protocol, chosen.runtime
+    config = _config_to_measure(folder.config, overrides)
+    spec = RunSpec(config, folder.read_json("identity.json"))
+    build_metrics(config.protocol)
+    if config.runtime.threads is not None:
+        torch.set_num_threads(int(config.runtime.threads))
+    with folder.locked():
+        done = bool(folder.reports.of(spec.protocol_record()))
+        measure(spec, folder, choose_device(config.runtime.device), anew=done)
+    return folder
+
+
+def _config_to_measure(config: DictConfig, overrides: list[str]) -> DictConfig:
+    """A run's config with another protocol, runtime and place of its data."""
+    words = [
+        w for w, before in zip(overrides, [None, *overrides], strict=False) if before not in ("--config-dir", "-cd")
+    ]
+    named = {word.lstrip("+~").split("=", 1)[0]: word for word in words if not word.startswith("-")}
+    paths = {key: named[key] for key in ("dataset.path", "dataset.root") if key in named}
+    allowed = ("protocol", "runtime", "data_root")
+    if strange := [key for key in named if key.split(".")[0] not in allowed and key not in paths]:
+        raise ValueError(
+            f"expected overrides of protocol, runtime, data_root or dataset.path, got {', '.join(strange)}: a run is "
+            "measured as it was trained; `dpgen run` trains another."
+        )
+    of_protocol = [key for key in named if key.split(".")[0] == "protocol"]
+    if of_protocol and "protocol" not in named:
+        raise ValueError(f"expected protocol=NAME beside {of_protocol[0]}=..., so that it is plain what is changed.")
+    chosen = compose_config([word for word in overrides if word not in paths.values()])
+    if of_protocol:
+        config.protocol = chosen.protocol
+    config.runtime = chosen.runtime
     if "root" in config.dataset:  # data may lie elsewhere than where the run was trained
         config.dataset.root = chosen.data_root
-    with folder.locked():
-        name = f"metrics/{config.protocol.name}.json"
-        if folder.read_json(name).get("complete"):
-            (folder.path / name).unlink()
-        measure(RunSpec(config, folder.read_json("identity.json")), folder, choose_device(config.runtime.device))
-    return folder
+    for key, word in paths.items():
+        OmegaConf.update(config, key, word.split("=", 1)[1])
+    OmegaConf.resolve(config)
+    check_evaluation(config)
+    return config
 
 
 class _PlanMade(Exception):

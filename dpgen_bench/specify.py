@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ def specify(config: DictConfig) -> RunSpec:
     spec.new_ledger(records=0)
     spec.scale()
     spec.method()
-    _check_protocol(config.protocol)
+    check_evaluation(config)
     method = OmegaConf.to_container(config.method)
     assert isinstance(method, dict)
     method.pop("check", None)
@@ -131,14 +132,39 @@ def specify(config: DictConfig) -> RunSpec:
     return RunSpec(config, _canonical(training))
 
 
-def _check_protocol(protocol: DictConfig) -> None:
+PROTOCOL_KEYS = {"name", "num_samples", "labels", "rounding", "floor", "repeats", "metrics"}
+
+
+def check_evaluation(config: DictConfig) -> None:
+    """Check what a config says of measuring: its protocol, and the number of processes.
+
+    Raises:
+        ValueError: for a protocol that cannot be, or an entry that no protocol has.
+    """
+    protocol, workers = config.protocol, config.runtime.get("workers")
+    if unknown := sorted(set(map(str, protocol)) - PROTOCOL_KEYS):
+        raise ValueError(f"expected entries {', '.join(sorted(PROTOCOL_KEYS))} in a protocol, got {unknown}.")
+    name = protocol.get("name")
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
+        raise ValueError(f"expected protocol.name to be a word that can name a file, got {name!r}.")
+    if not isinstance(protocol.get("metrics"), DictConfig):
+        raise ValueError(f"expected protocol.metrics to name metrics, got {protocol.get('metrics')!r}.")
+    floor = protocol.get("floor")
+    if floor is not None and not (_is_integer(floor) and 0 <= floor <= 255):
+        raise ValueError(f"expected protocol.floor to be null or an integer in 0..255, got {floor!r}.")
     for key, default in (("num_samples", None), ("repeats", 1)):
         value = protocol.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not _is_integer(value) or value < 1:
             raise ValueError(f"expected protocol.{key} to be an integer >= 1, got {value!r}.")
     for key, known in (("labels", ("balanced", "uniform")), ("rounding", ("uint8", "none"))):
         if protocol.get(key, known[0]) not in known:
             raise ValueError(f"expected protocol.{key} to be {' or '.join(known)}, got {protocol.get(key)!r}.")
+    if workers is not None and not (_is_integer(workers) and workers >= 1):
+        raise ValueError(f"expected runtime.workers to be null or an integer >= 1, got {workers!r}.")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _restart(config: DictConfig) -> dict[str, str] | None:

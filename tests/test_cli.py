@@ -16,6 +16,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.cli import main
+from dpgen_bench.results.listing import describe_run
 from dpgen_bench.results.statistics import t_interval
 from dpgen_bench.results.store import Store
 from dpgen_bench.results.tables import expand, load_table, print_table, table_frame, table_rows
@@ -124,9 +125,8 @@ def fake_run(results: Path, overrides: list[str], accuracy: float | list[float] 
         }
         for r, value in enumerate(np.atleast_1d(accuracy).tolist())
     ]
-    (folder.path / "metrics").mkdir()
     content = {"protocol": protocol or spec.protocol_record(), "repeats": repeats, "complete": True}
-    folder.write_json("metrics/quick.json", content)
+    folder.reports.write(content)
     folder.finish()
     return spec.id
 
@@ -143,6 +143,40 @@ def test_a_table_tells_repeats_from_seeds_and_shows_no_other_protocols_figures(t
     assert ten["acc_logreg_pct"] == "92.0 ± 2.8 (repeats ± 3.2)"
     assert (one["acc_logreg_pct"], one["seeds"]) == ("–", 0)
     assert one["status"] == "0 measured, 1 finished, 1 not run"
+
+
+def test_a_run_that_two_sweeps_name_is_one_run(tmp_path):
+    run = "experiment=demo/dp_merf privacy.epsilon=10"
+    fake_run(tmp_path, [*run.split(), "protocol=quick", "seed=0"], 90.0)
+    sweeps = [f"{run} seed=0", f"{run} seed=0,1", f"{run} seed=0 protocol=quick protocol.repeats=3"]
+    table = OmegaConf.create({"protocol": "quick", "sweeps": sweeps, "metrics": ["acc_logreg_pct"]})
+    once, thrice = table_frame(table, table_rows(table, tmp_path)).to_dict("records")
+    assert (once["acc_logreg_pct"], once["seeds"], once["status"]) == ("90.0", 1, "1 measured, 1 not run")
+    assert (thrice["acc_logreg_pct"], thrice["seeds"]) == ("–", 0)
+
+
+def test_a_figure_that_one_of_two_seeds_lacks_says_so(tmp_path):
+    first = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"]
+    fake_run(tmp_path, [*first, "seed=0"], 90.0)
+    run = Store(tmp_path).folder(fake_run(tmp_path, [*first, "seed=1"], 94.0))
+    (report,) = run.reports.all()
+    report["repeats"][0]["metrics"]["logreg"] |= {"status": "failed", "values": {}, "reason": "no"}
+    run.reports.write(report)
+    table = OmegaConf.merge(load_table("demo"), {"sweeps": ["experiment=demo/dp_merf privacy.epsilon=10 seed=0,1"]})
+    rows = table_rows(table, tmp_path)
+    (line,) = table_frame(table, rows).to_dict("records")
+    assert line["acc_logreg_pct"] == "90.0 (1 of 2 seeds)"
+    assert "logreg: failed: no" in rows[0].notes()
+    assert "not measured: logreg" in "".join(describe_run(run))
+
+
+def test_runs_marks_figures_of_a_changed_protocol(tmp_path):
+    first = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"]
+    record = specify(compose_config([*first, "protocol.num_samples=50"])).protocol_record()
+    run = Store(tmp_path).folder(fake_run(tmp_path, first, 92.0, record))
+    assert "quick (changed): acc_logreg_pct 92.0" in "".join(describe_run(run))
+    other = Store(tmp_path).folder(fake_run(tmp_path, [*first, "seed=3"], [92.0, 93.0]))
+    assert "quick: acc_logreg_pct 92.5 (mean of 2)" in "".join(describe_run(other))
 
 
 def test_a_row_may_name_another_protocol_and_says_so(tmp_path):
@@ -197,7 +231,8 @@ def test_the_readmes_method_conforms_and_runs(tmp_path):
     made = dpgen("run", *conf, "privacy.epsilon=10", "runtime.account_s=1", cwd=tmp_path)
     assert made.returncode == 0, made.stdout + made.stderr
     (run,) = Store(tmp_path / "results").runs()
-    measured = run.read_json("metrics/quick.json")["repeats"][0]["metrics"]
+    (report,) = run.reports.all()
+    measured = report["repeats"][0]["metrics"]
     assert measured["logreg"]["values"]["acc_logreg_pct"] > 50  # ten noisy mean images, against chance at 10
     assert json.loads((run.path / "ledger.json").read_text())["epsilon"]["proven"] <= 10
 

@@ -190,6 +190,16 @@ def test_a_corrupt_cache_is_noticed_and_mended(tmp_path, harm):
         assert np.array_equal(cached_features(records, extractor, tmp_path), good)
 
 
+def test_a_full_disk_costs_no_features(tmp_path, monkeypatch):
+    def full(path):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("dpgen_bench.evaluate.features.atomic", full)
+    with pytest.warns(UserWarning, match="no space left"):
+        features = cached_features(noise_records(5, 0), FakeExtractor(), tmp_path)
+    assert np.array_equal(features, FakeExtractor()(noise_records(5, 0).images, 64))
+
+
 def test_an_interrupted_computation_goes_on_at_its_chunk(tmp_path, monkeypatch):
     monkeypatch.setattr("dpgen_bench.evaluate.features.CHUNK", 2)
 
@@ -294,6 +304,8 @@ def test_fid_to_the_training_records_and_on_parts(monkeypatch, tmp_path):
     assert asked == [1437, 30, 20, 30]
     closed = EvalContext(0, "cpu", 10, tmp_path, dataset=Digits(), train_closed="not this run's")
     assert evaluate(Fid("train"), noise_records(40, 0), test, closed).reason == "not this run's"
+    with pytest.raises(ValueError, match="expected num_reference of 2 or more, or null for all, got -1"):
+        Fid(num_reference=-1)
     with pytest.raises(ValueError, match="expected at least 41 samples, got 40"):
         Fid(num_samples=41)(noise_records(40, 0), test, ctx)
 
@@ -403,3 +415,9 @@ def test_fid_of_a_few_images(inception, tmp_path):
     (kept,) = (tmp_path / "features").iterdir()
     with np.load(kept) as file:
         np.testing.assert_allclose(file["features"], features[1], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_features_on_an_accelerator_are_those_of_a_cpu(inception):
+    images = noise_records(20, 3).images
+    np.testing.assert_allclose(InceptionFeatures("cuda")(images), inception(images), rtol=1e-3, atol=1e-4)

@@ -522,3 +522,14 @@ def test_the_papers_cnn_on_real_mnist(data_root, tmp_path):
     spec = Mnist(root=str(data_root))
     two = Network("dpgan_cnn", epochs=2, holdout=5000, keep="best")
     assert accuracy(two.fit(spec.load("train"), context(tmp_path)), spec.load("test")) > 98.0
+
+
+def test_a_diverged_training_gives_no_answers(tmp_path):
+    records = Records(torch.randint(256, (40, 1, 8, 8), dtype=torch.uint8), torch.arange(40) % 2)
+    fitted = Network("paper_mlp", optimiser="sgd", learning_rate=1e30, epochs=3).fit(
+        records, EvalContext(0, "cpu", 2, tmp_path)
+    )
+    with pytest.raises(ValueError, match="its training diverged"):
+        fitted.predict(records.images)
+    with pytest.raises(ValueError, match="its training diverged"):
+        fitted.probabilities(records.images)

@@ -16,6 +16,7 @@ from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each, measure,
 from dpgen_bench.evaluate.samples import describe_samples, draw_samples, sample_labels
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.results.figures import figures, headline, notes
+from dpgen_bench.results.reports import Reports
 from dpgen_bench.results.store import RunFolder, Store
 from dpgen_bench.specify import RunSpec, compose_config, specify
 from tests.toys import Painter
@@ -49,8 +50,14 @@ def folder(tmp_path) -> RunFolder:
     return folder
 
 
-def run(spec: RunSpec, folder: RunFolder) -> dict:
-    return measure(spec, folder, torch.device("cpu"))
+def run(spec: RunSpec, folder: RunFolder, **how) -> dict:
+    return measure(spec, folder, torch.device("cpu"), **how)
+
+
+def the_report(folder: RunFolder) -> dict:
+    """The one complete report of the run."""
+    (report,) = folder.reports.all()
+    return report
 
 
 # Repeats
@@ -62,11 +69,11 @@ def test_each_repeat_draws_its_own_samples_from_one_generator(tmp_path, folder):
     assert seeds == [repeat_seed(0, r) for r in range(3)]
     assert seeds[0] == 0
     assert len(set(seeds)) == 3
-    values = figures(folder, "toy")["mean_pixel"]
+    values = figures(the_report(folder))["mean_pixel"]
     expected = [float(generator().sample(torch.arange(40) % 10, seed).float().mean()) for seed in seeds]
     assert values == pytest.approx(expected, rel=1e-6)
     assert len(set(values)) == 3
-    assert headline(folder, "toy")["mean_pixel"] == pytest.approx(np.mean(values))
+    assert headline(the_report(folder))["mean_pixel"] == pytest.approx(np.mean(values))
 
 
 def test_the_kept_samples_are_those_of_the_first_repeat(tmp_path, folder):
@@ -94,7 +101,7 @@ def test_killed_after_any_write_every_metric_still_runs_once(tmp_path, monkeypat
     tally = tmp_path / "tally"
     metrics = {name: metric("Mean", name=name, tally=str(tally)) for name in ("one", "two", "three")}
     spec = spec_for(tmp_path, {**metrics, "sum": metric("Sum", of=["one", "two"])}, repeats=2)
-    write = RunFolder.write_json
+    write = Reports.write
     reference = None
     for kill_at in range(1, 10):
         folder = Store(tmp_path).folder(f"run{kill_at}")
@@ -103,14 +110,14 @@ def test_killed_after_any_write_every_metric_still_runs_once(tmp_path, monkeypat
         tally.write_text("")
         written = 0
 
-        def killing(self, name, content, kill_at=kill_at):
+        def killing(self, content, kill_at=kill_at):
             nonlocal written
-            write(self, name, content)
+            write(self, content)
             written += 1
             if written == kill_at:
                 raise Killed
 
-        monkeypatch.setattr(RunFolder, "write_json", killing)
+        monkeypatch.setattr(Reports, "write", killing)
         with pytest.raises(Killed):
             run(spec, folder)
         report = run(spec, folder)
@@ -144,12 +151,12 @@ def test_only_what_failed_is_tried_again(tmp_path, folder):
     results = run(spec, folder)["repeats"][0]["metrics"]
     assert results["fails"]["status"] == "failed"
     assert results["sum"]["status"] == "not measured"
-    assert "sum: not measured: missing failing" in notes(folder, "toy")
-    assert not folder.settled(spec.protocol_record())
+    assert "sum: not measured: missing failing" in notes(the_report(folder))
+    assert not folder.reports.settled(spec.protocol_record())
     unless.touch()
     results = run(spec, folder)["repeats"][0]["metrics"]
     assert results["sum"]["values"]["sum"] == pytest.approx(results["mean"]["values"]["mean_pixel"] + 1)
-    assert folder.settled(spec.protocol_record())
+    assert folder.reports.settled(spec.protocol_record())
     assert tally.read_text().split() == ["mean_pixel"]
 
 
@@ -159,7 +166,7 @@ def test_figures_of_another_setting_are_never_mixed_in(tmp_path, folder, change)
     metrics = {"mean": metric("Mean", tally=str(tally))}
     first = run(spec_for(tmp_path, metrics), folder)
     changed = spec_for(tmp_path, metrics, **change)
-    assert not folder.measured_by(changed.protocol_record())
+    assert not folder.reports.of(changed.protocol_record())
     second = run(changed, folder)
     assert len(tally.read_text().split()) == 2
     assert second["protocol"] != first["protocol"]
@@ -169,7 +176,50 @@ def test_a_harness_that_measures_otherwise_measures_anew(tmp_path, folder, monke
     spec = spec_for(tmp_path, {"mean": metric("Mean")})
     run(spec, folder)
     monkeypatch.setattr("dpgen_bench.specify.EVALUATION_VERSION", -1)
-    assert not folder.measured_by(spec.protocol_record())
+    assert not folder.reports.of(spec.protocol_record())
+
+
+def test_measuring_anew_keeps_the_old_report_until_the_new_one_is_complete(tmp_path, folder, monkeypatch):
+    tally = tmp_path / "tally"
+    metrics = {name: metric("Mean", name=name, tally=str(tally)) for name in ("one", "two")}
+    spec = spec_for(tmp_path, metrics)
+    old = run(spec, folder)
+    write = Reports.write
+
+    def stopped(self, report):
+        write(self, report)
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Reports, "write", stopped)
+        with pytest.raises(Killed):
+            run(spec, folder, anew=True)
+    assert the_report(folder) == old
+    run(spec, folder, anew=True)
+    assert tally.read_text().split() == ["one", "two", "one", "two"]
+    assert not folder.reports.unfinished(spec.protocol_record())
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"complete": true}', '{"repeats": [{}], "complete": true}'])
+def test_a_damaged_report_is_said_and_made_again(tmp_path, folder, damage):
+    spec = spec_for(tmp_path, {"mean": metric("Mean")})
+    good = run(spec, folder)
+    folder.reports.file_of(spec.protocol_record()).write_text(damage)
+    with pytest.warns(UserWarning, match="counts as not there"):
+        assert folder.reports.all() == []
+    with pytest.warns(UserWarning, match="counts as not there"):
+        again = run(spec, folder)
+    assert again["repeats"][0]["metrics"]["mean"]["values"] == good["repeats"][0]["metrics"]["mean"]["values"]
+
+
+def test_reports_of_two_texts_of_a_protocol_stand_beside_each_other(tmp_path, folder):
+    metrics = {"mean": metric("Mean")}
+    first, second = spec_for(tmp_path, metrics), spec_for(tmp_path, metrics, num_samples=20)
+    kept = run(first, folder)
+    run(second, folder)
+    assert folder.reports.of(first.protocol_record()) == kept
+    assert folder.reports.settled(first.protocol_record())
+    assert folder.reports.settled(second.protocol_record())
 
 
 # Metrics beside each other
@@ -185,7 +235,7 @@ def test_two_metrics_with_a_value_of_one_name(tmp_path, folder):
 def test_metrics_of_one_core_run_in_other_processes_and_others_here(tmp_path, folder):
     metrics = {"here": metric("Process", name="here", apart=False), "there": metric("Process", name="there")}
     run(spec_for(tmp_path, metrics, "runtime.workers=1"), folder)
-    values = headline(folder, "toy")
+    values = headline(the_report(folder))
     assert values["here_pid"] != values["there_pid"]
 
 
@@ -300,11 +350,17 @@ def test_label_laws():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
+        ({"num_samples": 2.5}, "num_samples"),
         ({"num_samples": 0}, "num_samples"),
         ({"repeats": 0}, "repeats"),
         ({"repeats": True}, "repeats"),
         ({"rounding": "up"}, "rounding"),
         ({"labels": "sorted"}, "labels"),
+        ({"floor": -1}, "floor"),
+        ({"floor": 256}, "floor"),
+        ({"floor": "abc"}, "floor"),
+        ({"name": "../ledger"}, "name"),
+        ({"name": None}, "name"),
     ],
 )
 def test_a_protocol_that_cannot_be_is_refused_before_training(tmp_path, change, complaint):
@@ -359,13 +415,13 @@ def release(folder: RunFolder, net: torch.nn.Module) -> None:
 def test_a_collapsed_generator_gets_every_figure_and_says_so(tmp_path, folder, coarse):
     release(folder, Collapsed(10, [1, 28, 28]))
     run(spec_for(tmp_path, REAL_METRICS, num_samples=100), folder)
-    values = headline(folder, "toy")
+    values = headline(the_report(folder))
     test_labels = spec_for(tmp_path, {}).dataset().load("test").labels
     assert values["acc_logreg_pct"] == pytest.approx(100 * float((test_labels == 0).double().mean()))
     assert values["acc_calibrated_pct"] == pytest.approx(100 * values["acc_logreg_pct"] / values["acc_logreg_real_pct"])
     assert values["coverage"] == values["precision"] == values["nn_copies_pct"] == 0.0
     assert values["fid"] > 0.1
-    said = notes(folder, "toy")
+    said = notes(the_report(folder))
     assert "only 1 different images among 100 samples" in said
     assert "100 samples are of one colour" in said
 
@@ -376,7 +432,7 @@ def test_a_generator_of_nan_is_an_error_and_no_figure(tmp_path, folder, coarse):
     release(folder, net)
     with pytest.raises(ValueError, match="finite pixels, got NaN or infinite ones in 100 of 100 images"):
         run(spec_for(tmp_path, REAL_METRICS, num_samples=100), folder)
-    assert figures(folder, "toy") == {}
+    assert folder.reports.all() == []
 
 
 def test_samples_too_few_for_one_metric_are_no_harm_to_the_others(tmp_path, folder, coarse):
@@ -390,5 +446,23 @@ def test_samples_too_few_for_one_metric_are_no_harm_to_the_others(tmp_path, fold
 def test_a_class_without_samples_is_said_and_measured(tmp_path, folder, coarse, monkeypatch):
     monkeypatch.setattr(NetGenerator, "draw_labels", lambda self, n, seed: torch.arange(n) % 9)
     run(spec_for(tmp_path, REAL_METRICS, num_samples=90), folder)
-    assert "no sample of class 9" in notes(folder, "toy")
-    assert set(headline(folder, "toy")) > {"acc_logreg_pct", "fid", "kid", "recall", "nn_train"}
+    assert "no sample of class 9" in notes(the_report(folder))
+    assert set(headline(the_report(folder))) > {"acc_logreg_pct", "fid", "kid", "recall", "nn_train"}
+
+
+def test_unknown_entries_of_a_protocol_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"in a protocol, got \['repeat'\]"):
+        spec_for(tmp_path, {}, repeat=5)
+
+
+@pytest.mark.parametrize("workers", ["0", "-1", "1.5", "many"])
+def test_numbers_of_processes(tmp_path, workers):
+    with pytest.raises(ValueError, match=r"runtime\.workers"):
+        spec_for(tmp_path, {}, f"runtime.workers={workers}")
+
+
+def test_fewer_samples_than_asked_for_are_said(tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(NetGenerator, "draw_labels", lambda self, n, seed: torch.arange(min(n, 30)) % 10)
+    run(spec_for(tmp_path, {"mean": metric("Mean")}), folder)
+    said = "30 samples, where the protocol asks for 40: the generator has no more"
+    assert said in notes(the_report(folder))

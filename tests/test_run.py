@@ -24,7 +24,7 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.results.sampling import NotForRelease, sample_run
 from dpgen_bench.results.store import RunBusy, Store
 from dpgen_bench.run import RunFailed, evaluate_run, execute, plan
-from dpgen_bench.specify import compose_config, specify
+from dpgen_bench.specify import RunSpec, compose_config, specify
 
 METRIC = "{_target_: tests.toys.Brightness}"
 TOY = "tests.toys.MeanImage"
@@ -83,6 +83,11 @@ def contents(folder) -> dict[str, bytes]:
     """The files that must not depend on whether a run was killed."""
     names = ["ledger.json", "generator.safetensors", "generator.json", "log.jsonl", "samples.png", "identity.json"]
     return {name: (folder.path / name).read_bytes() for name in names}
+
+
+def names(folder) -> list[str]:
+    """The protocols of a run's complete reports."""
+    return [report["protocol"]["name"] for report in folder.reports.all()]
 
 
 def prepare(results: Path, undisturbed) -> None:
@@ -213,7 +218,7 @@ def test_another_protocol_measures_without_training(undisturbed, tmp_path):
     trained = (tmp_path / "runs" / undisturbed.id / "generator.safetensors").stat().st_mtime_ns
     again = config(tmp_path, "protocol.name=other", "protocol.num_samples=20")
     folder = execute(again)
-    assert folder.protocols == ["other", "toy"]
+    assert names(folder) == ["other", "toy"]
     assert (folder.path / "generator.safetensors").stat().st_mtime_ns == trained
 
 
@@ -221,27 +226,67 @@ def test_a_run_can_be_measured_again_by_its_id(undisturbed, tmp_path):
     shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
     evaluate_run(tmp_path, undisturbed.id[:5], ["protocol=quick", "protocol.num_samples=60"])
     folder = Store(tmp_path).folder(undisturbed.id)
-    assert "quick" in folder.protocols
-    assert folder.read_json("metrics/quick.json")["protocol"]["num_samples"] == 60
+    (report,) = [report for report in folder.reports.all() if report["protocol"]["name"] == "quick"]
+    assert report["protocol"]["num_samples"] == 60
 
 
 def test_changed_protocol_settings_are_measured_again(undisturbed, tmp_path, capsys):
     shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
     folder = execute(config(tmp_path, "protocol.num_samples=20"))
     assert "skipped" not in capsys.readouterr().out
-    assert folder.read_json("metrics/toy.json")["protocol"]["num_samples"] == 20
+    assert sorted(report["protocol"]["num_samples"] for report in folder.reports.all()) == [20, 40]
     with np.load(folder.path / "samples.npz") as made:
         assert len(made["images"]) == 20
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["seed=7"], "got seed"),
+        (["protocol=quick", "dataset=mnist"], "got dataset"),
+        (["privacy.noise=seeded"], "got privacy.noise"),
+        (["protocol.repeats=2"], "expected protocol=NAME beside protocol.repeats"),
+        (["protocol=quick", "protocol.num_samples=0"], "protocol.num_samples"),
+        (["protocol=quick", "protocol.floor=300"], "protocol.floor"),
+        (["protocol=quick", "protocol.name=../ledger"], "protocol.name"),
+        (["protocol=quick", "protocol.metrics.mlp.classifier.estimator=sklearn.Nothing"], "metric 'mlp'"),
+        (["protocol=quick", "runtime.workers=0"], "runtime.workers"),
+    ],
+)
+def test_wrong_words_to_evaluate_cost_no_report(undisturbed, tmp_path, words, complaint):
+    shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
+    folder = Store(tmp_path).folder(undisturbed.id)
+    before = {path: path.read_bytes() for path in folder.path.rglob("*.json")}
+    with pytest.raises(ValueError, match=complaint):
+        evaluate_run(tmp_path, undisturbed.id, words)
+    assert {path: path.read_bytes() for path in folder.path.rglob("*.json")} == before
+
+
+def test_without_a_protocol_evaluate_takes_the_runs_own_and_agrees_with_run(undisturbed, tmp_path):
+    """What `evaluate` makes is what `run` and the tables look for, and the other way round."""
+    shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
+    folder = evaluate_run(tmp_path, undisturbed.id, [])
+    (report,) = folder.reports.all()
+    assert report["protocol"] == specify(config(tmp_path)).protocol_record()
+    small = ["protocol=standard_2k", "protocol.num_samples=20", "~protocol.metrics.fid", "~protocol.metrics.kid"]
+    others = [
+        key for key in compose_config(["protocol=standard_2k"]).protocol.metrics if key not in ("fid", "kid", "lda")
+    ]
+    small += [f"~protocol.metrics.{key}" for key in others]
+    folder = evaluate_run(tmp_path, undisturbed.id, small)
+    record = RunSpec(specify(compose_config(small)).config, training={}).protocol_record()
+    assert folder.reports.settled(record)
 
 
 def test_a_failed_metric_is_tried_again_and_a_lost_generator_is_noticed(undisturbed, tmp_path):
     shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
     folder = Store(tmp_path).folder(undisturbed.id)
-    report = folder.read_json("metrics/toy.json")
+    (report,) = [report for report in folder.reports.all() if report["protocol"]["num_samples"] == 40]
     report["repeats"][0]["metrics"]["brightness"] |= {"status": "failed", "values": {}, "reason": "no"}
-    folder.write_json("metrics/toy.json", report)
+    folder.reports.write(report)
+    assert not folder.reports.settled(report["protocol"])
     execute(config(tmp_path))
-    assert folder.read_json("metrics/toy.json")["repeats"][0]["metrics"]["brightness"]["status"] == "measured"
+    assert folder.reports.settled(report["protocol"])
     (folder.path / "generator.safetensors").unlink()
     assert contents(execute(config(tmp_path))) == contents(undisturbed)
 

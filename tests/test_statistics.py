@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dpgen_bench.results.statistics import summarise, t_interval
+from dpgen_bench.results.statistics import format_figure, summarise, t_interval
 
 
 def test_one_figure_has_no_spread():
@@ -58,3 +58,16 @@ def test_order_does_not_matter():
 def test_nothing_has_no_summary(nothing):
     with pytest.raises(ValueError, match="one figure or more"):
         summarise(nothing)
+
+
+@pytest.mark.parametrize(
+    ("figure", "text"),
+    [(2272129.0, "2,272,129"), (123.456, "123.5"), (0.000423, "0.000423"), (1.0, "1"), (-0.5, "-0.5")],
+)
+def test_small_figures_keep_their_digits(figure, text):
+    assert format_figure(figure) == text
+
+
+def test_a_spread_has_the_form_of_its_figure():
+    assert summarise([[92.0], [92.01]]).text() == "92.0 ± 0.0"
+    assert summarise([[4.2e-4], [5.1e-4]]).text() == "0.000465 ± 6.36e-05"

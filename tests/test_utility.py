@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from dpgen_bench.data.datasets import Digits
-from dpgen_bench.data.records import DatasetSpec, Records, Split
+from dpgen_bench.data.records import DatasetSpec, MissingData, Records, Split
 from dpgen_bench.evaluate import classifiers
 from dpgen_bench.evaluate.classifiers import Sklearn
 from dpgen_bench.evaluate.metric import EvalContext, NotMeasured, evaluate
@@ -367,6 +367,25 @@ def test_a_run_of_real_data_fills_the_cache_and_is_filled_by_it(test, tmp_path, 
     metric(same, test, context(tmp_path, real, seed=2))  # another seed is another training
     metric(Records(real.images, 1 - real.labels), test, context(tmp_path, real))  # same images, other labels
     assert [seed for _, seed in fits] == [0, 2, 0]
+
+
+def test_a_cache_that_cannot_be_used_costs_no_figure(test, tmp_path, fits):
+    (tmp_path / "classifiers").write_text("a file in the folder's place")
+    metric, ctx = Accuracy("mlp", Remember()), context(tmp_path, swap(test, 4), seed=1)
+    with pytest.warns(UserWarning, match="cannot be kept"):
+        values = metric(swap(test, 5), test, ctx)
+    assert set(values) == {"acc_mlp_pct", "acc_mlp_real_pct", "acc_mlp_calibrated_pct"}
+
+
+def test_missing_training_files_cost_the_calibration_alone(test, tmp_path):
+    class Missing(Own):
+        def load(self, split):
+            raise MissingData("no files at PLACE")
+
+    ctx = replace(context(tmp_path, test, seed=1), dataset=Missing(test))
+    result = evaluate(Accuracy("mlp", Remember()), test, test, ctx)
+    assert set(result.values) == {"acc_mlp_pct"}
+    assert "no files at PLACE" in result.notes[0]
 
 
 def test_real_data_measured_without_calibration_share_the_reference_too(test, tmp_path, fits):

@@ -163,6 +163,9 @@ def _chunk(images: Tensor, extractor: Extractor, cache: Path | None, batch_size:
             problem = f"cannot be read ({type(error).__name__}: {error})"
         warnings.warn(f"cached features {path} {problem}; computed anew.", stacklevel=4)
     features = extractor(images, batch_size)
-    with atomic(path) as temporary:
-        np.savez(temporary, features=features, key=np.array(key))
+    try:
+        with atomic(path) as temporary:
+            np.savez(temporary, features=features, key=np.array(key))
+    except OSError as error:  # a full disk must not cost the figure
+        warnings.warn(f"features cannot be kept at {path} ({error}); they are computed again.", stacklevel=4)
     return features

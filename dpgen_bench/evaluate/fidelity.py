@@ -84,6 +84,9 @@ class Fid:
     def __post_init__(self) -> None:
         if self.reference not in ("test", "train"):
             raise ValueError(f"expected reference 'test' or 'train', got {self.reference!r}.")
+        for name in ("num_samples", "num_reference"):
+            if (count := getattr(self, name)) is not None and count < 2:
+                raise ValueError(f"expected {name} of 2 or more, or null for all, got {count}.")
 
     def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
         made = part_of(samples, self.num_samples, ctx.seed, "samples")

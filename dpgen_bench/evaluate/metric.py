@@ -33,7 +33,7 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from dpgen_bench.data.records import DatasetSpec, Records, Split
+from dpgen_bench.data.records import DatasetSpec, MissingData, Records, Split
 
 log = logging.getLogger(__name__)
 
@@ -72,13 +72,16 @@ class EvalContext:
         """The real training records. What is computed from them is covered by no epsilon.
 
         Raises:
-            NotMeasured: if there are none here, or this run's must not be looked at again.
+            NotMeasured: if they are not on this machine, or this run's must not be looked at again.
         """
         if self.train_closed is not None:
             raise NotMeasured(self.train_closed)
         if self.dataset is None:
             raise NotMeasured("needs the real training records, and was given no dataset to load them from")
-        return _load_once(self.dataset, "train")
+        try:
+            return _load_once(self.dataset, "train")
+        except MissingData as error:
+            raise NotMeasured(f"needs the real training records: {error}") from error
 
     def note(self, text: str) -> None:
         """Say something about the figures that goes with them into every report, such as too few samples."""

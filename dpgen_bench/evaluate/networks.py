@@ -309,7 +309,12 @@ class FittedNetwork:
 
     def _logits(self, images: Tensor) -> Tensor:
         with repeatable(0):
-            return class_logits(self.net, images, self.normalise)
+            logits = class_logits(self.net, images, self.normalise)
+        if not bool(torch.isfinite(logits).all()):
+            raise ValueError(
+                "expected finite answers of the trained network, got NaN or infinity: its training diverged."
+            )
+        return logits
 
 
 @contextmanager

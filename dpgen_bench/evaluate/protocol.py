@@ -1,8 +1,4 @@
-"""A protocol applied to a run: draw its samples, measure each metric, keep every figure beside the protocol's name.
-
-metrics/<protocol>.json is
-
-    {"protocol": {...}, "repeats": [{"seed": s, "samples": {...}, "metrics": {key: MetricResult}}], "complete": true}
+"""A protocol applied to a run: draw its samples, measure each metric, keep every figure in a report of that protocol.
 
 One repeat is one drawing of samples from the same generator, with classifiers trained on it anew.
 """
@@ -24,6 +20,7 @@ from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import EvalContext, Metric, MetricResult, NotMeasured, evaluate
 from dpgen_bench.evaluate.parallel import evaluate_apart, needs_one_core
 from dpgen_bench.evaluate.samples import describe_samples, draw_samples
+from dpgen_bench.results.reports import Report
 from dpgen_bench.results.store import RunFolder
 from dpgen_bench.specify import RunSpec
 
@@ -33,19 +30,19 @@ FOR_RELEASE = (
 )
 
 
-def measure(spec: RunSpec, folder: RunFolder, device: torch.device) -> dict[str, Any]:
-    """Write metrics/<protocol>.json, metric by metric; those measured before are kept, so it can be killed and redone.
+def measure(spec: RunSpec, folder: RunFolder, device: torch.device, anew: bool = False) -> Report:
+    """Write the run's report by its config's protocol, metric by metric: killed, it goes on where it was.
 
-    Test records are loaded here, after training, and go nowhere but into the metrics.
+    What a complete report of the same protocol has already measured is kept, and the rest tried again; with `anew`
+    everything is measured again, and the old report stays until the new one is complete. Test records are loaded here,
+    after training, and go nowhere but into the metrics.
     """
     protocol, wanted = spec.config.protocol, spec.protocol_record()
-    name = f"metrics/{protocol.name}.json"
-    if folder.settled(wanted):
-        return folder.read_json(name)
+    if folder.reports.settled(wanted) and not anew:
+        return folder.reports.of(wanted)
     metrics = build_metrics(protocol)
-    report = folder.read_json(name)
-    if report.get("protocol") != wanted:  # another number of samples, another metric: nothing of it may be mixed in
-        report = {"protocol": wanted, "repeats": []}
+    report = folder.reports.unfinished(wanted) or ({} if anew else folder.reports.of(wanted))
+    report = {"protocol": wanted, "repeats": report.get("repeats", [])}
     dataset = spec.dataset()
     test = dataset.load("test")
     scratch = folder.path / "scratch"
@@ -56,12 +53,14 @@ def measure(spec: RunSpec, folder: RunFolder, device: torch.device) -> dict[str,
             report["repeats"].append({"seed": seed, "samples": {}, "metrics": {}})
         entry = report["repeats"][repeat]
         results = entry["metrics"]
+        if metrics.keys() == results.keys() and all(kept["status"] == "measured" for kept in results.values()):
+            continue
         # What failed or could not be measured is tried again, and with it what is combined of it.
         for key in [key for key, kept in results.items() if kept["status"] != "measured" or is_combined(metrics[key])]:
             del results[key]
         left = {key: metric for key, metric in metrics.items() if key not in results}
         samples = draw_samples(folder, protocol, seed, keep=repeat == 0)
-        entry["samples"] = describe_samples(samples, dataset.num_classes)
+        entry["samples"] = describe_samples(samples, dataset.num_classes, int(protocol.num_samples))
         ctx = EvalContext(
             seed=seed,
             device=device,
@@ -76,13 +75,13 @@ def measure(spec: RunSpec, folder: RunFolder, device: torch.device) -> dict[str,
             print(f"  {title}: {note}", flush=True)
         for key, result in evaluate_each(left, samples, test, ctx, spec.config.runtime.workers, results, title):
             results[key] = asdict(result)
-            folder.write_json(name, report)
+            folder.reports.write(report)
             if result.status != "measured":
                 print(f"  {title} {key}: {result.status}: {result.reason}", flush=True)
             for note in result.notes:
                 print(f"  {title} {key}: {note}", flush=True)
     report["complete"] = True
-    folder.write_json(name, report)
+    folder.reports.write(report)
     shutil.rmtree(scratch, ignore_errors=True)
     return report
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import warnings
 import zipfile
 import zlib
@@ -48,7 +49,8 @@ def reference_predictions(classifier: Classifier, train: Records, images: Tensor
     shown = Records(images, torch.zeros(len(images), dtype=torch.int64)).images_hash
     key = _key(train.content_hash, shown, str(ctx.num_classes), str(REFERENCE_SEED), fingerprint(classifier))
     path = ctx.cache / "classifiers" / f"{key[:32]}.npz"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not _usable(path.parent):
+        return predictions(classifier, train, images, _as_reference(ctx))
     with FileLock(path.with_suffix(".lock")):
         kept = _kept_predictions(path, key, len(images))
         if kept is not None:
@@ -69,7 +71,9 @@ def reference_network(classifier: Any, train: Records, ctx: EvalContext) -> Any:
     """
     key = _key(train.content_hash, fingerprint(classifier), str(REFERENCE_SEED), str(ctx.num_classes))
     weights = ctx.cache / "classifiers" / f"{key[:32]}.safetensors"
-    weights.parent.mkdir(parents=True, exist_ok=True)
+    if not _usable(weights.parent):
+        with seeded(REFERENCE_SEED):
+            return classifier.fit(train, _as_reference(ctx))
     about = weights.with_suffix(".json")
     with FileLock(f"{weights}.lock"):
         state = _kept_weights(weights, about, key)
@@ -99,6 +103,18 @@ def percent_correct(predicted: Tensor, truth: Tensor) -> float:
 def _as_reference(ctx: EvalContext) -> EvalContext:
     """Notes of the training are dropped: they would come with the run that happened to fill the cache alone."""
     return replace(ctx, seed=REFERENCE_SEED, notes=[])
+
+
+def _usable(folder: Path) -> bool:
+    """Whether files can be kept in a folder; a warning if not, since what was to be kept is then made each time."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        problem = "" if os.access(folder, os.W_OK) else "it cannot be written to"
+    except OSError as error:
+        problem = str(error)
+    if problem:
+        warnings.warn(f"classifiers of real records cannot be kept in {folder}: {problem}.", stacklevel=3)
+    return not problem
 
 
 def _key(*parts: str) -> str:

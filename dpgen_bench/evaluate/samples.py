@@ -70,13 +70,15 @@ def _kept_samples(path: Path, made_by: str) -> Records | None:
     return None
 
 
-def describe_samples(samples: Records, num_classes: int) -> dict[str, Any]:
+def describe_samples(samples: Records, num_classes: int, asked: int | None = None) -> dict[str, Any]:
     """Numbers that tell a collapsed generator: how many samples, how many different ones, which classes are missing."""
     flat = samples.images.flatten(1)
     distinct = len({row.tobytes() for row in flat.numpy()})
     blank = int((flat == flat[:, :1]).all(dim=1).sum())
     missing = sorted(set(range(num_classes)) - set(samples.labels.unique().tolist()))
     notes = []
+    if asked is not None and len(samples) < asked:
+        notes.append(f"{len(samples)} samples, where the protocol asks for {asked}: the generator has no more")
     if missing:
         notes.append(f"no sample of class {', '.join(map(str, missing))}")
     if distinct < len(samples):

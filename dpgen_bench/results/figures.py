@@ -1,35 +1,47 @@
-"""A run's figures by name: what a protocol measured, once for each repeat, and what the run cost."""
+"""Figures by name: what a report holds, once for each repeat, and what its run cost."""
 
 from __future__ import annotations
 
 from dpgen_bench.cost import cost_values
+from dpgen_bench.results.reports import Report
 from dpgen_bench.results.store import RunFolder
 
 
-def figures(folder: RunFolder, protocol: str) -> dict[str, list[float]]:
-    """All measured values of one protocol by name, one for each repeat in which it was measured; and the cost figures
-    (see `dpgen_bench.cost.cost_values`), which are one each."""
-    found = {name: [value] for name, value in cost_values(folder.read_json("training.json")).items()}
-    for repeat in folder.read_json(f"metrics/{protocol}.json").get("repeats", []):
+def figures(report: Report) -> dict[str, list[float]]:
+    """All measured values of a report by name, one for each repeat in which it was measured."""
+    found: dict[str, list[float]] = {}
+    for repeat in report.get("repeats", []):
         for result in repeat["metrics"].values():
             for name, value in result["values"].items():
                 found.setdefault(name, []).append(value)
     return found
 
 
-def headline(folder: RunFolder, protocol: str) -> dict[str, float]:
+def cost(folder: RunFolder) -> dict[str, list[float]]:
+    """What the run cost, see `dpgen_bench.cost.cost_values`; one figure each."""
+    return {name: [value] for name, value in cost_values(folder.read_json("training.json")).items()}
+
+
+def headline(report: Report) -> dict[str, float]:
     """The mean over repeats of each of `figures`."""
-    return {name: sum(values) / len(values) for name, values in figures(folder, protocol).items()}
+    return {name: sum(values) / len(values) for name, values in figures(report).items()}
 
 
-def notes(folder: RunFolder, protocol: str) -> list[str]:
+def notes(report: Report) -> list[str]:
     """What must be known besides the figures: of the samples, and of each metric; why one was not measured. No line
     comes twice."""
     lines: dict[str, None] = {}
-    for repeat in folder.read_json(f"metrics/{protocol}.json").get("repeats", []):
+    for repeat in report.get("repeats", []):
         lines |= dict.fromkeys(repeat["samples"].get("notes", []))
         for key, result in repeat["metrics"].items():
             lines |= dict.fromkeys(f"{key}: {note}" for note in result["notes"])
             if result["status"] != "measured":
                 lines[f"{key}: {result['status']}: {result['reason']}"] = None
     return list(lines)
+
+
+def unmeasured(report: Report) -> list[str]:
+    """Keys of the metrics that failed or could not be measured in some repeat."""
+    repeats = report.get("repeats", [])
+    missing = [key for repeat in repeats for key, result in repeat["metrics"].items() if result["status"] != "measured"]
+    return list(dict.fromkeys(missing))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from dpgen_bench.results.figures import headline
+from dpgen_bench.results.figures import figures, notes, unmeasured
+from dpgen_bench.results.reports import Protocol, Report
+from dpgen_bench.results.statistics import format_figure, summarise
 from dpgen_bench.results.store import RunFolder, Store
-from dpgen_bench.specify import is_stale
+from dpgen_bench.specify import CONF, RunSpec, compose_config, is_stale
 
 HEADLINES = ("fid", "inception_score", "acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct", "acc_avg_pct")
 
@@ -49,7 +52,7 @@ def describe_run(folder: RunFolder) -> list[str]:
         f"{float(config.privacy.epsilon):g}",
         format_epsilon(epsilon.get("proven")),
         format_epsilon(epsilon.get("claimed")),
-        "\n".join(describe_metrics(folder, protocol) for protocol in folder.protocols),
+        "\n".join(describe_report(report) for report in folder.reports.all()),
     ]
 
 
@@ -63,11 +66,43 @@ def describe_status(folder: RunFolder) -> str:
     return status
 
 
-def describe_metrics(folder: RunFolder, protocol: str) -> str:
-    """`protocol: fid 12.3, acc_cnn_pct 94.5`."""
-    values = headline(folder, protocol)
-    figures = [f"{name} {values[name]:.1f}" for name in HEADLINES if name in values]
-    return f"{protocol}: {', '.join(figures) or 'nothing measured'}"
+def describe_report(report: Report) -> str:
+    """`protocol: fid 12.3, acc_cnn_pct 94.5 (mean of 3)`: headlines, or else the first figures that there are.
+
+    A text of the protocol that differs from the one in conf/protocol is marked as changed; what was not measured is
+    named.
+    """
+    protocol, values = report["protocol"], figures(report)
+    shown = [name for name in HEADLINES if name in values] or list(values)[:3]
+    words = ", ".join(f"{name} {format_figure(sum(values[name]) / len(values[name]))}" for name in shown)
+    repeats = f" (mean of {len(report['repeats'])})" if len(report["repeats"]) > 1 else ""
+    changed = " (changed)" if is_changed(protocol) else ""
+    missing = f"; not measured: {', '.join(unmeasured(report))}" if unmeasured(report) else ""
+    return f"{protocol['name']}{changed}: {words or 'nothing measured'}{repeats}{missing}"
+
+
+def is_changed(protocol: Protocol) -> bool:
+    """Whether a protocol differs from the one of its name in conf/protocol now (one that is not there is not known)."""
+    name = str(protocol["name"])
+    return (CONF / "protocol" / f"{name}.yaml").exists() and protocol != _plain_protocol(name)
+
+
+@lru_cache
+def _plain_protocol(name: str) -> Protocol:
+    return RunSpec(compose_config([f"protocol={name}"]), training={}).protocol_record()
+
+
+def print_figures(folder: RunFolder) -> None:
+    """All figures of the run's latest report, with the spread over repeats, and what is to be said of them."""
+    files = {folder.reports.file_of(report["protocol"]): report for report in folder.reports.all()}
+    report = files[max(files, key=lambda path: path.stat().st_mtime)]
+    console = make_console()
+    table = Table("figure", "value", title=f"run {folder.id}, protocol {report['protocol']['name']}")
+    for name, values in sorted(figures(report).items()):
+        table.add_row(name, summarise([values]).text())
+    console.print(table)
+    for note in notes(report):
+        console.print(f"  {note}", highlight=False, soft_wrap=True)
 
 
 def make_console() -> Console:

@@ -32,14 +32,24 @@ class Summary:
     seeds: int
     repeats: int
 
-    def text(self, digits: int = 1) -> str:
+    def text(self) -> str:
         """`86.0 ± 1.8 (repeats ± 0.3)`: spread over seeds, then over repeats; what is not known is left out."""
-        words = f"{self.mean:.{digits}f}"
+        words = format_figure(self.mean)
         if self.std_seeds is not None:
-            words += f" ± {self.std_seeds:.{digits}f}"
+            words += f" ± {format_figure(self.std_seeds, self.mean)}"
         if self.std_repeats is not None:
-            words += f" (repeats ± {self.std_repeats:.{digits}f})"
+            words += f" (repeats ± {format_figure(self.std_repeats, self.mean)})"
         return words
+
+
+def format_figure(value: float, beside: float | None = None) -> str:
+    """One decimal for figures of 2 and more (none from 10,000), three significant digits below, as of a KID or a share.
+
+    Args:
+        beside: the figure whose form to take, for a spread; None is the value's own.
+    """
+    size = abs(value if beside is None else beside)
+    return f"{value:,.0f}" if size >= 10_000 else f"{value:.1f}" if size >= 2 else f"{value:.3g}"
 
 
 def summarise(figures: Sequence[Sequence[float]]) -> Summary:

@@ -1,7 +1,7 @@
 """The store: one directory per run, named by its id. What a file there means never depends on when it was written.
 
 config.yaml ledger.json environment.json log.jsonl generator.safetensors generator.json checkpoints/ samples.npz
-samples.png metrics/<protocol>.json status.json, private/ (never to be shared) and, last, DONE.
+samples.png metrics/ (see `reports`) status.json, private/ (never to be shared) and, last, DONE.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ import filelock
 from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.files import write_atomic
+from dpgen_bench.results.reports import Reports
 
 
 class RunBusy(RuntimeError):
@@ -62,21 +63,9 @@ class RunFolder:
         return loaded
 
     @property
-    def protocols(self) -> list[str]:
-        """Protocols by which this run was measured, complete ones only."""
-        found = sorted((self.path / "metrics").glob("*.json"))
-        return [path.stem for path in found if json.loads(path.read_text()).get("complete")]
-
-    def measured_by(self, protocol: Mapping[str, Any]) -> bool:
-        """Whether exactly this protocol (see `RunSpec.protocol_record`) was applied in full."""
-        report = self.read_json(f"metrics/{protocol['name']}.json")
-        return bool(report.get("complete")) and report["protocol"] == protocol
-
-    def settled(self, protocol: Mapping[str, Any]) -> bool:
-        """`measured_by`, and no metric failed (failed ones are tried again)."""
-        repeats = self.read_json(f"metrics/{protocol['name']}.json").get("repeats", [])
-        results = [result for repeat in repeats for result in repeat["metrics"].values()]
-        return self.measured_by(protocol) and all(result["status"] != "failed" for result in results)
+    def reports(self) -> Reports:
+        """By which protocols the run was measured, and what came of it."""
+        return Reports(self.path)
 
     def mark(self, status: str, phase: str, error: BaseException | None = None) -> None:
         """Write status.json: what the run is doing, or how and when it ended."""

@@ -16,8 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from dpgen_bench.files import write_atomic
-from dpgen_bench.results.figures import figures, notes
+from dpgen_bench.results.figures import cost, figures, notes
 from dpgen_bench.results.listing import format_epsilon, make_console
+from dpgen_bench.results.reports import Report
 from dpgen_bench.results.statistics import Summary, summarise
 from dpgen_bench.results.store import RunFolder, Store
 from dpgen_bench.specify import CONF, RunSpec, compose_config, specify
@@ -42,8 +43,10 @@ class TableRow:
     @property
     def measured(self) -> list[RunFolder]:
         """Those measured by the protocol as it is now; figures of an earlier text of it are not shown."""
-        wanted = self.specs[0].protocol_record()
-        return [folder for folder in self.folders if folder.measured_by(wanted)]
+        return [folder for folder in self.folders if self.report(folder)]
+
+    def report(self, folder: RunFolder) -> Report:
+        return folder.reports.of(self.specs[0].protocol_record())
 
     def status(self) -> str:
         """`measured`, or how many of the seeds are, and what became of the others."""
@@ -53,12 +56,20 @@ class TableRow:
 
     def summary(self, metric: str) -> Summary | None:
         """The metric over seeds and repeats, or None where no run has it."""
-        values = [v[metric] for folder in self.measured if metric in (v := figures(folder, self.protocol))]
+        known = [{**cost(folder), **figures(self.report(folder))} for folder in self.measured]
+        values = [found[metric] for found in known if metric in found]
         return summarise(values) if values else None
+
+    def cell(self, metric: str) -> str:
+        """The summary in words, with how many of the row's measured seeds have the metric if not all do."""
+        summary, runs = self.summary(metric), len(self.measured)
+        if summary is None:
+            return "–"
+        return summary.text() + (f" ({summary.seeds} of {runs} seeds)" if summary.seeds < runs else "")
 
     def notes(self) -> list[str]:
         """What the runs' reports say besides their figures, each line once."""
-        return list(dict.fromkeys(line for folder in self.measured for line in notes(folder, self.protocol)))
+        return list(dict.fromkeys(line for folder in self.measured for line in notes(self.report(folder))))
 
     def epsilon(self, name: str) -> str:
         """The largest figure among the row's runs (seeds do not change it)."""
@@ -101,13 +112,16 @@ def table_rows(table: DictConfig, results: Path) -> list[TableRow]:
 
     A sweep may name a protocol of its own; other rows have the table's. Each row says which it was measured by.
     """
-    groups: dict[str, list[RunSpec]] = {}
+    groups: dict[str, dict[str, RunSpec]] = {}
     for sweep in table.sweeps:
         for job in expand(sweep):
             spec = specify(compose_config([f"results={results}", *_measured_by(table, job)]))
-            groups.setdefault(f"{spec.config.protocol.name} { {**spec.training, 'seed': None} }", []).append(spec)
+            alike = str((spec.protocol_record(), {**spec.training, "seed": None}))
+            groups.setdefault(alike, {})[spec.id] = spec  # a run that two sweeps name is one run
     store = Store(results)
-    return [TableRow(tuple(specs), tuple(store.folder(spec.id) for spec in specs)) for specs in groups.values()]
+    return [
+        TableRow(tuple(specs.values()), tuple(store.folder(run_id) for run_id in specs)) for specs in groups.values()
+    ]
 
 
 def table_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
@@ -126,7 +140,7 @@ def table_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
             if math.isinf(privacy.epsilon)
             else f"{privacy.relation}, {privacy.delta:g}, {privacy.accountant}",
         }
-        line |= {metric: _cell(row.summary(metric)) for metric in table.metrics}
+        line |= {metric: row.cell(metric) for metric in table.metrics}
         line |= {
             "seeds": len(row.measured),
             "scale": config.scale.name,
@@ -210,7 +224,12 @@ def launch_sweeps(name: str, results: Path, overrides: list[str]) -> int:
     for sweep in table.sweeps:
         rows = table_rows(OmegaConf.merge(table, {"sweeps": [sweep]}), results)  # type: ignore[arg-type]
         folders = [folder for row in rows for folder in row.folders]
-        done = {folder.id for row in rows for folder in row.measured if folder.done}
+        done = {
+            folder.id
+            for row in rows
+            for folder in row.folders
+            if folder.done and folder.reports.settled(row.specs[0].protocol_record())
+        }
         missing = [folder for folder in folders if folder.id not in done]
         print(f"{sweep}: {len(folders) - len(missing)} of {len(folders)} runs finished", flush=True)
         if missing:
@@ -224,11 +243,6 @@ def _measured_by(table: DictConfig, words: list[str]) -> list[str]:
     """The overrides with the table's protocol, unless they name one."""
     named = any(word.startswith("protocol=") for word in words)
     return words if named else [*words, f"protocol={table.protocol}"]
-
-
-def _cell(summary: Summary | None) -> str:
-    """Small figures, as of KID or of shares, keep three digits; others one."""
-    return "–" if summary is None else summary.text(1 if abs(summary.mean) >= 2 else 3)
 
 
 def _remarks(rows: list[TableRow]) -> list[str]:
