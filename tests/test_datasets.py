@@ -39,14 +39,14 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 @pytest.mark.parametrize(
     ("images", "labels", "complaint"),
     [
-        (torch.zeros(2, 1, 4, 4), torch.zeros(2, dtype=torch.int64), "uint8"),
+        (torch.zeros(2, 1, 4, 4).double(), torch.zeros(2, dtype=torch.int64), "uint8 or float32"),
         (torch.zeros(2, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), "n, c, h, w"),
         (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64), "int64 labels"),
         (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int32), "int64 labels"),
         (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, -1]), "from 0"),
     ],
 )
-def test_records_refuse_what_is_not_labelled_uint8_images(images, labels, complaint):
+def test_records_refuse_what_are_no_labelled_images(images, labels, complaint):
     with pytest.raises(ValueError, match=complaint):
         Records(images, labels)
 
