@@ -17,7 +17,7 @@ from rich.table import Table
 
 from dpgen_bench.files import write_atomic
 from dpgen_bench.results.figures import cost, figures, notes
-from dpgen_bench.results.listing import format_epsilon, make_console
+from dpgen_bench.results.listing import format_epsilon, is_changed, make_console
 from dpgen_bench.results.reports import Report
 from dpgen_bench.results.statistics import Summary, summarise
 from dpgen_bench.results.store import RunFolder, Store
@@ -144,7 +144,7 @@ def table_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
         line |= {
             "seeds": len(row.measured),
             "scale": config.scale.name,
-            "protocol": row.protocol,
+            "protocol": row.protocol + (" (changed)" if is_changed(row.specs[0].protocol_record()) else ""),
             "status": row.status(),
         }
         lines.append(line)
@@ -192,11 +192,8 @@ def print_table(name: str, results: Path) -> None:
     table = load_table(name)
     rows = table_rows(table, results)
     frame = table_frame(table, rows)
-    shown = Table(*frame.columns, title=table.title, caption=table.get("note"))
-    for line in frame.itertuples(index=False):
-        shown.add_row(*map(str, line))
     console = make_console()
-    console.print(shown)
+    console.print(_for_console(frame, table, console.width))
     for row in rows:
         for folder in row.measured:
             config = folder.config
@@ -243,6 +240,19 @@ def _measured_by(table: DictConfig, words: list[str]) -> list[str]:
     """The overrides with the table's protocol, unless they name one."""
     named = any(word.startswith("protocol=") for word in words)
     return words if named else [*words, f"protocol={table.protocol}"]
+
+
+def _for_console(frame: pd.DataFrame, table: DictConfig, width: int) -> Table:
+    """The table as it is or, where its columns would be cut to a few letters each, turned on its side."""
+    if 10 * len(frame.columns) <= width:
+        shown = Table(*frame.columns, title=table.title, caption=table.get("note"))
+        lines = frame.astype(str).values.tolist()
+    else:
+        shown = Table("", *(str(i + 1) for i in range(len(frame))), title=table.title, caption=table.get("note"))
+        lines = [[name, *frame[name].astype(str)] for name in frame.columns]
+    for line in lines:
+        shown.add_row(*line)
+    return shown
 
 
 def _remarks(rows: list[TableRow]) -> list[str]:
