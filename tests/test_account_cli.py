@@ -83,8 +83,8 @@ def test_published_dpgan_adds_opacus(capsys) -> None:
 
 def test_published_stands_beside_the_plan_of_a_run(capsys) -> None:
     """The claim is the method's own. DPGAN's paper counts by Opacus's RDP, which its proof covers too."""
-    run = ["method=dpgan", "dataset=digits", "privacy.epsilon=10", "method.steps=50", "--published", "--timeout", "0.05"]
-    found = as_json(capsys, *run)
+    run = ["method=dpgan", "dataset=digits", "privacy.epsilon=10", "method.steps=50"]
+    found = as_json(capsys, *run, "--published", "--timeout", "0.05")
     proven = found["epsilon"]["add_remove"]
     assert found["epsilon"]["claimed"] == {"claimed (by dpgan's paper)": pytest.approx(proven["rdp"], rel=1e-9)}
     assert 11 < proven["rdp"] < 12  # the budget of 10 is by PLD
