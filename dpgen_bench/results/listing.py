@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dpgen_bench.results.figures import figures, notes, unmeasured
+from dpgen_bench.results.figures import figures, headline, notes, unmeasured
 from dpgen_bench.results.reports import Protocol, Report
 from dpgen_bench.results.statistics import format_figure, summarise
 from dpgen_bench.results.store import RunFolder, Store
@@ -72,9 +72,9 @@ def describe_report(report: Report) -> str:
     A text of the protocol that differs from the one in conf/protocol is marked as changed; what was not measured is
     named.
     """
-    protocol, values = report["protocol"], figures(report)
+    protocol, values = report["protocol"], headline(report)
     shown = [name for name in HEADLINES if name in values] or list(values)[:3]
-    words = ", ".join(f"{name} {format_figure(sum(values[name]) / len(values[name]))}" for name in shown)
+    words = ", ".join(f"{name} {format_figure(values[name])}" for name in shown)
     repeats = f" (mean of {len(report['repeats'])})" if len(report["repeats"]) > 1 else ""
     changed = " (changed)" if is_changed(protocol) else ""
     missing = f"; not measured: {', '.join(unmeasured(report))}" if unmeasured(report) else ""

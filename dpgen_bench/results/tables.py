@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,18 @@ class TableRow:
     @property
     def measured(self) -> list[RunFolder]:
         """Those measured by the protocol as it is now; figures of an earlier text of it are not shown."""
-        return [folder for folder in self.folders if self.report(folder)]
+        return [folder for folder in self.folders if folder.id in self.reports]
 
-    def report(self, folder: RunFolder) -> Report:
-        return folder.reports.of(self.specs[0].protocol_record())
+    @cached_property
+    def reports(self) -> dict[str, Report]:
+        """The measured runs' reports by run id; read once, however many figures a table takes from them."""
+        wanted = self.specs[0].protocol_record()
+        return {folder.id: report for folder in self.folders if (report := folder.reports.of(wanted))}
+
+    @cached_property
+    def known(self) -> list[dict[str, list[float]]]:
+        """All figures of each measured run by name."""
+        return [{**cost(folder), **figures(self.reports[folder.id])} for folder in self.measured]
 
     def status(self) -> str:
         """`measured`, or how many of the seeds are, and what became of the others."""
@@ -56,8 +65,7 @@ class TableRow:
 
     def summary(self, metric: str) -> Summary | None:
         """The metric over seeds and repeats, or None where no run has it."""
-        known = [{**cost(folder), **figures(self.report(folder))} for folder in self.measured]
-        values = [found[metric] for found in known if metric in found]
+        values = [found[metric] for found in self.known if metric in found]
         return summarise(values) if values else None
 
     def cell(self, metric: str) -> str:
@@ -69,7 +77,7 @@ class TableRow:
 
     def notes(self) -> list[str]:
         """What the runs' reports say besides their figures, each line once."""
-        return list(dict.fromkeys(line for folder in self.measured for line in notes(self.report(folder))))
+        return list(dict.fromkeys(line for report in self.reports.values() for line in notes(report)))
 
     def epsilon(self, name: str) -> str:
         """The largest figure among the row's runs (seeds do not change it)."""
