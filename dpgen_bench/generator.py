@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import torch
 from hydra.utils import get_class, instantiate
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpgen_bench.files import atomic, write_atomic
 from dpgen_bench.privacy.noise import Key
@@ -46,6 +48,21 @@ class Generator(ABC):
         raise ValueError(
             f"{type(self).__name__} gives whole pixels only: override sample_unrounded(labels, seed), such that "
             "`sample` is its rounding, or measure by a protocol that rounds."
+        )
+
+    def sample_by_batch(self, labels: Tensor, seed: int, batch_size: int) -> Tensor:
+        """Images whose batch normalisation takes its statistics from them: float32 [n, c, h, w] within 0..255.
+
+        They are made in consecutive batches of `batch_size` >= 2 (`batch_sizes`), from the latents of `sample`, so that
+        the two differ by the statistics alone. Image i depends on all latents and labels of its batch.
+
+        Raises:
+            ValueError: if the generator has no batch normalisation, or for a batch that has no statistics.
+        """
+        raise ValueError(
+            f"expected a generator with batch normalisation, got {type(self).__name__}, which does not normalise by "
+            "batches: measure by a protocol with batch_statistics null, or override sample_by_batch(labels, seed, "
+            "batch_size)."
         )
 
     def draw_labels(self, n: int, seed: int) -> Tensor | None:
@@ -136,10 +153,25 @@ class NetGenerator(Generator):
         return uniform if self.latent == "uniform" else (uniform < 0.5).float()
 
     def sample(self, labels: Tensor, seed: int) -> Tensor:
-        return self._sample(labels, seed, lambda pixels: pixels.round().to(torch.uint8))
+        return self._sample(labels, seed, self._blocks, lambda pixels: pixels.round().to(torch.uint8))
 
     def sample_unrounded(self, labels: Tensor, seed: int) -> Tensor:
-        return self._sample(labels, seed, lambda pixels: pixels)
+        return self._sample(labels, seed, self._blocks, lambda pixels: pixels)
+
+    def sample_by_batch(self, labels: Tensor, seed: int, batch_size: int) -> Tensor:
+        def batches(labels: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+            sizes = batch_sizes(len(labels), batch_size)
+            z, y = (torch.cat(parts)[: len(labels)] for parts in zip(*self._blocks(labels, seed), strict=True))
+            return zip(z.split(sizes), y.split(sizes), strict=True)
+
+        with batch_statistics(self.net):
+            return self._sample(labels, seed, batches, lambda pixels: pixels)
+
+    def _blocks(self, labels: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Latents and labels in blocks of BLOCK rows, the last padded with label 0."""
+        for block, start in enumerate(range(0, len(labels), BLOCK)):
+            y = labels[start : start + BLOCK].cpu()
+            yield self._latents(seed, block), torch.cat([y, y.new_zeros(BLOCK - len(y))])
 
     @property
     def num_parameters(self) -> int:
@@ -147,8 +179,17 @@ class NetGenerator(Generator):
         return sum(parameter.numel() for parameter in self.net.parameters())
 
     @torch.no_grad()
-    def _sample(self, labels: Tensor, seed: int, finish: Callable[[Tensor], Tensor]) -> Tensor:
-        """Images after `finish`, which gets the float32 pixels within 0..255 of one block.
+    def _sample(
+        self,
+        labels: Tensor,
+        seed: int,
+        batches: Callable[[Tensor, int], Iterator[tuple[Tensor, Tensor]]],
+        finish: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        """Images after `finish`, which gets the float32 pixels within 0..255 of one batch.
+
+        Args:
+            batches: from (labels, seed) to the (z, y) of each pass, in order; rows past len(labels) are padding.
 
         Raises:
             ValueError: for labels of another type or range, or if the net draws pixels that are no finite numbers.
@@ -161,17 +202,13 @@ class NetGenerator(Generator):
             )
         device = next(self.net.parameters()).device
         low, high = self.value_range
-        training = self.net.training
-        self.net.eval()
-        images, broken = [], 0
-        for block, start in enumerate(range(0, len(labels), BLOCK)):
-            y = labels[start : start + BLOCK]
-            padded = torch.cat([y.cpu(), y.new_zeros(BLOCK - len(y), device="cpu")])
-            x = self.net(self._latents(seed, block).to(device), padded.to(device))
-            broken += int((~torch.isfinite(x[: len(y)]).flatten(1).all(dim=1)).sum())
-            x = ((x - low) / (high - low)).clamp(0.0, 1.0).mul(255.0).float()
-            images.append(finish(x[: len(y)]).cpu())
-        self.net.train(training)
+        images, made, broken = [], 0, 0
+        with in_eval_mode(self.net):
+            for z, y in batches(labels, seed) if len(labels) else ():
+                x = self.net(z.to(device), y.to(device))[: len(labels) - made]
+                made += len(x)
+                broken += int((~torch.isfinite(x).flatten(1).all(dim=1)).sum())
+                images.append(finish(((x - low) / (high - low)).clamp(0.0, 1.0).mul(255.0).float()).cpu())
         if broken:
             raise ValueError(
                 f"expected finite pixels, got NaN or infinite ones in {broken} of {len(labels)} images (seed {seed}): "
@@ -198,3 +235,58 @@ class NetGenerator(Generator):
         net = instantiate(config["net_config"])
         net.load_state_dict(state)
         return cls(net, **config)
+
+
+def batch_sizes(n: int, batch_size: int) -> list[int]:
+    """Sizes of consecutive batches of n rows: `batch_size` each, then what is left; a single row left joins the last.
+
+    Raises:
+        ValueError: if a batch would be of one row, which has no variance.
+    """
+    if not isinstance(batch_size, int) or batch_size < 2:
+        raise ValueError(
+            f"expected batches of two images or more, an integer, got {batch_size!r}: one has no variance."
+        )
+    if n == 1:
+        raise ValueError("expected two images or more to take batch statistics of, got 1; ask for more samples.")
+    sizes = [batch_size] * (n // batch_size) + [n % batch_size] * (n % batch_size > 0)
+    return [*sizes[:-2], batch_size + 1] if sizes[-1:] == [1] else sizes
+
+
+@contextmanager
+def in_eval_mode(net: nn.Module) -> Iterator[None]:
+    """Within it `net` is in eval mode; afterwards every module of it is in the mode in which it was."""
+    training = {module: module.training for module in net.modules()}
+    net.eval()
+    try:
+        yield
+    finally:
+        net.train(training[net])  # before the others: it may be overridden, and it sets them all alike
+        for module, mode in training.items():
+            module.training = mode
+
+
+@contextmanager
+def batch_statistics(net: nn.Module) -> Iterator[None]:
+    """Within it `net` in eval mode normalises each batch by the batch's own mean and (biased) variance.
+
+    PyTorch's batch normalisation does so in eval mode where it finds no running statistics. They are put aside, and
+    back afterwards: no pass moves them, as it would in training mode, and all other layers stay in eval mode.
+
+    Raises:
+        ValueError: if the net has no torch batch-norm layer.
+    """
+    layers = [module for module in net.modules() if isinstance(module, _BatchNorm)]
+    if not layers:
+        raise ValueError(
+            f"expected a net with batch normalisation, got {type(net).__name__} without a torch BatchNorm layer, for "
+            "which batch statistics would change nothing: measure by a protocol with batch_statistics null."
+        )
+    running = [(layer.running_mean, layer.running_var) for layer in layers]
+    try:
+        for layer in layers:
+            layer.running_mean = layer.running_var = None
+        yield
+    finally:
+        for layer, (mean, variance) in zip(layers, running, strict=True):
+            layer.running_mean, layer.running_var = mean, variance

@@ -132,7 +132,7 @@ def specify(config: DictConfig) -> RunSpec:
     return RunSpec(config, _canonical(training))
 
 
-PROTOCOL_KEYS = {"name", "num_samples", "labels", "rounding", "floor", "repeats", "metrics"}
+PROTOCOL_KEYS = {"name", "num_samples", "labels", "rounding", "floor", "batch_statistics", "repeats", "metrics"}
 
 
 def check_evaluation(config: DictConfig) -> None:
@@ -152,6 +152,12 @@ def check_evaluation(config: DictConfig) -> None:
     floor = protocol.get("floor")
     if floor is not None and not (_is_integer(floor) and 0 <= floor <= 255):
         raise ValueError(f"expected protocol.floor to be null or an integer in 0..255, got {floor!r}.")
+    batch = protocol.get("batch_statistics")
+    if batch is not None and not (_is_integer(batch) and batch >= 2):
+        raise ValueError(
+            "expected protocol.batch_statistics to be null (running statistics) or an integer >= 2, the images in a "
+            f"batch, got {batch!r}."
+        )
     for key, default in (("num_samples", None), ("repeats", 1)):
         value = protocol.get(key, default)
         if not _is_integer(value) or value < 1:

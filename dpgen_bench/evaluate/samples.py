@@ -31,11 +31,14 @@ def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int, keep: bool 
 
     With `keep` they are read from samples.npz if it holds them, else drawn and written there, with samples.png, a grid
     of one column per class. `protocol.rounding` none leaves pixels unrounded; pixels below `protocol.floor` become 0.
+    `protocol.batch_statistics` B has batch normalisation take the statistics of each B images in place of running ones.
     A generator with labels of its own (a data set) gives as many of them as it has.
     """
     n = int(protocol.num_samples)
     rounding, floor = protocol.get("rounding", "uint8"), protocol.get("floor")
-    made_by = json.dumps({"n": n, "labels": protocol.labels, "rounding": rounding, "floor": floor, "seed": seed})
+    batch = protocol.get("batch_statistics")
+    how = {"n": n, "labels": protocol.labels, "rounding": rounding, "floor": floor, "seed": seed}
+    made_by = json.dumps(how if batch is None else {**how, "batch_statistics": batch})
     path = folder.path / "samples.npz"
     if keep and (kept := _kept_samples(path, made_by)):
         return kept
@@ -43,7 +46,11 @@ def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int, keep: bool 
     labels = generator.draw_labels(n, seed)
     if labels is None:
         labels = sample_labels(n, generator.num_classes, protocol.labels, seed)
-    images = generator.sample(labels, seed) if rounding == "uint8" else generator.sample_unrounded(labels, seed)
+    if batch is not None:
+        images = generator.sample_by_batch(labels, seed, batch)
+        images = images.round().to(torch.uint8) if rounding == "uint8" else images
+    else:
+        images = generator.sample(labels, seed) if rounding == "uint8" else generator.sample_unrounded(labels, seed)
     if floor is not None:
         images = torch.where(images < floor, torch.zeros_like(images), images)
     samples = Records(images, labels)
