@@ -19,7 +19,7 @@ from dpgen_bench.cli import main
 from dpgen_bench.results.listing import describe_run
 from dpgen_bench.results.statistics import t_interval
 from dpgen_bench.results.store import Store
-from dpgen_bench.results.tables import expand, load_table, print_table, table_frame, table_rows
+from dpgen_bench.results.tables import expand, load_table, long_frame, print_table, table_frame, table_rows
 from dpgen_bench.specify import CONF, compose_config, specify
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -168,6 +168,21 @@ def test_a_figure_that_one_of_two_seeds_lacks_says_so(tmp_path):
     assert line["acc_logreg_pct"] == "90.0 (1 of 2 seeds)"
     assert "logreg: failed: no" in rows[0].notes()
     assert "not measured: logreg" in "".join(describe_run(run))
+
+
+def test_a_table_shows_the_settings_its_rows_differ_in(tmp_path):
+    sweeps = ["experiment=demo/dp_merf method.steps=100,200", "experiment=demo/dpgan"]
+    table = OmegaConf.create(
+        {"protocol": "quick", "sweeps": sweeps, "settings": ["steps", "n_d"], "metrics": ["acc_logreg_pct"]}
+    )
+    rows = table_rows(table, tmp_path)
+    frame = table_frame(table, rows)
+    assert list(frame["steps"]) == ["100", "200", "900"]
+    assert list(frame["n_d"]) == ["–", "–", "1"]
+    assert list(long_frame(table, rows)["steps"]) == [100, 200, 900]
+    table.settings = ["stepz"]
+    with pytest.raises(ValueError, match="names of method settings, got 'stepz'"):
+        table_frame(table, rows)
 
 
 def test_runs_marks_figures_of_a_changed_protocol(tmp_path):

@@ -206,6 +206,12 @@ ROWS = [
     Row("ours", "repaired_mnist", MNIST | dict(sigma=None)),
     Row("ours", "repaired_fashion_mnist", FASHION | dict(sigma=None)),
     Row("ours", "whole_mnist", MNIST | dict(sigma=None, clip="whole")),
+    Row(
+        "reduced",
+        "reduced_whole",
+        MNIST | dict(sigma=None, clip="whole", batch_size=20, steps=40_000, lr=2e-4, width=16),
+    ),
+    Row("reduced", "reduced_nonprivate", MNIST | dict(sigma=None, steps=3_000, lr=1e-3, width=32)),
 ]
 
 
@@ -247,19 +253,25 @@ def test_a_preset_is_what_is_printed_and_composes_at_quick_scale(row: Row) -> No
     config = composed(row.preset, "scale=quick")
     got: dict[str, Any] = dict(config.method) | {"dataset": config.dataset.name, "delta": config.privacy.delta}
     assert {key: got.get(key) for key in row.expected} == row.expected
-    assert (config.method.name, config.protocol.name) == ("dp_sinkhorn", "dp_sinkhorn")
+    protocol = "dp_sinkhorn_2k" if row.table == "reduced" else "dp_sinkhorn"
+    assert (config.method.name, config.protocol.name) == ("dp_sinkhorn", protocol)
     assert (config.privacy.relation, config.privacy.accountant) == ("add_remove", "rdp")
     assert (config.scale.name, config.scale.max_steps) == ("quick", 300)
     assert specify(config).scale().name == "quick"
 
     # The budget: infinite without privacy, 10 where that is proven, else the proven figure rounded up.
     budget = config.privacy.epsilon
-    if row.expected["batch_size"] == 500:
+    if "nonprivate" in row.preset:
         assert math.isinf(budget)
     elif row.expected["sigma"] is None or proven(row.expected) <= 10.0:
         assert budget == 10
     else:
         assert proven(row.expected) <= budget < proven(row.expected) + 1.0
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.table == "reduced"], ids=lambda row: row.preset)
+def test_reduced_presets_are_labelled(row: Row) -> None:
+    assert composed(row.preset).scale.name == "reduced"
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.figures], ids=lambda row: row.preset)

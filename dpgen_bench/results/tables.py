@@ -133,13 +133,21 @@ def table_rows(table: DictConfig, results: Path) -> list[TableRow]:
 
 
 def table_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
-    """One line per row: what was run, at which epsilon claimed and proven, what came of it."""
+    """One line per row: what was run, at which epsilon claimed and proven, what came of it.
+
+    Raises:
+        ValueError: if the table names a setting that none of its methods has.
+    """
+    for name in table.get("settings", []):
+        if rows and not any(name in row.specs[0].config.method for row in rows):
+            raise ValueError(f"expected under `settings` the names of method settings, got {name!r}, which none has.")
     lines: list[dict[str, Any]] = []
     for row in rows:
         config = row.specs[0].config
         privacy = config.privacy
         line: dict[str, Any] = {
             "method": config.method.name,
+            **{name: str(value) for name, value in _settings(table, row).items()},
             "dataset": config.dataset.name,
             "ε budget": f"{float(privacy.epsilon):g}",
             "ε proven": row.epsilon("proven"),
@@ -159,6 +167,15 @@ def table_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
+def _settings(table: DictConfig, row: TableRow) -> dict[str, Any]:
+    """The method's settings that the table names under `settings`: what its rows differ in besides data and budget.
+
+    A method without such a setting has a dash.
+    """
+    method = row.specs[0].config.method
+    return {name: method.get(name, "–") for name in table.get("settings", [])}
+
+
 def long_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
     """One line per row and metric, with unrounded numbers: mean, both spreads, interval, seeds, repeats, epsilons."""
     lines: list[dict[str, Any]] = []
@@ -170,6 +187,7 @@ def long_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
             lines.append(
                 {
                     "method": config.method.name,
+                    **_settings(table, row),
                     "dataset": config.dataset.name,
                     "epsilon_budget": float(config.privacy.epsilon),
                     "epsilon_proven": row.epsilon("proven"),
