@@ -102,7 +102,8 @@ def _workspace(size: int, like: Tensor) -> Tensor:
         return like.new_empty(size)
     kept: Tensor | None = getattr(_kept, str(like.dtype), None)
     if kept is None or len(kept) < size:
-        kept = like.new_empty(size)
+        with torch.inference_mode(False):  # a tensor made in that mode could not be written outside of it
+            kept = torch.empty(size, dtype=like.dtype)
         setattr(_kept, str(like.dtype), kept)
     return kept[:size]
 
@@ -112,25 +113,39 @@ def temperatures(diameter: float, lam: float, exponent: float, scaling: float) -
 
     geomloss names the end by its "blur": lambda = blur^exponent.
     """
-    start, end, step = exponent * math.log(diameter), math.log(lam), exponent * math.log(scaling)
-    return [diameter**exponent, *(math.exp(e) for e in np.arange(start, end, step)), lam]
+    blur = lam ** (
+        1.0 / exponent
+    )  # by way of it, or rounding could make one temperature more or less than geomloss has
+    start, end, step = exponent * math.log(diameter), exponent * math.log(blur), exponent * math.log(scaling)
+    return [diameter**exponent, *(math.exp(e) for e in np.arange(start, end, step)), blur**exponent]
 
 
 def diameter_of(x: Tensor, y: Tensor) -> float:
-    """Diagonal of the box around both clouds [n, d] and [m, d], as geomloss takes it; at least 1e-6.
-
-    Raises:
-        ValueError: if a coordinate is no finite number.
-    """
+    """Diagonal of the box around both clouds [n, d] and [m, d], as geomloss takes it; at least 1e-6."""
     low = torch.minimum(x.amin(dim=0), y.amin(dim=0))
     high = torch.maximum(x.amax(dim=0), y.amax(dim=0))
-    diameter = float((high - low).double().norm())
-    if not math.isfinite(diameter):
+    # One point, or all the same: any temperature will do but 0.
+    return max(float((high - low).double().norm()), 1e-6)
+
+
+def _check_clouds(x: Tensor, y: Tensor) -> None:
+    """Raise ValueError unless x and y are clouds of one dimension whose costs are finite numbers.
+
+    Each cloud is judged alone: if one is public and the other, of records, is known to be in range, nothing that is
+    said here depends on the records.
+    """
+    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or min(len(x), len(y)) == 0:
         raise ValueError(
-            "expected points of finite coordinates for optimal transport, got NaN or infinite ones. If they are a "
-            "generator's images, the training has diverged: lower the learning rate."
+            "expected two clouds [n, d] and [m, d] of one dimension d and at least one point each, got "
+            f"{tuple(x.shape)} and {tuple(y.shape)}."
         )
-    return max(diameter, 1e-6)  # one point, or all the same: any temperature will do but 0
+    for cloud in (x, y):
+        largest = float(cloud.abs().amax())  # NaN where a coordinate is
+        if not largest <= math.sqrt(torch.finfo(cloud.dtype).max / (4 * cloud.shape[1])):
+            raise ValueError(
+                "expected points of finite coordinates with finite costs for optimal transport, got coordinates up to "
+                f"{largest:g}. If they are a generator's images, the training has diverged: lower the learning rate."
+            )
 
 
 @dataclass(frozen=True)
@@ -190,12 +205,11 @@ class Transport:
         """W(x, y) of each problem (x [n, d], y [m, d]) with n, m >= 1.
 
         Raises:
-            ValueError: for an empty cloud, or coordinates that are not finite.
+            ValueError: for an empty cloud, two dimensions, or coordinates that are not finite or too large.
         """
+        problems = tuple((x.detach().clone(), y.detach().clone()) for x, y in problems)
         for x, y in problems:
-            if min(len(x), len(y)) == 0:
-                raise ValueError(f"expected at least one point in each cloud, got {len(x)} and {len(y)}.")
-        problems = tuple((x.detach(), y.detach()) for x, y in problems)
+            _check_clouds(x, y)
         diameters = [diameter_of(x, y) for x, y in problems]
         if self.backend == "geomloss":
             return [self._by_geomloss(x, y, diameter) for (x, y), diameter in zip(problems, diameters, strict=True)]
@@ -227,8 +241,7 @@ class Transport:
             debias=False,
             backend="tensorized",
         )
-        # Leaves of their own, also where x and y are views of one cloud.
-        x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
+        x, y = x.requires_grad_(), y.requires_grad_()
         with torch.enable_grad():
             value = loss(x, y)
 
