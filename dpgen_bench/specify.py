@@ -17,6 +17,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.arguments import check_types
 from dpgen_bench.data.datasets import DatasetSpec
 from dpgen_bench.method import Method, Scale
 from dpgen_bench.privacy.events import Budget
@@ -72,6 +73,8 @@ class RunSpec:
         """What a report's figures depend on besides the generator: the protocol as written, and EVALUATION_VERSION."""
         written = OmegaConf.to_container(self.config.protocol)
         assert isinstance(written, dict)
+        if written.get("batch_statistics") is None:  # so that figures from before the option keep their protocol
+            written.pop("batch_statistics", None)
         return {**_canonical(written), "evaluation_version": EVALUATION_VERSION}
 
     def scale(self) -> Scale:
@@ -210,6 +213,13 @@ def is_stale(config: DictConfig, recorded: str) -> bool:
 
 def _build(group: DictConfig, what: str, drop: tuple[str, ...]) -> Any:
     arguments = {key: value for key, value in group.items() if key not in drop}
+    plain = OmegaConf.to_container(group)
+    assert isinstance(plain, dict)
+    try:
+        cls = get_class(group["_target_"])
+    except Exception:  # what is wrong with the name, or the file behind it, is said below
+        cls = object
+    check_types(cls, {str(key): value for key, value in plain.items() if key in arguments}, what)
     try:
         return instantiate(arguments, _convert_="all")
     except InstantiationException as error:

@@ -303,7 +303,7 @@ def test_what_is_no_batch_size_is_refused_before_training(tmp_path, wrong):
 
 @pytest.mark.parametrize("right", [None, 2, 500])
 def test_a_batch_size_is_kept_in_the_protocols_record(tmp_path, right):
-    assert spec_for(tmp_path, batch_statistics=right).protocol_record()["batch_statistics"] == right
+    assert spec_for(tmp_path, batch_statistics=right).protocol_record().get("batch_statistics") == right
 
 
 def test_samples_are_rounded_and_floored_as_others(folder):
@@ -377,3 +377,14 @@ def test_dp_sinkhorns_authors_protocol_is_the_papers_with_two_settings():
     paper, authors = (compose_config([f"protocol={name}"]).protocol for name in ("dp_sinkhorn", "dp_sinkhorn_authors"))
     changed = {"name": "dp_sinkhorn_authors", "floor": 128, "batch_statistics": 500}
     assert OmegaConf.to_container(authors) == {**OmegaConf.to_container(paper), **changed}
+
+
+def test_null_leaves_a_protocols_record_as_it_was_before_the_option():
+    config = compose_config(["method=dp_merf", "protocol=quick"])
+    assert "batch_statistics" in config.protocol
+    with_key = specify(config).protocol_record()
+    OmegaConf.set_struct(config, False)
+    del config.protocol["batch_statistics"]
+    assert specify(config).protocol_record() == with_key
+    set_to = specify(compose_config(["method=dp_merf", "protocol=quick", "protocol.batch_statistics=50"]))
+    assert set_to.protocol_record() == {**with_key, "batch_statistics": 50}

@@ -1,1 +1,4 @@
-"""Networks that more than one method may use. Each takes latents and labels to images: net(z, y)."""
+"""Networks that more than one method may use. Each takes latents and labels to images: net(z, y).
+
+Methods train them: raise `TRAINING_VERSION` in specify.py with any change of what one computes.
+"""

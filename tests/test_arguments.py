@@ -1,0 +1,92 @@
+"""Values of a config against the types of a dataclass's fields."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from dpgen_bench.arguments import check_types
+from dpgen_bench.specify import compose_config, specify
+
+
+@dataclass
+class Settings:
+    lr: float = 0.1
+    steps: int | None = None
+    n_d: int | Literal["adaptive"] = 1
+    kind: Literal["a", "b"] = "a"
+    name: str = "x"
+    on: bool = False
+    betas: tuple[float, float] = (0.5, 0.9)
+    sizes: Sequence[int] = ()
+    widths: tuple[int, ...] = ()
+    other: Any = None
+    net: Sequence[Any] | None = None
+
+
+GOOD = [
+    {"lr": 1},
+    {"lr": math.inf},
+    {"steps": None},
+    {"steps": 3},
+    {"n_d": "adaptive"},
+    {"n_d": 5},
+    {"kind": "b"},
+    {"on": True},
+    {"betas": [0, 0.9]},
+    {"sizes": []},
+    {"sizes": [1, 2]},
+    {"widths": [1, 2, 3]},
+    {"other": object()},
+    {"net": None},
+    {"unknown": "whatever"},  # the class itself refuses it
+]
+BAD = [
+    ({"lr": "fast"}, "method.lr: expected a number, got 'fast'"),
+    ({"lr": True}, "method.lr: expected a number, got True"),
+    ({"lr": None}, "method.lr: expected a number, got None"),
+    ({"lr": [1.0]}, "method.lr"),
+    ({"steps": 2.5}, "method.steps: expected an integer or null, got 2.5"),
+    ({"n_d": "often"}, "method.n_d: expected an integer or 'adaptive', got 'often'"),
+    ({"kind": "c"}, "method.kind: expected 'a' or 'b', got 'c'"),
+    ({"name": 3}, "method.name: expected a word, got 3"),
+    ({"on": 1}, "method.on: expected true or false, got 1"),
+    ({"betas": 0.9}, "method.betas: expected a list of 2: a number, a number, got 0.9"),
+    ({"betas": [0.9]}, r"method.betas: expected a list of 2: .* got \[0.9\]"),
+    ({"betas": [0.9, "x"]}, "method.betas"),
+    ({"sizes": ["x"]}, "method.sizes: expected a list, each an integer"),
+    ({"widths": [1, None]}, "method.widths: expected a list, each an integer"),
+]
+
+
+@pytest.mark.parametrize("given", GOOD)
+def test_values_of_the_declared_type_pass(given: dict[str, Any]) -> None:
+    check_types(Settings, given, "method")
+
+
+@pytest.mark.parametrize(("given", "message"), BAD)
+def test_others_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_types(Settings, given, "method")
+
+
+def test_a_class_without_fields_is_left_to_itself() -> None:
+    check_types(dict, {"lr": "fast"}, "method")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("method.lr=fast", "method.lr: expected a number"),
+        ("method.activation=swish", "method.activation: expected 'relu' or 'leaky_relu'"),
+        ("method.betas=0.9", "method.betas: expected a list of 2"),
+        ("method.steps=1.5", "method.steps: expected an integer or null"),
+    ],
+)
+def test_a_runs_values_are_checked_before_anything_is_made(override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        specify(compose_config(["method=dp_sinkhorn", override]))
