@@ -209,7 +209,12 @@ ROWS = [
     Row(
         "reduced",
         "reduced_whole",
-        MNIST | dict(sigma=None, clip="whole", batch_size=20, steps=40_000, lr=2e-4, width=16),
+        MNIST | dict(sigma=None, clip="whole", batch_size=20, p=0.2, steps=80_000, lr=1e-4, width=16),
+    ),
+    Row(
+        "reduced",
+        "reduced_ablation",
+        MNIST | dict(sigma=None, clip="whole", batch_size=20, steps=15_000, lr=2e-4, width=16),
     ),
     Row("reduced", "reduced_nonprivate", MNIST | dict(sigma=None, steps=3_000, lr=1e-3, width=32)),
 ]
