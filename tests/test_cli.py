@@ -214,7 +214,10 @@ def test_a_table_with_missing_failed_and_measured_runs(tmp_path):
     fake_run(tmp_path, ["experiment=demo/dp_merf", "privacy.epsilon=1", "protocol=quick", "seed=0"], None)
     frame = table_frame(table, table_rows(table, tmp_path))
     by = {(line["method"], line["ε budget"]): line for line in frame.to_dict("records")}
-    assert list(by) == [("dp_merf", "1"), ("dp_merf", "10"), ("dp_merf", "inf"), ("dpgan", "10"), ("dpgan", "inf")]
+    assert list(by) == [
+        ("dp_merf", "1"),
+        *((method, epsilon) for method in ("dp_merf", "dpgan", "dp_sinkhorn") for epsilon in ("10", "inf")),
+    ]
     ten = by["dp_merf", "10"]
     assert ten["acc_logreg_pct"] == "92.0 ± 2.8"  # mean and std (n - 1) of 90 and 94
     assert (ten["ε proven"], ten["ε claimed"], ten["seeds"], ten["status"]) == ("9.5", "–", 2, "measured")

@@ -310,12 +310,16 @@ def test_fid_to_the_training_records_and_on_parts(monkeypatch, tmp_path):
         Fid(num_samples=41)(noise_records(40, 0), test, ctx)
 
 
-@pytest.fixture(scope="module")
-def inception() -> InceptionFeatures:
+def inception_or_skip(dim: int = 2048) -> InceptionFeatures:
     try:
-        return InceptionFeatures()
+        return InceptionFeatures(dim=dim)
     except NotMeasured as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def inception() -> InceptionFeatures:
+    return inception_or_skip()
 
 
 @pytest.mark.parametrize(
@@ -327,7 +331,7 @@ def test_fid_of_two_folders_is_pytorch_fids(tmp_path, dim, n):
 
     The fast case is at a layer of few features, for which 80 images make covariances of full rank.
     """
-    folders, ours = folders_and_features(tmp_path, InceptionFeatures(dim=dim), n)
+    folders, ours = folders_and_features(tmp_path, inception_or_skip(dim), n)
     theirs = calculate_fid_given_paths(folders, batch_size=40, device="cpu", dims=dim, num_workers=0)
     assert frechet_distance(*ours[0], *ours[1]) == pytest.approx(theirs, rel=1e-5)
 
