@@ -40,7 +40,7 @@ class Cost:
     divided by temperatures as low as 0.05, which makes exponents of 2e4.
 
     Raises:
-        ValueError: for negative weights, or none that is positive.
+        ValueError: for negative weights, or a sum of them that is not in (0, 1e6].
     """
 
     l2: float = 1.0
@@ -118,9 +118,8 @@ def temperatures(diameter: float, lam: float, exponent: float, scaling: float) -
 
     geomloss names the end by its "blur": lambda = blur^exponent.
     """
-    blur = lam ** (
-        1.0 / exponent
-    )  # by way of it, or rounding could make one temperature more or less than geomloss has
+    # By way of the blur, or rounding could make one temperature more or less than geomloss has.
+    blur = lam ** (1.0 / exponent)
     start, end, step = exponent * math.log(diameter), exponent * math.log(blur), exponent * math.log(scaling)
     return [diameter**exponent, *(math.exp(e) for e in np.arange(start, end, step)), blur**exponent]
 
@@ -175,13 +174,13 @@ class Solution:
 
 @dataclass(frozen=True)
 class Transport:
-    """W with its settings; `gradients` solves any number of problems.
+    """W with its settings; `solve` solves any number of problems.
 
     Args:
         cost: c.
         lam: λ, the entropic regularisation, in the units of the cost.
         exponent: geomloss's p, which here only sets the annealing: it starts at diameter^p.
-        scaling: geomloss's ratio of two successive "blur" scales, in (0, 1).
+        scaling: geomloss's ratio of two successive "blur" scales, below 1.
         backend: "geomloss" is geomloss.SamplesLoss(backend="tensorized", debias=False), the reference; "fast" runs
             all problems of a call in one batched loop and takes gradients by the envelope theorem, as geomloss does:
             the potentials of the last but one step are constants, and only the cost is differentiated.

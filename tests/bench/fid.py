@@ -8,12 +8,10 @@ feature (whose size is around 1), and relative of the distance.
 
 from __future__ import annotations
 
-import platform
 import statistics
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from pytorch_fid.inception import InceptionV3
 
 from dpgen_bench.evaluate.features import InceptionFeatures
 from dpgen_bench.evaluate.fidelity import frechet_distance
+from tests.bench._machine import machine
 
 ROUNDS, IMAGES = 7, 32
 
@@ -85,18 +84,9 @@ def distance() -> dict[str, Any]:
 def measure() -> dict[str, Any]:
     """All figures of this benchmark."""
     torch.set_num_threads(1)
-    info = Path("/proc/cpuinfo")
-    models = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     result = {
         "what": " ".join((__doc__ or "").split()),
-        "machine": {
-            "processor": models[0] if models else platform.processor(),
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-            "threads": 1,
-            "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        },
+        "machine": machine(),
         "features_cpu": features("cpu", IMAGES),
     }
     if torch.cuda.is_available():

@@ -9,7 +9,6 @@ Memory is the peak resident size of a fresh process for each way, less what the 
 from __future__ import annotations
 
 import json
-import platform
 import resource
 import statistics
 import subprocess
@@ -20,7 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import opacus
 import torch
 import torch.nn.functional as F
 from opacus import GradSampleModule
@@ -29,6 +27,7 @@ from torch import Tensor
 
 from dpgen_bench.privacy.gradients import clipped_gradient_sum
 from methods.dpgan import DiscriminatorNet
+from tests.bench._machine import machine
 
 ROUNDS = 15
 BATCHES = {"128 rows": 128, "256 rows (128 real, 128 fake: a DPGAN step)": 256}
@@ -124,26 +123,13 @@ def _measure_own_memory(way: str, rows: int, microbatch: int) -> None:
     print(json.dumps({"step_mib": round(after - before), "process_mib": round(after)}))
 
 
-def _machine() -> dict[str, Any]:
-    info = Path("/proc/cpuinfo")
-    models = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return {
-        "processor": models[0] if models else platform.processor(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "opacus": opacus.__version__,
-    }
-
-
 def measure() -> dict[str, Any]:
     """All figures of this benchmark."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     return {
         "what": " ".join((__doc__ or "").split()),
-        "machine": _machine(),
+        "machine": machine("opacus"),
         "rounds": ROUNDS,
         "time": {name: _times(rows) for name, rows in BATCHES.items()},
         "memory": {

@@ -10,13 +10,10 @@ gradient in float64, relative to that gradient's norm.
 
 from __future__ import annotations
 
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +23,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from dpgen_bench.transport import Cost, Transport, semi_debiased
+from tests.bench._machine import machine
 
 P, LAM, ALPHA_C, COST = 0.4, 0.05, 15.0, Cost(1.0, 1.0)
 ROUNDS = {50: 21, 200: 5}  # of n = m points
@@ -122,19 +120,9 @@ def _spread(values: list[float]) -> dict[str, float]:
 def measure() -> dict[str, Any]:
     """All figures of this benchmark."""
     torch.set_num_threads(1)
-    info = Path("/proc/cpuinfo")
-    models = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     result = {
         "what": " ".join((__doc__ or "").split()),
-        "machine": {
-            "processor": models[0] if models else platform.processor(),
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-            "threads": 1,
-            "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "geomloss": version("geomloss"),
-        },
+        "machine": machine("geomloss"),
         "cpu": {f"n = m = {n}": compared(n, rounds, "cpu") for n, rounds in ROUNDS.items()},
     }
     if torch.cuda.is_available():

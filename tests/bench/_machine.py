@@ -1,0 +1,25 @@
+"""What a benchmark's figures were measured on."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def machine(*libraries: str) -> dict[str, Any]:
+    """The processor, what PyTorch makes of it, and versions: Python's, PyTorch's, and of the `libraries` named."""
+    info = Path("/proc/cpuinfo")
+    models = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return {
+        "processor": models[0] if models else platform.processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{library: version(library) for library in libraries},
+    }
