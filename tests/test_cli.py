@@ -194,6 +194,12 @@ def test_runs_marks_figures_of_a_changed_protocol(tmp_path):
     assert "quick: acc_logreg_pct 92.5 (mean of 2)" in "".join(describe_run(other))
 
 
+@pytest.mark.parametrize("preset", ["demo/dp_merf", "demo/dpgan", "demo/dp_sinkhorn", "dp_sinkhorn/reduced_whole"])
+def test_a_presets_runtime_wins_over_the_defaults_and_loses_to_the_command_line(preset):
+    assert compose_config([f"experiment={preset}"]).runtime.threads == 1
+    assert compose_config([f"experiment={preset}", "runtime.threads=3"]).runtime.threads == 3
+
+
 def test_a_row_may_name_another_protocol_and_says_so(tmp_path):
     table = OmegaConf.create(
         {
