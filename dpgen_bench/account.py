@@ -35,7 +35,10 @@ is 2C, and the papers' sigma is already relative to 2C (DP-Sinkhorn's Algorithm 
 
 Where one draw feeds B releases, they move together: what is proven is the multiplier sigma / sqrt(B), T times.
 
-Without --q, --sigma and --steps: Hydra overrides, whose planned mechanisms are accounted before any data is used:
+--shards K instead of --q: a draw is one of K disjoint parts of the records (GS-WGAN), which may keep private state.
+  dpgen account --shards 1000 --sigma 1.07 --steps 20000 --releases-per-draw 32 --published
+
+Without these: Hydra overrides, whose planned mechanisms are accounted before any data is used:
   dpgen account method=dpgan dataset=mnist privacy.epsilon=10
 """
 
@@ -50,6 +53,7 @@ def epsilon_table(
     timeout_s: float = 60.0,
     claims: Mapping[str, float] | None = None,
     cache: Path | None = None,
+    conditional: Mapping[str, float | Sequence[Event]] | None = None,
 ) -> Table:
     """epsilon of `events` at `delta` by every accountant under every relation, safe to write as JSON.
 
@@ -58,6 +62,8 @@ def epsilon_table(
         timeout_s: limit in seconds of one cell that needs a process of its own.
         claims: label -> a paper's own figure, carried along under "claimed".
         cache: JSON file that remembers cells by composition, delta, relation and library version.
+        conditional: label, with the assumption in it -> a figure, or the events of which it is the add/remove epsilon
+            by PLD; carried along under "conditional".
 
     Returns:
         {relation: {accountant: cell}} where a cell is a float, "inf", "over 60 s" or "not available: why".
@@ -70,8 +76,14 @@ def epsilon_table(
     if not 0.0 < delta < 1.0:
         raise ValueError(f"expected delta in (0, 1), got {delta!r}.")
     known = _read(cache)
-    places = [(relation, name) for relation in RELATIONS for name in ACCOUNTANTS]
-    jobs = {place: _Cell(Composition.of(events, place[0]), delta, *place) for place in places}
+    jobs: dict[tuple[str, str], _Cell] = {
+        (relation, name): _Cell(Composition.of(events, relation), delta, relation, name)
+        for relation in RELATIONS
+        for name in ACCOUNTANTS
+    }
+    for label, assumed in (conditional or {}).items():
+        if not isinstance(assumed, float):
+            jobs["conditional", label] = _Cell(Composition.of(assumed, "add_remove"), delta, "add_remove", "pld")
     # A worker only waits for its process, so threads are enough; one per core keeps the limits honest.
     with ThreadPoolExecutor(max_workers=max(1, os.cpu_count() or 1)) as workers:
         answers = workers.map(lambda cell: cell.answer(timeout_s, known), jobs.values())
@@ -80,8 +92,25 @@ def epsilon_table(
         _remember(cache, {jobs[place].key: answer for place, answer in cells.items() if jobs[place].slow})
     table: Table = {relation: {name: _word(cells[relation, name]) for name in ACCOUNTANTS} for relation in RELATIONS}
     if claims:
-        table["claimed"] = {label: "inf" if math.isinf(value) else value for label, value in claims.items()}
+        table["claimed"] = {label: _word({"epsilon": value}) for label, value in claims.items()}
+    if conditional:
+        figures = {label: cells.get(("conditional", label), {"epsilon": value}) for label, value in conditional.items()}
+        table["conditional"] = {label: _word(answer) for label, answer in figures.items()}
     return table
+
+
+def claimed_epsilon(method: Any, events: Sequence[Event], delta: float) -> float | str | None:
+    """The method's `epsilon_claimed`, safe to write as JSON; None if it has none."""
+    claim = getattr(method, "epsilon_claimed", None)
+    value = claim(events, delta) if claim else None
+    return None if value is None else _word({"epsilon": value})
+
+
+def conditional_epsilon(method: Any, events: Sequence[Event], delta: float) -> dict[str, Any] | None:
+    """The method's `epsilon_conditional` as {"epsilon", "assumption"}, safe to write as JSON; None if it has none."""
+    figure = getattr(method, "epsilon_conditional", None)
+    found = figure(events, delta) if figure else None
+    return None if found is None else {"epsilon": _word({"epsilon": found[0]}), "assumption": str(found[1])}
 
 
 class _Cell:
@@ -92,17 +121,19 @@ class _Cell:
 
     @property
     def slow(self) -> bool:
-        """Whether it may take more than about a second. RDP and unsampled Gaussians never do."""
+        """Whether it may take more than about a second. RDP, unsampled Gaussians and one sharded mechanism do not."""
         if self.composition is None or ACCOUNTANTS[self.name].uncovered(self.composition, self.relation):
             return False
-        return self.name != "rdp" and bool(self.composition.poisson)
+        return self.name != "rdp" and (bool(self.composition.poisson) or len(self.composition.shards) > 1)
 
     @property
     def request(self) -> dict[str, Any]:
         assert self.composition is not None
+        shards = self.composition.shards
         return {
             "gaussian": self.composition.gaussian,
             "poisson": self.composition.poisson,
+            **({"shards": shards} if shards else {}),  # keys of cells without shards are older than these
             "delta": self.delta,
             "relation": self.relation,
             "accountant": self.name,
@@ -147,7 +178,11 @@ class _Cell:
 def answer_request() -> None:
     """The child's side: one JSON request on stdin, one JSON answer on stdout, and nothing else there."""
     request = json.load(sys.stdin)
-    composition = Composition(request["gaussian"], tuple((q, m, int(t)) for q, m, t in request["poisson"]))
+    composition = Composition(
+        request["gaussian"],
+        tuple((q, m, int(t)) for q, m, t in request["poisson"]),
+        tuple((int(k), m, int(t)) for k, m, t in request.get("shards", [])),
+    )
     with contextlib.redirect_stdout(sys.stderr):
         answer = _compute(composition, request["delta"], request["relation"], request["accountant"])
     json.dump(answer, sys.stdout)
@@ -203,11 +238,11 @@ def main(argv: list[str]) -> int:
     try:
         _check(arguments, overrides)
         events, delta, budget = _planned(arguments, overrides)
-        claims = _claims(arguments, overrides, events, delta) if arguments.published else {}
+        claims, conditional = _claims(arguments, overrides, events, delta) if arguments.published else ({}, {})
     except (Usage, ValueError, LookupError, FileNotFoundError) as error:
         print(f"dpgen account: {error}", file=sys.stderr)
         return 2
-    table = epsilon_table(events, delta, arguments.timeout, claims, arguments.cache)
+    table = epsilon_table(events, delta, arguments.timeout, claims, arguments.cache, conditional)
     if arguments.json:
         print(json.dumps({"delta": delta, "mechanisms": [_as_json(event) for event in events], "epsilon": table}))
     else:
@@ -218,13 +253,17 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dpgen account",
-        usage="dpgen account --q Q --sigma S --steps T [options] | dpgen account OVERRIDES [options]",
+        usage="dpgen account (--q Q | --shards K) --sigma S --steps T [options] | dpgen account OVERRIDES [options]",
         description="epsilon by RDP, PRV and PLD under both neighbouring relations.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--q", type=_rate, help="Poisson sampling rate in (0, 1], e.g. 1/469; 1: every record")
+    parser.add_argument("--shards", type=int, metavar="K", help="each draw is one of K disjoint parts of the records")
+    parser.add_argument(
+        "--schedule", choices=("random", "public_balanced"), help="of the shards drawn (default random)"
+    )
     parser.add_argument("--sigma", type=float, help="noise multiplier of one released row (see below)")
     parser.add_argument("--steps", type=int, help="T: number of draws")
     parser.add_argument("--delta", type=float, help="default 1e-5, or privacy.delta of the overrides")
@@ -259,18 +298,26 @@ def _check(arguments: argparse.Namespace, overrides: list[str]) -> None:
         raise Usage(
             f"expected options or Hydra overrides (key=value), got {' '.join(stray)}; see dpgen account --help."
         )
-    given = [name for name in ("q", "sigma", "steps") if getattr(arguments, name) is not None]
+    given = [name for name in ("q", "shards", "sigma", "steps") if getattr(arguments, name) is not None]
+    wanted = "--q or --shards, --sigma and --steps"
     if given and overrides:
-        raise Usage(f"expected either --q, --sigma and --steps, or overrides, got both (--{given[0]}, {overrides[0]}).")
-    if given and len(given) < 3:
-        missing = [f"--{name}" for name in ("q", "sigma", "steps") if name not in given]
-        raise Usage(f"expected --q, --sigma and --steps together; missing {', '.join(missing)}.")
+        raise Usage(f"expected either {wanted}, or overrides, got both (--{given[0]}, {overrides[0]}).")
+    if "q" in given and "shards" in given:
+        raise Usage("expected one of --q and --shards, got both.")
+    missing = [
+        name for name in ("q", "sigma", "steps") if name not in given and not (name == "q" and "shards" in given)
+    ]
+    if given and missing:
+        raise Usage(f"expected {wanted} together; missing {', '.join(f'--{name}' for name in missing)}.")
     if not given and not overrides:
-        raise Usage("expected --q, --sigma and --steps, or Hydra overrides such as method=dpgan; see --help.")
+        raise Usage(f"expected {wanted}, or Hydra overrides such as method=dpgan; see --help.")
+    if arguments.schedule and "shards" not in given:
+        raise Usage("--schedule belongs to --shards.")
     if overrides and (arguments.bound or arguments.releases_per_draw != 1):
-        raise Usage("--bound and --releases-per-draw belong to --q, --sigma and --steps.")
+        raise Usage(f"--bound and --releases-per-draw belong to {wanted}.")
     rules = {
         "q": ("in (0, 1]", lambda q: 0.0 < q <= 1.0),
+        "shards": (">= 1", lambda shards: shards >= 1),
         "sigma": ("> 0 and finite", lambda sigma: 0.0 < sigma < math.inf),
         "steps": (">= 1", lambda steps: steps >= 1),
         "delta": ("in (0, 1)", lambda delta: 0.0 < delta < 1.0),
@@ -291,47 +338,64 @@ def _planned(arguments: argparse.Namespace, overrides: list[str]) -> tuple[list[
         events, budget = plan(overrides)
         return events, arguments.delta or budget.delta, budget
     from dpgen_bench.privacy.events import Event, Sensitivity
-    from dpgen_bench.privacy.sampling import Full, Poisson
+    from dpgen_bench.privacy.sampling import Full, OneShard, Poisson, Sampling
 
     releases = arguments.releases_per_draw
     joint = math.sqrt(releases)
     per_record = (arguments.bound or ("record" if releases == 1 else "row")) == "record"
     sensitivity = Sensitivity(joint, 2.0 * joint if per_record else joint)
-    sampling = Full() if arguments.q == 1.0 else Poisson(arguments.q)
+    sampling: Sampling
+    if arguments.shards is not None:
+        sampling = OneShard(arguments.shards, arguments.schedule or "random")
+    else:
+        sampling = Full() if arguments.q == 1.0 else Poisson(arguments.q)
     return [Event(sampling, sensitivity, arguments.sigma, arguments.steps)], arguments.delta or 1e-5, None
 
 
 def _claims(
     arguments: argparse.Namespace, overrides: list[str], events: Sequence[Event], delta: float
-) -> dict[str, float]:
-    """The paper's own count: of --q, --sigma and --steps as the papers count them, or as the method of a run does.
+) -> tuple[dict[str, float], dict[str, float | Sequence[Event]]]:
+    """The paper's own count, and what would hold under an assumption: of a run's method, or as the papers count draws.
 
     Raises:
-        Usage: if that method's paper prints no count.
+        Usage: if there is neither.
     """
     if overrides:
         from dpgen_bench.specify import compose_config, specify
 
         config = compose_config(overrides)
-        claim = getattr(specify(config).method(), "epsilon_claimed", None)
-        claimed = claim(events, delta) if claim else None
-        if claimed is None:
-            raise Usage(f"--published: {config.method.name} has no count of its paper's own for these settings.")
-        return {f"claimed (by {config.method.name}'s paper)": float(claimed)}
-    from dpgen_bench.privacy.claims import classical_rdp, opacus_rdp
+        name, method = config.method.name, specify(config).method()
+        claimed = claimed_epsilon(method, events, delta)
+        figure = conditional_epsilon(method, events, delta)
+        if claimed is None and figure is None:
+            raise Usage(f"--published: {name} has no count of its paper's own for these settings.")
+        return (
+            {} if claimed is None else {f"claimed (by {name}'s paper)": float(claimed)},
+            {} if figure is None else {f"conditional ({figure['assumption']})": float(figure["epsilon"])},
+        )
+    from dpgen_bench.privacy.claims import classical_rdp, memoryless_event, opacus_rdp, wor_rdp
 
     compositions = arguments.steps * arguments.releases_per_draw
-    count = (arguments.q, arguments.sigma, compositions, arguments.delta or 1e-5)
-    claims = {f"claimed ({compositions:,} compositions, classical RDP)": classical_rdp(*count)}
+    rest = (arguments.sigma, compositions, delta)
+    label = f"claimed ({compositions:,} compositions, {{}} RDP)"
+    if arguments.shards is not None:
+        if arguments.schedule == "public_balanced":
+            raise Usage("--published: the papers draw shards at random; they have no count for a public schedule.")
+        return (
+            {label.format("without-replacement"): wor_rdp(1.0 / arguments.shards, *rest)},
+            {"conditional (if steps were memoryless)": [memoryless_event(event) for event in events]},
+        )
+    claims = {label.format("classical"): classical_rdp(arguments.q, *rest)}
     if arguments.releases_per_draw == 1:
-        claims[f"claimed ({compositions:,} compositions, Opacus RDP)"] = opacus_rdp(*count)
-    return claims
+        claims[label.format("Opacus")] = opacus_rdp(arguments.q, *rest)
+    return claims, {}
 
 
 def _as_json(event: Event) -> dict[str, Any]:
+    sampling = event.sampling.to_dict()
     return {
-        "sampling": type(event.sampling).__name__.lower(),
-        "rate": event.sampling.rate,
+        "sampling": sampling.pop("kind").lower(),
+        **sampling,
         "multiplier": {"add_remove": event.multiplier("add_remove"), "replace_one": event.multiplier("replace_one")},
         "times": event.times,
     }
@@ -345,10 +409,9 @@ def _print(
 
     console = Console(highlight=False)
     for event in events:
-        sampling = "all records" if event.sampling.rate >= 1.0 else f"Poisson rate {event.sampling.rate:.6g}"
         plural = "" if event.times == 1 else "s"
         console.print(
-            f"{event.times:,} release{plural}, {sampling}, joint multiplier {event.multiplier('add_remove'):.5g}"
+            f"{event.times:,} release{plural}, {event.sampling}, joint multiplier {event.multiplier('add_remove'):.5g}"
         )
     if budget is not None:
         console.print(f"budget: epsilon {budget.epsilon:g} ({budget.relation}, {budget.accountant})")
@@ -357,7 +420,7 @@ def _print(
         view.add_column(column, overflow="fold")
     for name in ACCOUNTANTS:
         view.add_row(f"proven, {name.upper()}", _cell(table["add_remove"][name]), _cell(table["replace_one"][name]))
-    for label, value in table.get("claimed", {}).items():
+    for label, value in [*table.get("conditional", {}).items(), *table.get("claimed", {}).items()]:
         view.add_row(label, _cell(value), "")
     console.print(view)
     if table.get("claimed") and arguments.releases_per_draw > 1:

@@ -271,4 +271,8 @@ class Context:
             phases, dict(self.seconds), self._log.flush(), self._seconds_outside, self._peak_memory()
         )
         self._save_ledger()
+        for mechanism in mechanisms.values():
+            mechanism.before_checkpoint()
         save_checkpoint(self._folder / "checkpoints", self._saved, f"step-{step}" if keep else None)
+        for mechanism in mechanisms.values():
+            mechanism.after_checkpoint()

@@ -12,19 +12,21 @@ from typing import Any, NoReturn
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.account import epsilon_table
+from dpgen_bench.account import claimed_epsilon, conditional_epsilon, epsilon_table
 from dpgen_bench.cost import PeakMemory
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.environment import choose_device, describe_environment
 from dpgen_bench.evaluate.protocol import build_metrics, measure
 from dpgen_bench.files import write_atomic
 from dpgen_bench.method import Context, Method, Preempted
-from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.accountants import NotCovered, epsilon
 from dpgen_bench.privacy.events import Budget, Event
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Journal, Observer
 from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.state import StatePlace
 from dpgen_bench.progress import Shown, Silent
+from dpgen_bench.results.diagnostics import draw_norms
 from dpgen_bench.results.figures import unmeasured
 from dpgen_bench.results.store import RunFolder, Store
 from dpgen_bench.signals import StopSignals
@@ -170,6 +172,9 @@ class _Planned(Observer):
     def release(self, *_: Any) -> NoReturn:
         raise _PlanMade
 
+    def before_records(self) -> NoReturn:
+        raise _PlanMade
+
 
 def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop: Callable[[], int | None]) -> None:
     device = _device(spec)
@@ -206,33 +211,49 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
         raise ValueError(f"the method changed the ledger's budget to {ledger.budget}; it was {spec.budget()}.")
     ctx.close()
     ledger.save()
+    if ledger.diagnostics == "unsafe":
+        bounds = {name: mechanism.bound.C for name, mechanism in data.mechanisms.items()}
+        draw_norms(folder.path / "private" / "diagnostics.jsonl", bounds, folder.path / "private" / "norms.png")
     folder.write_json("training.json", ctx.cost(generator))
     generator.save(folder.path)
 
 
 def _account(spec: RunSpec, folder: RunFolder) -> None:
-    """Write the privacy figures into the ledger: proven by the budget's accountant, claimed, and the whole table."""
+    """Write the privacy figures into the ledger: proven by the budget's accountant, claimed, conditional, the table.
+
+    Where the budget's accountant does not cover what was released (only an infinite budget lets that happen), "proven"
+    is "inf" and "reason" says why.
+    """
     ledger = Ledger.load(folder.path / "ledger.json")
     if ledger.epsilon is not None:
         return
     budget, events = ledger.budget, ledger.events
     method: Method = spec.method()
-    claim = getattr(method, "epsilon_claimed", None)
+    reason = {}
     try:
-        claimed = claim(events, budget.delta) if claim else None
-        claimed = None if claimed is None else _word(float(claimed))
-    except Exception as error:  # the claim is an ornament: a run must not be lost for it
-        claimed = f"failed: {type(error).__name__}: {error}"
+        proven = epsilon(events, budget.delta, budget.relation, budget.accountant)
+    except NotCovered as failure:
+        proven, reason = math.inf, {"reason": str(failure)}
     cache = _root(spec.config) / "cache" / "epsilon.json"
     ledger.epsilon = {
-        "proven": _word(epsilon(events, budget.delta, budget.relation, budget.accountant)),
-        "claimed": claimed,
+        "proven": _word(proven),
+        **reason,
+        "claimed": _tried(lambda: claimed_epsilon(method, events, budget.delta)),
+        "conditional": _tried(lambda: conditional_epsilon(method, events, budget.delta)),
         "delta": budget.delta,
         "relation": budget.relation,
         "accountant": budget.accountant,
         "table": epsilon_table(events, budget.delta, float(spec.config.runtime.account_s), cache=cache),
     }
     ledger.save()
+
+
+def _tried(figure: Callable[[], Any]) -> Any:
+    """The figure, or how it failed: it is an ornament, for which a run must not be lost."""
+    try:
+        return figure()
+    except Exception as error:
+        return f"failed: {type(error).__name__}: {error}"
 
 
 def _ledger(spec: RunSpec, folder: RunFolder) -> Ledger:
@@ -273,6 +294,11 @@ def _open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.d
         device=device,
         journal=Journal(private / "journal"),
         diagnostics=private / "diagnostics.jsonl" if ledger.diagnostics == "unsafe" else None,
+        state_place=StatePlace(
+            folder=private / "state",
+            cache=_root(spec.config) / "cache" / "private_state",
+            identity={key: spec.training[key] for key in ("dataset", "seed", "source", "training_version")},
+        ),
     )
 
 

@@ -37,11 +37,12 @@ from dpgen_bench.privacy.events import Budget, Relation
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import AllowanceExhausted, Mechanism
 from dpgen_bench.privacy.noise import Key
-from dpgen_bench.privacy.sampling import Poisson
+from dpgen_bench.privacy.sampling import OneShard, Poisson
 from dpgen_bench.specify import RunSpec, build_dataset, build_method, compose_config
 
 TOLERANCE = 1e-5  # of the sensitivity, for float32 sums
 FALSE_ALARM = 1e-6  # of each statistical test
+MOST_SHARDS = 4  # of which one record each is changed
 
 Parts = dict[str, Tensor]
 
@@ -84,6 +85,9 @@ class Tape:
             noisy = {part: value.clone() for part, value in first.noisy.items()}
         self.releases.append(Release(mechanism.name, index, drawn.copy(), exact, noisy))
         return noisy
+
+    def before_records(self) -> None:
+        """A fit in the suite is a real one: private state is made."""
 
 
 @dataclass
@@ -210,12 +214,16 @@ def check_method(
 
 
 def telling_records(tape: Tape) -> list[int]:
-    """Two records to change: one of the first draw that a later one missed, and one drawn only later (where there are).
+    """Records to change: one of the first draw that a later one missed, and one drawn only later (where there are).
 
     A method that keeps its first draw is caught by the former, one that looks at records before they are drawn by the
-    latter.
+    latter. Where draws are of few shards, one record of each shard.
     """
     draws = [release.drawn for release in tape.releases if len(release.drawn)] or [np.arange(1)]
+    distinct = {tuple(draw): draw for draw in draws}
+    disjoint = len(np.unique(np.concatenate(list(distinct.values())))) == sum(map(len, distinct.values()))
+    if 1 < len(distinct) <= MOST_SHARDS and disjoint:
+        return sorted({int(draw[len(draw) // 2]) for draw in distinct.values()})
     early, late = np.setdiff1d(draws[0], draws[-1]), np.setdiff1d(draws[-1], draws[0])
     return sorted({int((early if len(early) else draws[0])[0]), int((late if len(late) else draws[-1])[-1])})
 
@@ -270,6 +278,9 @@ def check_draws(fit: Fit, records: int) -> None:
     for name, entry in fit.ledger.entries.items():
         sampling = entry.event.sampling
         draws = [r.drawn for r in fit.tape.releases if r.mechanism == name]
+        if isinstance(sampling, OneShard):
+            _check_shards(name, sampling, draws, records)
+            continue
         if not isinstance(sampling, Poisson):
             _expect(all(len(d) == records for d in draws), f"{name!r}: full sampling, but a draw missed records.")
             continue
@@ -289,6 +300,37 @@ def check_draws(fit: Fit, records: int) -> None:
             f"{name!r}: {both} records were drawn twice in a row; fresh draws at rate {sampling.rate:.4g} would give "
             f"about {records * (len(draws) - 1) * sampling.rate**2:.0f} (p = {p:.1e}). A draw must not be used again.",
         )
+
+
+def _check_shards(name: str, sampling: OneShard, draws: list[np.ndarray], records: int) -> None:
+    """Draws are whole shards of one partition into parts of equal size, and follow the ledger's schedule."""
+    shards = {tuple(draw) for draw in draws}
+    members = [record for shard in shards for record in shard]
+    _expect(
+        len(members) == len(set(members)),
+        f"{name!r}: a record was drawn with two different shards; shards must not overlap.",
+    )
+    sizes = {records // sampling.shards, -(-records // sampling.shards)}
+    _expect(
+        {len(shard) for shard in shards} <= sizes,
+        f"{name!r}: draws of {sorted({len(shard) for shard in shards})} records do not fit {records} records in "
+        f"{sampling.shards} shards, as the ledger has it.",
+    )
+    visits = [sum(tuple(draw) == shard for draw in draws) for shard in shards]
+    if sampling.schedule == "public_balanced":
+        most = -(-len(draws) // sampling.shards)
+        _expect(
+            max(visits, default=0) <= most,
+            f"{name!r}: one shard was drawn {max(visits, default=0)} times in {len(draws)} releases; a balanced "
+            f"schedule of {sampling.shards} shards draws none more than {most} times.",
+        )
+        return
+    p = sampling.shards * stats.binom.sf(max(visits, default=0) - 1, len(draws), sampling.rate)
+    _expect(
+        p >= FALSE_ALARM,
+        f"{name!r}: one shard was drawn {max(visits, default=0)} times in {len(draws)} releases, which does not fit "
+        f"{sampling.shards} shards drawn uniformly, as the ledger has it (p = {p:.1e}).",
+    )
 
 
 def check_replay(bench: Bench, first: Fit, neighbour: Neighbour) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import subprocess
@@ -14,11 +15,13 @@ from dpgen_bench import account
 from dpgen_bench.account import epsilon_table, main
 from dpgen_bench.privacy.accountants import epsilon
 from dpgen_bench.privacy.events import RELATIONS, Budget, Event, Sensitivity
-from dpgen_bench.privacy.sampling import Full, Poisson
+from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
 
 RECORD = Sensitivity(1.0, 2.0)
 SHORT = ["--q", "1/100", "--sigma", "2", "--steps", "50"]
 SAMPLED = Event(Poisson(0.01), RECORD, 2.0, 50)
+GS_WGAN = ["--shards", "1000", "--sigma", "1.07", "--steps", "20000", "--releases-per-draw", "32"]
+BALANCED = [*GS_WGAN, "--schedule", "public_balanced"]
 UNSAMPLED = Event(Full(), RECORD, 1.0, 1)
 
 
@@ -79,6 +82,82 @@ def test_published_dpgan_adds_opacus(capsys) -> None:
     dpgan = ["--q", "1/469", "--sigma", "1", "--steps", "450000", "--published", "--timeout", "0.05"]
     claims = as_json(capsys, *dpgan)["epsilon"]["claimed"]
     assert claims["claimed (450,000 compositions, Opacus RDP)"] == pytest.approx(9.963, abs=1e-3)
+
+
+def test_shards_of_gs_wgan_proven_conditional_and_claimed(capsys) -> None:
+    found = as_json(capsys, *GS_WGAN, "--published")
+    table = found["epsilon"]
+    assert table["replace_one"]["pld"] == pytest.approx(610.3, abs=0.05)
+    assert table["add_remove"] == table["replace_one"]  # rows: any function of the batch
+    assert "random number of hits" in table["add_remove"]["prv"]
+    assert table["claimed"] == {
+        "claimed (640,000 compositions, without-replacement RDP)": pytest.approx(9.9926, abs=1e-4)
+    }
+    assert table["conditional"] == {"conditional (if steps were memoryless)": pytest.approx(329.4, abs=0.05)}
+    (mechanism,) = found["mechanisms"]
+    assert (mechanism["sampling"], mechanism["shards"], mechanism["schedule"]) == ("oneshard", 1000, "random")
+    assert mechanism["multiplier"]["replace_one"] == pytest.approx(0.18915, abs=1e-5)
+
+
+def test_the_conditional_figure_has_its_time_limit_and_its_label(capsys) -> None:
+    assert main([*GS_WGAN, "--published", "--timeout", "0.05"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "20,000 releases, one of 1000 shards, random, joint multiplier 0.18915" in printed
+    assert printed.count("over 0.05 s") == 1
+    assert printed.index("conditional (if") < printed.index("claimed (640,000")
+    assert "it bounds nothing" in printed
+
+
+def test_a_public_schedule_costs_its_rounds(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(subprocess, "run", no_process)
+    table = as_json(capsys, *BALANCED)["epsilon"]
+    assert table["replace_one"]["pld"] == pytest.approx(379.4, abs=0.05)
+    sums = as_json(capsys, *BALANCED, "--bound", "record")["epsilon"]
+    assert sums["add_remove"] == table["add_remove"]
+    assert sums["replace_one"]["pld"] > 3 * table["replace_one"]["pld"]
+    assert main(BALANCED) == 0
+    assert "one of 1000 shards, public_balanced" in capsys.readouterr().out
+
+
+def test_several_sharded_mechanisms_are_composed_in_a_process(tmp_path, monkeypatch) -> None:
+    events = [Event(OneShard(10), RECORD, 2.0, 50), Event(OneShard(7), RECORD, 3.0, 20), UNSAMPLED]
+    cache = tmp_path / "epsilon.json"
+    table = epsilon_table(events, 1e-5, cache=cache)
+    for relation in RELATIONS:
+        assert table[relation]["pld"] == epsilon(events, 1e-5, relation, "pld")
+    monkeypatch.setattr(subprocess, "run", no_process)
+    assert epsilon_table(events, 1e-5, cache=cache) == table
+    with pytest.raises(AssertionError, match="a process was started"):
+        epsilon_table([*events, Event(OneShard(7), RECORD, 3.0, 1)], 1e-5, cache=cache)
+
+
+def test_cells_without_shards_keep_the_keys_of_older_caches() -> None:
+    cell = account._Cell(account.Composition.of([SAMPLED, UNSAMPLED], "add_remove"), 1e-5, "add_remove", "prv")
+    old = {
+        "gaussian": 1.0,
+        "poisson": [[0.01, 2.0, 50]],
+        "delta": 1e-5,
+        "relation": "add_remove",
+        "accountant": "prv",
+        "library": account.version("prv-accountant"),
+    }
+    assert cell.key == hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("claimed", [9.9, None])
+def test_a_methods_conditional_figure_is_printed_with_its_assumption(monkeypatch, capsys, claimed) -> None:
+    method = SimpleNamespace(
+        epsilon_claimed=lambda events, delta: claimed, epsilon_conditional=lambda events, delta: (33.0, "if so")
+    )
+    config = SimpleNamespace(method=SimpleNamespace(name="toy"))
+    spec = SimpleNamespace(method=lambda: method)
+    fake = SimpleNamespace(compose_config=lambda overrides: config, specify=lambda config: spec)
+    monkeypatch.setitem(sys.modules, "dpgen_bench.specify", fake)
+    plan = SimpleNamespace(plan=lambda overrides: ([UNSAMPLED], Budget(10.0)))
+    monkeypatch.setitem(sys.modules, "dpgen_bench.run", plan)
+    table = as_json(capsys, "method=toy", "--published")["epsilon"]
+    assert table["conditional"] == {"conditional (if so)": 33.0}
+    assert table.get("claimed") == (None if claimed is None else {"claimed (by toy's paper)": 9.9})
 
 
 def test_published_stands_beside_the_plan_of_a_run(capsys) -> None:
@@ -151,6 +230,8 @@ def test_tables_are_json_even_when_infinite() -> None:
         **{relation: dict.fromkeys(("rdp", "prv", "pld"), "inf") for relation in RELATIONS},
         "claimed": {"claimed": "inf"},
     }
+    figures = epsilon_table([UNSAMPLED], 1e-5, conditional={"given": math.inf, "nothing": []})["conditional"]
+    assert figures == {"given": "inf", "nothing": 0.0}
     assert epsilon_table([], 1e-5)["add_remove"] == dict.fromkeys(("rdp", "prv", "pld"), 0.0)
 
 
@@ -184,7 +265,15 @@ def test_a_plan_that_fails_is_an_error_not_a_traceback(monkeypatch, capsys) -> N
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "expected --q, --sigma and --steps, or Hydra overrides"),
+        ([], "expected --q or --shards, --sigma and --steps, or Hydra overrides"),
+        (["--shards", "9", *SHORT], "expected one of --q and --shards, got both"),
+        (["--shards", "0", "--sigma", "1", "--steps", "1"], "--shards >= 1, got 0"),
+        (["--shards", "9", "--steps", "1"], "missing --sigma"),
+        (["--sigma", "2", "--steps", "1"], "missing --q"),
+        ([*SHORT, "--schedule", "random"], "--schedule belongs to --shards"),
+        (["--shards", "9", "--sigma", "1", "--steps", "1", "--schedule", "fixed"], "invalid choice"),
+        ([*BALANCED, "--published"], "no count for a public schedule"),
+        (["--shards", "9", "method=dpgan"], "got both"),
         (["--q", "0", "--sigma", "1", "--steps", "1"], "--q in (0, 1], got 0"),
         (["--q", "3/2", "--sigma", "1", "--steps", "1"], "--q in (0, 1], got 1.5"),
         (["--q", "1/0", "--sigma", "1", "--steps", "1"], "expected a number or a fraction"),

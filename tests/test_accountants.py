@@ -18,7 +18,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from dpgen_bench.privacy.accountants import ACCOUNTANTS, Accountant, Composition, NotCovered, Pld, Prv, Rdp, epsilon
-from dpgen_bench.privacy.claims import classical_rdp, opacus_rdp
+from dpgen_bench.privacy.claims import classical_rdp, opacus_rdp, wor_rdp
 from dpgen_bench.privacy.events import RELATIONS, Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, Poisson
 
@@ -350,3 +350,5 @@ def test_claims_refuse_what_is_no_setting(wrong) -> None:
         classical_rdp(*wrong)
     with pytest.raises(ValueError, match="expected"):
         opacus_rdp(*wrong)
+    with pytest.raises(ValueError, match="expected"):
+        wor_rdp(*wrong)

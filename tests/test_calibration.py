@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dpgen_bench.privacy.accountants import NotCovered, epsilon
 from dpgen_bench.privacy.calibration import BudgetExceeded, calibrate_std, calibrate_times, round_up
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
-from dpgen_bench.privacy.sampling import Full, Poisson
+from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
 
 RECORD = Sensitivity(1.0, 2.0)
 ROWS = Sensitivity(2.0 * 32**0.5, 2.0 * 32**0.5)
@@ -57,6 +57,12 @@ CASES = [
     (Budget(3.0, 1e-5, "replace_one", "pld"), [Event(Full(), RECORD, 4.0, 1)], Poisson(0.05), RECORD, 200),
     (Budget(2.0, 1e-5, "add_remove", "pld"), [Event(Full(), RECORD, 4.0, 1)], Full(), ROWS, 3),
     (Budget(1.0, 1e-5, "add_remove", "prv"), [], Poisson(0.05), RECORD, 100),
+    (Budget(10.0, 1e-5, "replace_one", "pld"), [], OneShard(1000), ROWS, 20_000),
+    (Budget(1.0, 1e-5, "replace_one", "pld"), [], OneShard(1000, "public_balanced"), ROWS, 20_000),
+    (Budget(0.3, 1e-5, "add_remove", "pld"), [], OneShard(1000), ROWS, 1),  # a hit has probability 1e-3
+    (Budget(200.0, 1e-5, "replace_one", "pld"), [Event(OneShard(9), RECORD, 1.0, 10)], OneShard(7), RECORD, 50),
+    (Budget(2.0, 1e-5, "add_remove", "rdp"), [Event(Poisson(0.05), RECORD, 2.0, 10)], OneShard(10), ROWS, 30),
+    (Budget(2.0, 1e-5, "replace_one", "prv"), [], OneShard(10, "public_balanced"), ROWS, 30),
 ]
 
 
@@ -78,12 +84,36 @@ def test_std_is_the_least_that_fits(case) -> None:
         (Budget(10.0, 1e-5, "add_remove", "pld"), [], Full(), 3.0),
         (Budget(10.0, 1e-5, "add_remove", "pld"), [Event(Full(), RECORD, 1.0, 1)], Poisson(0.05), 1.0),
         (Budget(2.0, 1e-5, "add_remove", "rdp"), [Event(Full(), RECORD, 4.0, 1)], Full(), 9.0),
+        (Budget(10.0, 1e-5, "replace_one", "pld"), [], OneShard(1000), 5.0),
+        (Budget(2.0, 1e-5, "replace_one", "pld"), [Event(OneShard(5), RECORD, 9.0, 2)], OneShard(20), 6.0),
+        (Budget(2.0, 1e-5, "add_remove", "rdp"), [Event(Poisson(0.05), RECORD, 2.0, 10)], OneShard(10), 4.0),
+        (Budget(10.0, 1e-5, "replace_one", "pld"), [], OneShard(1000, "public_balanced"), 5.0),
+        (Budget(0.5, 1e-5, "replace_one", "pld"), [], OneShard(7, "public_balanced"), 500.0),
+        (Budget(2.0, 1e-5, "replace_one", "prv"), [], OneShard(3, "public_balanced"), 30.0),
     ],
 )
 def test_times_is_the_most_that_fits(budget, spent, sampling, std) -> None:
     times = calibrate_times(budget, spent, sampling, RECORD, std)
     assert spend(budget, *spent, Event(sampling, RECORD, std, times)) <= budget.epsilon
     assert spend(budget, *spent, Event(sampling, RECORD, std, times + 1)) > budget.epsilon
+
+
+@pytest.mark.parametrize(("schedule", "sigma"), [("random", 14.02), ("public_balanced", 12.65)])
+def test_gs_wgan_noise_for_epsilon_10(schedule, sigma) -> None:
+    """Per row of B = 32, K = 1000, T = 20,000: 2 C sigma is the noise of a row."""
+    budget = Budget(10.0, 1e-5, "replace_one", "pld")
+    std = calibrate_std(budget, [], OneShard(1000, schedule), ROWS, 20_000)
+    assert f"{std / 2.0:.2f}" == f"{sigma:.2f}"
+    assert calibrate_times(budget, [], OneShard(1000, schedule), ROWS, std) >= 20_000
+
+
+@pytest.mark.parametrize(("shards", "std"), [(1000, 9.0), (7, 3.0), (50, 2.0), (10**5, 9.0)])
+def test_a_balanced_schedule_fills_whole_rounds(shards, std) -> None:
+    """Replace-one epsilon 10 allows multiplier 0.49989: so many hits of multiplier std / 2, each hit a round of K."""
+    budget = Budget(10.0, 1e-5, "replace_one", "pld")
+    rounds = math.floor((std / 2.0 / 0.49989) ** 2)
+    times = calibrate_times(budget, [], OneShard(shards, "public_balanced"), RECORD, std)
+    assert times == rounds * shards >= shards
 
 
 def test_dpgan_steps_from_noise() -> None:
@@ -134,8 +164,9 @@ def test_an_exhausted_budget_is_refused(accountant) -> None:
 
 
 def test_noise_that_only_delta_excuses_must_be_stated() -> None:
-    with pytest.raises(ValueError, match="state the noise"):
-        calibrate_std(Budget(1.0, 1e-5), [], Poisson(1e-7), RECORD, 10)
+    for sampling in (Poisson(1e-7), OneShard(10**7)):
+        with pytest.raises(ValueError, match="state the noise"):
+            calibrate_std(Budget(1.0, 1e-5), [], sampling, RECORD, 10)
 
 
 def test_more_releases_than_anyone_makes_must_be_stated() -> None:
@@ -143,6 +174,8 @@ def test_more_releases_than_anyone_makes_must_be_stated() -> None:
         calibrate_times(Budget(1.0), [], Full(), RECORD, std=1e9)
     with pytest.raises(ValueError, match="state their number"):
         calibrate_times(Budget(10.0), [], Poisson(1e-9), RECORD, std=1.0)
+    with pytest.raises(ValueError, match="state their number"):
+        calibrate_times(Budget(10.0), [], OneShard(1000, "public_balanced"), RECORD, std=1e5)
 
 
 def test_an_unclipped_release_fits_no_budget() -> None:
@@ -157,6 +190,14 @@ def test_a_relation_the_accountant_lacks_is_not_worked_around(accountant) -> Non
         calibrate_std(budget, [], Poisson(0.05), RECORD, 100)
     with pytest.raises(NotCovered):
         calibrate_times(budget, [], Poisson(0.05), RECORD, 1.0)
+
+
+def test_a_random_shard_is_not_calibrated_by_prv() -> None:
+    budget = Budget(1.0, 1e-5, "add_remove", "prv")
+    with pytest.raises(NotCovered, match="random number of hits"):
+        calibrate_std(budget, [], OneShard(10), RECORD, 100)
+    with pytest.raises(NotCovered, match="random number of hits"):
+        calibrate_times(budget, [], OneShard(10), RECORD, 1.0)
 
 
 @pytest.mark.slow

@@ -142,15 +142,15 @@ def test_public_rows_join_the_sum_and_are_told_apart():
 @given(st.integers(2, 40), st.integers(0, 10**6), st.integers(0, 39))
 def test_a_records_coin_does_not_depend_on_the_other_records(n, seed, gone):
     key, ids = Key.seeded(str(seed)), np.arange(n)
-    everyone = set(Poisson(0.4).draw(ids, key))
+    everyone = set(Poisson(0.4).draw(ids, key, 0))
     rest = ids[ids != gone % n]
-    without = set(rest[Poisson(0.4).draw(rest, key)])
+    without = set(rest[Poisson(0.4).draw(rest, key, 0)])
     assert without == everyone - {gone % n}
 
 
 def test_poisson_draws_have_their_rate_and_are_independent_across_releases():
     key, ids, q, rounds = Key.seeded("rate"), np.arange(500), 0.1, 200
-    draws = [Poisson(q).draw(ids, key.derive("m", t)) for t in range(rounds)]
+    draws = [Poisson(q).draw(ids, key.derive("m", t), t) for t in range(rounds)]
     assert stats.binomtest(sum(map(len, draws)), 500 * rounds, q).pvalue > 1e-6
     both = sum(len(np.intersect1d(a, b)) for a, b in itertools.pairwise(draws))
     assert stats.binomtest(both, 500 * (rounds - 1), q * q).pvalue > 1e-6

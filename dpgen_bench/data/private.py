@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +18,8 @@ from dpgen_bench.privacy.events import Budget, Event
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.mechanism import Journal, Mechanism, Observer
 from dpgen_bench.privacy.noise import Key
-from dpgen_bench.privacy.sampling import Full, Poisson
+from dpgen_bench.privacy.sampling import SAMPLINGS, OneShard, Sampling
+from dpgen_bench.privacy.state import PrivateState, Start, StatePlace
 
 
 class PrivateData:
@@ -31,6 +34,7 @@ class PrivateData:
         ids: record ids [n], distinct and non-negative; a record keeps its id, and hence its coins, when others come
             or go. Default 0..n-1.
         key: root of all coins and noise of the run.
+        state_place: where private state lies; in memory by default.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class PrivateData:
         journal: Journal | None = None,
         observer: Observer | None = None,
         diagnostics: Path | None = None,
+        state_place: StatePlace | None = None,
     ) -> None:
         self.__images = images.to(device)
         self.__labels = labels.to(device)
@@ -66,6 +71,7 @@ class PrivateData:
         self._journal = journal or Journal(None)
         self._observer = observer
         self._diagnostics = diagnostics
+        self._state_place = state_place or StatePlace()
 
     @property
     def budget(self) -> Budget:
@@ -75,10 +81,11 @@ class PrivateData:
         self,
         name: str,
         *,
-        sample: Full | Poisson,
+        sample: Sampling,
         bound: Bound,
         times: int | None = None,
         std: float | None = None,
+        state: PrivateState | None = None,
     ) -> Mechanism:
         """An allowance of `times` releases with noise `std` on the bounded value, checked against the budget.
 
@@ -89,19 +96,25 @@ class PrivateData:
             name: unique within the run; names the allowance in the ledger.
             std: ABSOLUTE standard deviation of the noise on the released value, in its units. A paper's noise
                 multiplier sigma is converted by the method, beside the formula it comes from.
+            state: private state of the shards that `sample` draws; see `private_state`.
 
         Raises:
             BudgetExceeded: the allowance, with what was approved before, would exceed the budget.
-            ValueError: neither given, a name used twice, C = inf with noise.
+            ValueError: neither given, a name used twice, C = inf with noise, or state that the accounting of `sample`
+                and `bound` does not cover.
         """
         if name in self.mechanisms:
             raise ValueError(f"a mechanism named {name!r} was already handed out; give each its own name.")
-        _expect_proven(sample, (Full, Poisson), "sampling")
+        _expect_proven(sample, SAMPLINGS, "sampling")
         _expect_proven(bound, (PerRecord, PerRecordGradient, PerRow, Whole), "bound")
+        if state is not None:
+            _expect_covered(state, sample, bound)
         entry = self._ledger.entries.get(name) or self._plan(name, sample, bound, times, std)
         self._check_same(entry, bound, sample, times, std)
         if not math.isfinite(bound.C) and entry.event.std > 0:
             raise ValueError(f"mechanism {name!r}: noise without clipping (C = inf) hides nothing; set a finite C.")
+        if state is not None:
+            entry = replace(entry, bound={**entry.bound, "private_state": state.name})
         self._ledger.approve(entry)
         self.mechanisms[name] = Mechanism(
             entry,
@@ -114,10 +127,55 @@ class PrivateData:
             journal=self._journal,
             observer=self._observer,
             diagnostics=self._diagnostics,
+            state=state,
         )
         return self.mechanisms[name]
 
-    def _plan(self, name: str, sample: Full | Poisson, bound: Bound, times: int | None, std: float | None) -> Entry:
+    def private_state(
+        self,
+        name: str,
+        *,
+        sample: OneShard,
+        start: Start,
+        identity: dict[str, Any],
+        stack: int = 1,
+    ) -> PrivateState:
+        """State of each shard of `sample`, kept behind the handle of the mechanism that it is given to.
+
+        No record is touched here, nor before that mechanism is approved. Then `start(i)` of what is returned makes the
+        first states, `stack` shards at a time, or finds them where an earlier run with the same identity left them.
+
+        Args:
+            start: start(records, coins) -> float32 tensors [G, ...] by name, the first states of G <= stack shards;
+                records is a list of (images float32 [n_g, c, h, w] in [0, 1], labels int64 [n_g]), n_g >= 0, coins one
+                CPU generator for each. It must depend on nothing else but what `identity` says, must treat each shard
+                apart from the others, and must not raise.
+            identity: what `start` depends on besides the records, the run's seed and the method's source; JSON-able.
+
+        Raises:
+            ValueError: for a sampling that is no OneShard, or a stack below 1.
+        """
+        _expect_proven(sample, (OneShard,), "sampling with shards")
+        return PrivateState(
+            name,
+            sample,
+            start,
+            stack=stack,
+            ids=self.__ids,
+            draw=lambda index: Batch(self.__images[index], self.__labels[index]),
+            device=self.device,
+            identity={"shards": sample.shards, "partition": sample.seed, **identity},
+            place=self._state_place,
+            spoil=self._ledger.spoil,
+            before_records=self._before_records,
+        )
+
+    def _before_records(self) -> None:
+        self._ledger.refuse_if_spoiled()
+        if self._observer is not None:
+            self._observer.before_records()
+
+    def _plan(self, name: str, sample: Sampling, bound: Bound, times: int | None, std: float | None) -> Entry:
         budget, spent, sensitivity = self.budget, self._ledger.events, bound.sensitivity
         calibrated = "nothing"
         if times is None and std is None:
@@ -145,9 +203,7 @@ class PrivateData:
                 )
         return Entry(name, bound.describe(), event, calibrated=calibrated)
 
-    def _check_same(
-        self, entry: Entry, bound: Bound, sample: Full | Poisson, times: int | None, std: float | None
-    ) -> None:
+    def _check_same(self, entry: Entry, bound: Bound, sample: Sampling, times: int | None, std: float | None) -> None:
         """On resume the ledger already holds the allowance; the method must ask for the same one."""
         event = entry.event
         same = event.sampling == sample and event.sensitivity == bound.sensitivity
@@ -164,3 +220,14 @@ def _expect_proven(given: object, proven: tuple[type, ...], what: str) -> None:
     if type(given) not in proven:
         names = ", ".join(cls.__name__ for cls in proven)
         raise ValueError(f"expected a {what} of the harness ({names}), got {type(given).__name__}.")
+
+
+def _expect_covered(state: PrivateState, sample: Sampling, bound: Bound) -> None:
+    """State lets each record act on every value of its shard, at every later draw of that shard."""
+    if sample != state.sampling:
+        raise ValueError(f"expected the sampling of private state {state.name!r} ({state.sampling}), got {sample}.")
+    if not isinstance(bound, PerRow | Whole):
+        raise ValueError(
+            f"expected PerRow or Whole for a mechanism with private state, got {type(bound).__name__}: its sensitivity "
+            "holds for rows that depend on one record each, and state makes them depend on all of a shard."
+        )

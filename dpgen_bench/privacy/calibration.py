@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 
 from dpgen_bench.privacy.accountants import ACCOUNTANTS, Accountant, NotCovered, Pld
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
-from dpgen_bench.privacy.sampling import Full, Poisson
+from dpgen_bench.privacy.sampling import OneShard, Sampling
 
 SIGNIFICANT_DIGITS = 5
 # Searching further than this from the first guess, or for more releases, means that no answer exists.
@@ -58,7 +58,7 @@ def _require_room(budget: Budget, spent: Sequence[Event]) -> None:
 
 
 def calibrate_std(
-    budget: Budget, spent: Sequence[Event], sampling: Full | Poisson, sensitivity: Sensitivity, times: int
+    budget: Budget, spent: Sequence[Event], sampling: Sampling, sensitivity: Sensitivity, times: int
 ) -> float:
     """The smallest noise std, rounded UP to 5 significant digits, for `times` releases after `spent`.
 
@@ -84,7 +84,7 @@ def calibrate_std(
             "give the bound a finite clipping norm, or set privacy.epsilon=inf."
         )
     _require_room(budget, spent)
-    if -math.expm1(times * math.log1p(-min(sampling.rate, 1.0 - 1e-16))) <= budget.delta:
+    if sampling.participation(times) <= budget.delta:
         raise ValueError(
             f"a record takes part in {times} draws at rate {sampling.rate:g} with probability below delta="
             f"{budget.delta:g}, so any noise meets the budget on paper: state the noise (std), or lower delta."
@@ -128,9 +128,11 @@ def _smallest(excess: Callable[[float], float], guess: float, step: float) -> fl
 
 
 def calibrate_times(
-    budget: Budget, spent: Sequence[Event], sampling: Full | Poisson, sensitivity: Sensitivity, std: float
+    budget: Budget, spent: Sequence[Event], sampling: Sampling, sensitivity: Sensitivity, std: float
 ) -> int:
     """The largest number of releases with noise `std` that the budget allows after `spent`.
+
+    A balanced schedule of K shards costs the same for every release of a round, so its answer is a multiple of K.
 
     Raises:
         BudgetExceeded: not even one fits.
@@ -140,8 +142,11 @@ def calibrate_times(
     if math.isinf(budget.epsilon):
         raise ValueError("an infinite budget allows any number of releases: state the number (times).")
 
-    def excess(accountant: Accountant, times: int) -> float:
-        return _overdraft(accountant, budget, [*spent, Event(sampling, sensitivity, std, times)])
+    balanced = isinstance(sampling, OneShard) and sampling.schedule == "public_balanced"
+    length = sampling.shards if isinstance(sampling, OneShard) and balanced else 1
+
+    def excess(accountant: Accountant, rounds: int) -> float:
+        return _overdraft(accountant, budget, [*spent, Event(sampling, sensitivity, std, rounds * length)])
 
     own = ACCOUNTANTS[budget.accountant]
     if excess(own, 1) > 0.0:
@@ -155,25 +160,26 @@ def calibrate_times(
         try:
             # A guide need not be exact; PRV's last releases are far below its own interval, and cost it minutes.
             slack = 1e-3 if accountant is not own else 1e-4 if own.name == "prv" else 0.0
-            guess, step = _largest(partial(excess, accountant), guess, step, slack), 1.0 + (step - 1.0) / 10.0
+            most = max(MOST_RELEASES // length, 1)
+            guess, step = _largest(partial(excess, accountant), guess, step, slack, most), 1.0 + (step - 1.0) / 10.0
         except NotCovered:
             if accountant is own:
                 raise
-    return guess
+    return guess * length
 
 
-def _largest(excess: Callable[[int], float], guess: int, step: float, slack: float) -> int:
+def _largest(excess: Callable[[int], float], guess: int, step: float, slack: float, most: int) -> int:
     """The largest times >= 1 with excess(times) <= 0 (within a factor 1 - slack), else 1.
 
-    Illinois' regula falsi in log(times), started at `guess` and widened by `step`.
+    Illinois' regula falsi in log(times), started at `guess` and widened by `step`. ValueError if `most` fits.
     """
     low, high = 1, guess
     low_value, high_value = -math.inf, excess(guess)
     while high_value <= 0.0:
         low, low_value = high, high_value
-        if high >= MOST_RELEASES:
+        if high >= most:
             raise ValueError(f"at least {MOST_RELEASES:,} releases fit the budget: state their number (times).")
-        high = min(math.ceil(high * step), MOST_RELEASES)
+        high = min(math.ceil(high * step), most)
         high_value = excess(high)
         step *= step
     while math.isinf(low_value) and low < high:  # the guess was too high

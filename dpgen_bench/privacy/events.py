@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from dpgen_bench.privacy.sampling import Full, Poisson
+from dpgen_bench.privacy.sampling import Sampling
 
 Relation = Literal["add_remove", "replace_one"]
 RELATIONS: tuple[Relation, ...] = get_args(Relation)
@@ -40,7 +40,7 @@ class Event:
     independently subsampled releases.
     """
 
-    sampling: Full | Poisson
+    sampling: Sampling
     sensitivity: Sensitivity
     std: float
     times: int

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpgen_bench.files import write_atomic
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
-from dpgen_bench.privacy.sampling import Full, Poisson
+from dpgen_bench.privacy.sampling import sampling_from_dict
 
 OUT_OF_SCOPE = (
     "floating-point attacks: noise is drawn and added in finite precision, which the proofs do not cover",
@@ -44,12 +44,11 @@ class Entry:
     inherited_from: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        sampling = {"kind": type(self.event.sampling).__name__, "rate": self.event.sampling.rate}
         return {
             "name": self.name,
             "bound": _plain(self.bound),
             "sensitivity": _plain(asdict(self.event.sensitivity)),
-            "sampling": sampling,
+            "sampling": self.event.sampling.to_dict(),
             "std": self.event.std,
             "times": self.event.times,
             "executed": self.executed,
@@ -59,8 +58,7 @@ class Entry:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Entry:
-        kind, rate = data["sampling"]["kind"], data["sampling"]["rate"]
-        sampling: Full | Poisson = Full() if kind == "Full" else Poisson(rate)
+        sampling = sampling_from_dict(data["sampling"])
         sensitivity = Sensitivity(**{k: float(v) for k, v in data["sensitivity"].items()})
         event = Event(sampling, sensitivity, float(data["std"]), int(data["times"]))
         bound = {**data["bound"], "C": float(data["bound"]["C"])}
@@ -106,6 +104,10 @@ class Ledger:
         for entry in parent.entries.values():
             name = f"{run_id}/{entry.name}"
             self.entries[name] = replace(entry, name=name, inherited_from=entry.inherited_from or run_id)
+
+    def spoil(self, what: str) -> None:
+        """Note that a private function raised: `refuse_if_spoiled` raises from now on."""
+        self.spoiled = what
 
     def refuse_if_spoiled(self) -> None:
         """Raise Spoiled if a private function has raised in this process, whether or not the method caught it."""

@@ -16,10 +16,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dpgen_bench.files import atomic
-from dpgen_bench.privacy.bounds import Batch, Bound, PublicRows
+from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, PublicRows, Whole
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.state import PrivateState
 
 
 class AllowanceExhausted(RuntimeError):
@@ -38,6 +39,10 @@ class Observer(Protocol):
         noisy: dict[str, Tensor],
     ) -> dict[str, Tensor]:
         """Called once per release; what it returns is what the method gets."""
+        ...
+
+    def before_records(self) -> None:
+        """Called before private state is made of records."""
         ...
 
 
@@ -93,6 +98,7 @@ class Mechanism:
         journal: Journal,
         observer: Observer | None,
         diagnostics: Path | None,
+        state: PrivateState | None = None,
     ) -> None:
         self._entry = entry
         self._bound = bound
@@ -105,6 +111,10 @@ class Mechanism:
         self._journal = journal
         self._observer = observer
         self._diagnostics = diagnostics
+        self._state = state
+        if state is not None:
+            keys = (key.derive(entry.name, index) for index in range(entry.event.times))
+            state.bind([state.sampling.shard(key, index) for index, key in enumerate(keys)])
 
     @property
     def name(self) -> str:
@@ -137,12 +147,26 @@ class Mechanism:
     def resume_at(self, executed: int) -> None:
         """Set the number of the next release; for the harness, when it resumes a run from a checkpoint."""
         self._executed = executed
+        if self._state is not None:
+            self._state.commit(executed)
+
+    def before_checkpoint(self) -> None:
+        """Push private state to disk; for the harness, before it writes a checkpoint."""
+        if self._state is not None:
+            self._state.flush()
+
+    def after_checkpoint(self) -> None:
+        """A checkpoint stands at the releases made so far; for the harness."""
+        if self._state is not None:
+            self._state.commit(self._executed)
 
     def __call__(self, fn: Callable[..., Tensor], public: PublicRows | None = None) -> Any:
         """One release.
 
         Args:
-            fn: what the bound expects, see `dpgen_bench.privacy.bounds`. It alone sees records.
+            fn: what the bound expects, see `dpgen_bench.privacy.bounds`. It alone sees records. Of a mechanism with
+                private state: fn(images, labels, state, coins) -> (what the bound expects, the shard's next state),
+                state float32 tensors by name, coins a CPU generator for private randomness of this release.
             public: rows that join a PerRecordGradient's sum; their number was fixed with the bound.
 
         Raises:
@@ -156,7 +180,8 @@ class Mechanism:
                 f"mechanism {self.name!r} was approved for {self.times} releases and has made them all; release "
                 f"{index + 1} is refused. Ask for a larger `times` when the mechanism is created."
             )
-        journaled = self._journal.get(self.name, index, self._device)
+        # A release that leaves private state is made again instead: its state must be, and it is the same value.
+        journaled = None if self._state else self._journal.get(self.name, index, self._device)
         noisy = self._release(fn, public, index) if journaled is None else journaled
         self._executed = index + 1
         self._ledger.record(self.name, self._executed)
@@ -165,19 +190,25 @@ class Mechanism:
     def _release(self, fn: Callable[..., Tensor], public: PublicRows | None, index: int) -> dict[str, Tensor]:
         self._bound.check_public(public)
         key = self._key.derive(self.name, index)
-        drawn = self.event.sampling.draw(self._ids, key)
+        drawn = self.event.sampling.draw(self._ids, key, index)
+        if self._state is not None:
+            fn = self._state.lend(fn, self._state.sampling.shard(key, index), index, key)
+        unbounded: list[Tensor] = []
+        if self._diagnostics is not None:
+            fn = _remembering(fn, unbounded)
         try:
             exact = self._bound.value(fn, self._draw(drawn), public)
         except BaseException as error:
             # Whether records make a function raise is an answer without noise: nothing may follow it.
-            self._ledger.spoiled = f"release {index} of {self.name!r} raised {type(error).__name__}"
+            self._ledger.spoil(f"release {index} of {self.name!r} raised {type(error).__name__}")
             raise
         noisy = {part: self._add_noise(value, key.derive(part)) for part, value in exact.items()}
         if self._observer is not None:
             noisy = self._observer.release(self, index, self._ids[drawn], exact, noisy)
         if self._diagnostics is not None:
-            self._diagnose(index, len(drawn), exact)
-        self._journal.put(self.name, index, self.times, noisy)
+            self._diagnose(index, len(drawn), exact, unbounded)
+        if self._state is None:
+            self._journal.put(self.name, index, self.times, noisy)
         return noisy
 
     def _add_noise(self, exact: Tensor, key: Key) -> Tensor:
@@ -186,11 +217,24 @@ class Mechanism:
         noise = key.normal(tuple(exact.shape), self.std, exact.device)
         return (exact + noise).float()
 
-    def _diagnose(self, index: int, drawn: int, exact: dict[str, Tensor]) -> None:
+    def _diagnose(self, index: int, drawn: int, exact: dict[str, Tensor], unbounded: list[Tensor]) -> None:
         """Private facts about a release, for debugging on public data; written only under diagnostics=unsafe."""
         assert self._diagnostics is not None
         norm = float(torch.stack([value.double().norm() for value in exact.values()]).norm())
         self._diagnostics.parent.mkdir(parents=True, exist_ok=True)
         with open(self._diagnostics, "a") as out:
             row = {"mechanism": self.name, "release": index, "drawn": drawn, "exact_norm": norm}
+            if isinstance(self.bound, PerRow | Whole | PerRecord):  # rows as fn gave them, before they were clipped
+                norms = torch.cat([rows.detach().flatten(1).norm(dim=1) for rows in unbounded])
+                row["norms_before_clipping"] = [round(float(norm), 5) for norm in norms]
             out.write(json.dumps(row) + "\n")
+
+
+def _remembering(fn: Callable[..., Tensor], given: list[Tensor]) -> Callable[..., Tensor]:
+    """fn, which also appends what it gives to `given`."""
+
+    def remembering(*args: Any) -> Tensor:
+        given.append(fn(*args))
+        return given[-1]
+
+    return remembering

@@ -23,6 +23,18 @@ def format_epsilon(value: Any) -> str:
     return "–" if value is None else f"{float(value):.3g}" if not isinstance(value, str) else value
 
 
+def epsilon_figure(epsilon: dict[str, Any] | None, name: str) -> Any:
+    """A figure ("proven", "claimed", "conditional") of a ledger's epsilons; None where it has none."""
+    figure = (epsilon or {}).get(name)
+    return figure["epsilon"] if isinstance(figure, dict) else figure
+
+
+def describe_claims(epsilon: dict[str, Any]) -> str:
+    """The claimed epsilon and, where the run has one, the conditional one: `9.99 (329 conditional)`."""
+    claimed, conditional = (epsilon_figure(epsilon, name) for name in ("claimed", "conditional"))
+    return format_epsilon(claimed) + ("" if conditional is None else f" ({format_epsilon(conditional)} conditional)")
+
+
 def print_runs(results: Path) -> None:
     """One line per run, with the headline figures of each protocol it was measured by."""
     runs = Store(results).runs()
@@ -51,7 +63,7 @@ def describe_run(folder: RunFolder) -> list[str]:
         describe_status(folder),
         f"{float(config.privacy.epsilon):g}",
         format_epsilon(epsilon.get("proven")),
-        format_epsilon(epsilon.get("claimed")),
+        describe_claims(epsilon),
         "\n".join(describe_report(report) for report in folder.reports.all()),
     ]
 

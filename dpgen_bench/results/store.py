@@ -76,8 +76,9 @@ class RunFolder:
         self.write_json("status.json", content)
 
     def finish(self) -> None:
-        """Delete the secret noise key and the journal, then write DONE: nothing is left to resume."""
-        shutil.rmtree(self.path / "private" / "journal", ignore_errors=True)
+        """Delete the secret noise key, the journal and private state, then write DONE: nothing is left to resume."""
+        for name in ("journal", "state"):
+            shutil.rmtree(self.path / "private" / name, ignore_errors=True)
         (self.path / "private" / "noise.key").unlink(missing_ok=True)
         self.mark("finished", "done")
         write_atomic(self.path / "DONE", "")

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from dpgen_bench.files import write_atomic
 from dpgen_bench.results.figures import cost, figures, notes
-from dpgen_bench.results.listing import format_epsilon, is_changed, make_console
+from dpgen_bench.results.listing import epsilon_figure, format_epsilon, is_changed, make_console
 from dpgen_bench.results.reports import Report
 from dpgen_bench.results.statistics import Summary, summarise
 from dpgen_bench.results.store import RunFolder, Store
@@ -76,12 +76,15 @@ class TableRow:
         return summary.text() + (f" ({summary.seeds} of {runs} seeds)" if summary.seeds < runs else "")
 
     def notes(self) -> list[str]:
-        """What the runs' reports say besides their figures, each line once."""
-        return list(dict.fromkeys(line for report in self.reports.values() for line in notes(report)))
+        """What the runs' reports say besides their figures, and what a conditional epsilon assumes; each line once."""
+        ledgers = [folder.read_json("ledger.json").get("epsilon") or {} for folder in self.measured]
+        given = [figure["assumption"] for ledger in ledgers if isinstance(figure := ledger.get("conditional"), dict)]
+        assumed = [f"ε conditional: {assumption}" for assumption in given]
+        return list(dict.fromkeys([*assumed, *(line for report in self.reports.values() for line in notes(report))]))
 
     def epsilon(self, name: str) -> str:
         """The largest figure among the row's runs (seeds do not change it)."""
-        found = [(folder.read_json("ledger.json").get("epsilon") or {}).get(name) for folder in self.measured]
+        found = [epsilon_figure(folder.read_json("ledger.json").get("epsilon"), name) for folder in self.measured]
         if failed := [value for value in found if str(value).startswith("failed")]:
             return str(failed[0])
         known = [float(value) for value in found if value is not None]
@@ -152,6 +155,7 @@ def table_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
             "ε budget": f"{float(privacy.epsilon):g}",
             "ε proven": row.epsilon("proven"),
             "ε claimed": row.epsilon("claimed"),
+            "ε conditional": row.epsilon("conditional"),
             "relation, δ, by": "–"
             if math.isinf(privacy.epsilon)
             else f"{privacy.relation}, {privacy.delta:g}, {privacy.accountant}",
@@ -164,7 +168,12 @@ def table_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
             "status": row.status(),
         }
         lines.append(line)
-    return pd.DataFrame(lines)
+    return _without_unused(pd.DataFrame(lines), "ε conditional")
+
+
+def _without_unused(frame: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The table without a column of epsilons that no row has."""
+    return frame.drop(columns=column) if column in frame and (frame[column] == "–").all() else frame
 
 
 def _settings(table: DictConfig, row: TableRow) -> dict[str, Any]:
@@ -192,6 +201,7 @@ def long_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
                     "epsilon_budget": float(config.privacy.epsilon),
                     "epsilon_proven": row.epsilon("proven"),
                     "epsilon_claimed": row.epsilon("claimed"),
+                    "epsilon_conditional": row.epsilon("conditional"),
                     "delta": float(config.privacy.delta),
                     "relation": config.privacy.relation,
                     "accountant": config.privacy.accountant,
@@ -210,7 +220,7 @@ def long_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
                     "runs": " ".join(folder.id for folder in row.measured),
                 }
             )
-    return pd.DataFrame(lines)
+    return _without_unused(pd.DataFrame(lines), "epsilon_conditional")
 
 
 def print_table(name: str, results: Path) -> None:

@@ -1,0 +1,161 @@
+"""Wasserstein critics with gradient penalty, several at a time: what GS-WGAN's two settings share.
+
+Chen, Orekondy & Fritz, "GS-WGAN" (NeurIPS 2020), Algorithms 1 and 2; Gulrajani et al., "Improved Training of
+Wasserstein GANs" (NeurIPS 2017). What sees records here is called inside private functions: it draws its randomness
+from the coins that it is given, leaves PyTorch's global generators alone, and raises for no records whatever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from dpgen_bench.nets.stack import Stack
+
+Records = tuple[Tensor, Tensor]
+Latent = Literal["bernoulli", "normal"]
+
+
+def draw_latents(law: Latent, shape: tuple[int, ...], coins: torch.Generator, device: torch.device) -> Tensor:
+    """Latents z of `shape`: Bernoulli(1/2) on {0, 1}, or standard normal."""
+    drawn = torch.randn(shape, generator=coins) if law == "normal" else torch.rand(shape, generator=coins).lt(0.5)
+    return drawn.float().to(device)
+
+
+def draw_batch(records: Records, size: int, coins: torch.Generator) -> Records:
+    """Exactly `size` of the records: distinct ones where there are enough, else with repetition.
+
+    Where there is none, a black image of class 0 stands in, so that a critic's arithmetic has the same shape for any
+    records: in a stack, it is shared with other critics.
+    """
+    images, labels = records
+    if len(labels) == 0:
+        images, labels = images.new_zeros(1, *images.shape[1:]), labels.new_zeros(1)
+    if len(labels) >= size:
+        chosen = torch.randperm(len(labels), generator=coins)[:size]
+    else:
+        chosen = torch.randint(len(labels), (size,), generator=coins)
+    chosen = chosen.to(labels.device)
+    return images[chosen].nan_to_num(0.0).clamp(0.0, 1.0), labels[chosen]
+
+
+@dataclass(frozen=True)
+class CriticTraining:
+    """How critics D are trained: n_critic updates for each of the generator (Algorithm 1, lines 4-9 and 16-21).
+
+    Args:
+        batch_size: B, records and generated images in an update.
+        n_critic: updates in a round.
+        gp_weight: λ of the gradient penalty.
+        drift: weight of the mean squared score of records, which keeps scores from wandering (released code).
+        latent, latent_dim: law and dimension of z.
+        lr, betas: of Adam.
+    """
+
+    batch_size: int = 32
+    n_critic: int = 5
+    gp_weight: float = 10.0
+    drift: float = 1e-3
+    latent: Latent = "bernoulli"
+    latent_dim: int = 10
+    lr: float = 1e-4
+    betas: tuple[float, float] = (0.5, 0.9)
+
+    def stack(self, template: nn.Module, tensors: dict[str, Tensor]) -> Stack:
+        return Stack(template, tensors, lr=self.lr, betas=self.betas)
+
+    def loss(self, critics: Stack, real: Tensor, fake: Tensor, labels: Tensor, mix: Tensor) -> Tensor:
+        """L_D of each critic, [G]: mean D(fake) - mean D(real) + λ mean (|∇D(x̃)| - 1)² + drift mean D(real)².
+
+        Args:
+            real, fake: images [G, B, c, h, w], of the same labels [G, B].
+            mix: [G, B, 1, 1, 1] in [0, 1]; x̃ = mix real + (1 - mix) fake.
+        """
+        size = real.shape[1]
+        real_scores, fake_scores = critics(torch.cat([real, fake], 1), torch.cat([labels, labels], 1)).split(size, 1)
+        between = (mix * real + (1.0 - mix) * fake).requires_grad_()
+        # A pass of its own: differentiating the pass above twice would carry all of its rows along.
+        (slopes,) = torch.autograd.grad(critics(between, labels).sum(), between, create_graph=True)
+        penalty = (slopes.flatten(2).norm(dim=2) - 1.0).square().mean(1)
+        drift = self.drift * real_scores.square().mean(1)
+        return fake_scores.mean(1) - real_scores.mean(1) + self.gp_weight * penalty + drift
+
+    def improve(
+        self,
+        critics: Stack,
+        records: Sequence[Records],
+        generate: Callable[[Tensor, Tensor], Tensor],
+        coins: Sequence[torch.Generator],
+    ) -> None:
+        """n_critic updates of each critic on its own records, against images with the labels of those records.
+
+        Args:
+            records: of each critic.
+            generate: (z [G, B, latent_dim], labels [G, B]) -> images [G, B, c, h, w].
+            coins: one generator of randomness for each critic.
+        """
+        for _ in range(self.n_critic):
+            batches = [draw_batch(own, self.batch_size, coin) for own, coin in zip(records, coins, strict=True)]
+            real, labels = (torch.stack(parts) for parts in zip(*batches, strict=True))
+            mix = [torch.rand(self.batch_size, 1, 1, 1, generator=coin) for coin in coins]
+            with torch.no_grad():
+                fake = generate(self._latents(coins, real.device), labels)
+            critics.power_iteration()
+            critics.descend(self.loss(critics, real, fake, labels, torch.stack(mix).to(real.device)))
+
+    def image_gradient(self, critics: Stack, images: Tensor, labels: Tensor) -> Tensor:
+        """Gradient of L_G = -sum D(x) in the images x [G, B, c, h, w] of labels [G, B], before it is sanitised."""
+        critics.power_iteration()
+        x = images.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(-critics(x, labels).sum(), x)
+        return gradient
+
+    def warm_start(
+        self,
+        make_critic: Callable[[], nn.Module],
+        make_generator: Callable[[], nn.Module],
+        iterations: int,
+        num_classes: int,
+        records: Sequence[Records],
+        coins: Sequence[torch.Generator],
+    ) -> dict[str, Tensor]:
+        """Critics after `iterations` rounds against throw-away generators of their own (Algorithm 1, lines 2-12).
+
+        Args:
+            make_critic, make_generator: fresh networks on the device of the records.
+            records, coins: of each critic.
+
+        Returns:
+            The tensors of a stack of critics, without Adam's, which starts anew afterwards, as in the released code.
+        """
+        with torch.random.fork_rng(devices=[]):
+            critic_template, generator_template = make_critic(), make_generator()
+        critics = self.stack(critic_template, Stack.initial(make_critic, coins))
+        generators = self.stack(generator_template, Stack.initial(make_generator, coins))
+        for _ in range(iterations):
+            self.iterate(critics, generators, num_classes, records, coins)
+        return critics.tensors(adam=False)
+
+    def iterate(
+        self,
+        critics: Stack,
+        generators: Stack,
+        num_classes: int,
+        records: Sequence[Records],
+        coins: Sequence[torch.Generator],
+    ) -> None:
+        """One round for each critic and its generator: n_critic updates of the one, then one of the other."""
+        self.improve(critics, records, generators, coins)
+        y = [torch.randint(num_classes, (self.batch_size,), generator=coin) for coin in coins]
+        labels = torch.stack(y).to(records[0][0].device)
+        critics.power_iteration()
+        generators.power_iteration()
+        generators.descend(-critics(generators(self._latents(coins, labels.device), labels), labels).mean(1))
+
+    def _latents(self, coins: Sequence[torch.Generator], device: torch.device) -> Tensor:
+        shape = (self.batch_size, self.latent_dim)
+        return torch.stack([draw_latents(self.latent, shape, coin, device) for coin in coins])

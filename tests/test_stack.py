@@ -1,0 +1,250 @@
+"""Stacked networks equal separate ones: outputs, gradients, spectral vectors and Adam, step after step."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from dpgen_bench.nets.spectral import settle_spectral
+from dpgen_bench.nets.stack import Stack
+from dpgen_bench.nets.wgan import DCGANGenerator, ProjectionCritic, ResNetGenerator
+from dpgen_bench.wasserstein import CriticTraining, draw_batch, draw_latents
+
+SHAPE, CLASSES = (1, 28, 28), 3
+
+
+def critic():
+    return ProjectionCritic(SHAPE, CLASSES, width=4)
+
+
+def coins(count, seed=0):
+    return [torch.Generator().manual_seed(seed + number) for number in range(count)]
+
+
+def records(count, n=9):
+    generator = torch.Generator().manual_seed(7)
+    return [
+        (torch.rand(n, *SHAPE, generator=generator), torch.randint(CLASSES, (n,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def separate(tensors, place, make=critic, lr=1e-3, betas=(0.5, 0.9)):
+    """Network number `place` of a stack, as a module with an optimiser of its own."""
+    net = make()
+    net.load_state_dict({name: value[place] for name, value in tensors.items()})
+    return net, torch.optim.Adam(net.parameters(), lr, betas)
+
+
+def train_separately(net, adam, training, own, fake, coin):
+    """The text's critic update, one network, PyTorch's modules and autograd."""
+    for _ in range(training.n_critic):
+        real, labels = draw_batch(own, training.batch_size, coin)
+        mix = torch.rand(training.batch_size, 1, 1, 1, generator=coin)
+        images = fake(
+            draw_latents(training.latent, (training.batch_size, training.latent_dim), coin, real.device), labels
+        )
+        net.train()
+        real_scores, fake_scores = net(torch.cat([real, images]), labels.repeat(2)).chunk(2)
+        net.eval()  # the update's one power iteration is done
+        between = (mix * real + (1 - mix) * images).requires_grad_()
+        (slopes,) = torch.autograd.grad(net(between, labels).sum(), between, create_graph=True)
+        penalty = ((slopes.flatten(1).norm(dim=1) - 1) ** 2).mean()
+        loss = fake_scores.mean() - real_scores.mean() + training.gp_weight * penalty
+        loss = loss + training.drift * (real_scores**2).mean()
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+
+
+def bright(z, labels):
+    """Images that are a plain function of (z, labels), for a stack or one network."""
+    return (z.mean(-1) + labels).sigmoid()[..., None, None, None].expand(*labels.shape, *SHAPE)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_critics_trained_together_equal_critics_trained_apart(count):
+    training = CriticTraining(batch_size=5, n_critic=4, lr=1e-3)
+    first = Stack.initial(critic, coins(count))
+    together = training.stack(critic(), first)
+    own = records(count)
+    training.improve(together, own, bright, coins(count, seed=50))
+    after = together.tensors(adam=True)
+    for place in range(count):
+        net, adam = separate(first, place)
+        train_separately(net, adam, training, own[place], bright, coins(count, seed=50)[place])
+        for name, value in net.state_dict().items():
+            assert torch.allclose(after[name][place], value, atol=1e-5), name
+            assert value.numel() == 1 or not torch.equal(first[name][place], value), f"{name} was not trained"
+        for name, parameter in net.named_parameters():
+            for key in ("exp_avg", "exp_avg_sq"):
+                scale = float(adam.state[parameter][key].abs().max())
+                assert torch.allclose(after[f"{key}.{name}"][place], adam.state[parameter][key], atol=1e-5 * scale), (
+                    name
+                )
+        assert float(after["step"][place]) == 4.0 == float(adam.state[parameter]["step"])
+
+
+def test_a_stack_goes_on_from_its_tensors():
+    training = CriticTraining(batch_size=5, n_critic=2, lr=1e-3)
+    own, first = records(2), Stack.initial(critic, coins(2))
+    whole, halves = training.stack(critic(), first), training.stack(critic(), first)
+    stream, other = coins(2, seed=9), coins(2, seed=9)
+    training.improve(whole, own, bright, stream)
+    training.improve(whole, own, bright, stream)
+    training.improve(halves, own, bright, other)
+    halves = training.stack(critic(), halves.tensors(adam=True))
+    training.improve(halves, own, bright, other)
+    for name, value in whole.tensors(adam=True).items():
+        assert torch.equal(halves.tensors(adam=True)[name], value), name
+
+
+def test_one_critic_of_a_stack_goes_on_alone():
+    """As in GS-WGAN's main loop: warm-started together, then each on its own."""
+    training = CriticTraining(batch_size=5, n_critic=2, lr=1e-3)
+    own = records(3)
+    tensors = training.warm_start(critic, lambda: DCGANGenerator(SHAPE, CLASSES, width=2), 1, CLASSES, own, coins(3))
+    assert not [name for name in tensors if name.startswith(("exp_avg", "step"))]
+    alone = training.stack(critic(), {name: value[1:2] for name, value in tensors.items()})
+    all_three = training.stack(critic(), tensors)
+    training.improve(alone, own[1:2], bright, coins(3, seed=30)[1:2])
+    training.improve(all_three, own, bright, coins(3, seed=30))
+    for name, value in alone.tensors(adam=True).items():
+        assert torch.allclose(all_three.tensors(adam=True)[name][1], value[0], atol=1e-5), name
+
+
+@pytest.mark.parametrize("generator", [DCGANGenerator, ResNetGenerator])
+def test_warm_start_together_equals_warm_start_apart(generator):
+    """Critics and throw-away generators, with their spectral vectors, in one stack and one by one."""
+    training = CriticTraining(batch_size=4, n_critic=2, lr=1e-3)
+
+    def start(own, coin):
+        return training.warm_start(critic, lambda: generator(SHAPE, CLASSES, width=4), 2, CLASSES, own, coin)
+
+    own = records(3)
+    together = start(own, coins(3))
+    for place in range(3):
+        apart = start(own[place : place + 1], coins(3)[place : place + 1])
+        for name, value in apart.items():
+            assert torch.allclose(together[name][place], value[0], atol=1e-5), name
+
+
+def test_warm_start_depends_on_its_own_records_alone():
+    """Bit by bit, even where the other shard is empty, or full of what no image is."""
+    training = CriticTraining(batch_size=4, n_critic=1)
+    make = (critic, lambda: DCGANGenerator(SHAPE, CLASSES, width=2))
+    own = records(2)
+    first = training.warm_start(*make, 2, CLASSES, own, coins(2))
+    empty = (own[1][0][:0], own[1][1][:0])
+    odd = (torch.full_like(own[1][0], torch.nan), own[1][1])
+    for other in (empty, odd, (own[1][0] * 1e30, own[1][1])):
+        second = training.warm_start(*make, 2, CLASSES, [own[0], other], coins(2))
+        for name, value in second.items():
+            assert torch.equal(value[0], first[name][0]), name
+            assert bool(torch.isfinite(value).all()), name
+
+
+def test_warm_start_leaves_public_randomness_alone():
+    before = torch.get_rng_state()
+    training = CriticTraining(batch_size=4, n_critic=1)
+    training.warm_start(critic, lambda: DCGANGenerator(SHAPE, CLASSES, width=2), 1, CLASSES, records(2), coins(2))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_no_warm_start_is_the_initial_critic():
+    training = CriticTraining()
+    tensors = training.warm_start(critic, lambda: DCGANGenerator(SHAPE, CLASSES), 0, CLASSES, records(2), coins(2))
+    for name, value in Stack.initial(critic, coins(2)).items():
+        assert torch.equal(tensors[name], value)
+    assert not torch.equal(tensors["linear.bias"][0], tensors["linear.bias"][1])
+
+
+def test_warm_start_tells_records_from_made_images():
+    """A critic of bright records gives bright images the higher score, one of dark records the lower."""
+    training = CriticTraining(batch_size=8, lr=1e-3)
+    light = (torch.full((20, *SHAPE), 0.9), torch.zeros(20, dtype=torch.int64))
+    dark = (torch.full((20, *SHAPE), 0.1), torch.zeros(20, dtype=torch.int64))
+    tensors = training.warm_start(
+        critic, lambda: DCGANGenerator(SHAPE, CLASSES, width=4), 15, CLASSES, [light, dark], coins(2)
+    )
+    critics = training.stack(critic(), tensors)
+    images = torch.stack([torch.cat([light[0][:1], dark[0][:1]])] * 2)
+    scores = critics(images, torch.zeros(2, 2, dtype=torch.int64))
+    assert scores[0, 0] > scores[0, 1]
+    assert scores[1, 0] < scores[1, 1]
+
+
+def test_image_gradient_is_autograds():
+    training = CriticTraining()
+    tensors = Stack.initial(critic, coins(2))
+    x, y = torch.rand(2, 5, *SHAPE), torch.randint(CLASSES, (2, 5))
+    gradient = training.image_gradient(training.stack(critic(), tensors), x, y)
+    for place in range(2):
+        net, _ = separate(tensors, place)
+        net.train()
+        images = x[place].clone().requires_grad_()
+        (-net(images, y[place]).sum()).backward()
+        assert torch.allclose(gradient[place], images.grad, atol=1e-6)
+
+
+def test_loss_of_a_linear_critic_is_in_closed_form():
+    """D(x) = <w, x>: E D(fake) - E D(real) + λ (|w| - 1)² + drift E D(real)²."""
+
+    class Linear(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(SHAPE))
+
+        def forward(self, x, y):
+            return (x * self.w).flatten(1).sum(1)
+
+    training = CriticTraining(gp_weight=3.0, drift=0.5)
+    critics = training.stack(Linear(), Stack.initial(Linear, coins(2)))
+    real, fake = torch.rand(2, 6, *SHAPE), torch.rand(2, 6, *SHAPE)
+    labels, mix = torch.zeros(2, 6, dtype=torch.int64), torch.rand(2, 6, 1, 1, 1)
+    w = critics.parameters["w"]
+    scores_real, scores_fake = (torch.einsum("gbchw,gchw->gb", images, w) for images in (real, fake))
+    penalty = (w.flatten(1).norm(dim=1) - 1) ** 2
+    expected = scores_fake.mean(1) - scores_real.mean(1) + 3.0 * penalty + 0.5 * scores_real.square().mean(1)
+    assert torch.allclose(training.loss(critics, real, fake, labels, mix), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("n", "size"), [(9, 5), (5, 5), (3, 5), (1, 5), (0, 5)])
+def test_batches_have_exactly_the_size_asked_for(n, size):
+    images = torch.arange(float(n)).reshape(n, 1, 1, 1) / 10
+    drawn, labels = draw_batch((images, torch.arange(n)), size, coins(1)[0])
+    assert len(drawn) == len(labels) == size
+    if n >= size:
+        assert len(set(labels.tolist())) == size, "without replacement"
+    if n:
+        assert torch.equal(drawn.flatten(), labels / 10)
+
+
+def test_batches_are_of_pixels():
+    odd = torch.tensor([float("nan"), 1e30, -5.0, float("inf"), 0.5]).reshape(5, 1, 1, 1)
+    drawn, labels = draw_batch((odd, torch.arange(5)), 5, coins(1)[0])
+    assert torch.equal(drawn.flatten()[labels.argsort()], torch.tensor([0.0, 1.0, 0.0, 1.0, 0.5]))
+
+
+def test_latents_follow_their_law():
+    bernoulli = draw_latents("bernoulli", (4000, 10), coins(1)[0], torch.device("cpu"))
+    assert set(bernoulli.unique().tolist()) == {0.0, 1.0}
+    assert abs(float(bernoulli.mean()) - 0.5) < 0.02
+    normal = draw_latents("normal", (4000, 10), coins(1)[0], torch.device("cpu"))
+    assert abs(float(normal.std()) - 1.0) < 0.02
+
+
+def test_settled_vectors_give_the_largest_singular_value():
+    net = ResNetGenerator(SHAPE, CLASSES, width=4).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    before = copy.deepcopy(net.state_dict())
+    assert settle_spectral(net) is net
+    for name, layer in net.named_modules():
+        if hasattr(layer, "parametrizations"):
+            assert float(torch.linalg.matrix_norm(layer.weight.flatten(1), ord=2)) == pytest.approx(1.0, abs=1e-3), name
+    assert all(torch.equal(before[name], value) for name, value in net.named_parameters())
