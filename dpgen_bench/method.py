@@ -34,7 +34,8 @@ class Method(Protocol):
 
     `fit` may read records only inside the functions it gives to `data.mechanism(...)`, and takes public randomness from
     `ctx.generator` or PyTorch's seeded global generator. It may also define
-    `epsilon_claimed(events, delta) -> float | None`: the paper's own count, kept beside the proven one.
+    `epsilon_claimed(events, delta) -> float | None`: the paper's own count, kept beside the proven one; and
+    `epsilon_conditional(events, delta) -> (float, assumption in words) | None`: what an unproven assumption would give.
     """
 
     def fit(self, data: PrivateData, ctx: Context) -> Generator: ...

@@ -188,7 +188,10 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
         done = [replace(mechanism.event, times=mechanism.executed) for mechanism in data.mechanisms.values()]
         inherited = [entry.event for entry in ledger.entries.values() if entry.inherited_from]
         budget = ledger.budget
-        return epsilon([*inherited, *done], budget.delta, budget.relation, budget.accountant)
+        try:
+            return epsilon([*inherited, *done], budget.delta, budget.relation, budget.accountant)
+        except NotCovered:  # only with an infinite budget; a display must not end the run
+            return math.inf
 
     ctx = Context(
         spec.seed,

@@ -119,9 +119,10 @@ class GSWGAN:
     def epsilon_claimed(self, events: Sequence[Event], delta: float) -> float | None:
         """The paper's count (Theorem A.1, Appendix A): RDP of T B releases, each subsampled without replacement.
 
-        None for a run that inherits releases of another, which the paper has no count for.
+        None where the paper has no count: for a public schedule, for rows clipped together, for a run that inherits
+        releases of another.
         """
-        if len(events) != 1:
+        if len(events) != 1 or self.schedule != "random" or self.clip != "per_row":
             return None
         (event,) = events
         if event.std == 0.0:

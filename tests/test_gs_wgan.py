@@ -234,6 +234,8 @@ def test_runs_without_noise_or_with_an_inherited_ledger_claim_nothing() -> None:
     assert method.epsilon_claimed([silent, silent], 1e-5) is None
     balanced = published(schedule="public_balanced")
     assert balanced.epsilon_conditional([event(balanced)], 1e-5) is None, "no index is hidden"
+    assert balanced.epsilon_claimed([event(balanced)], 1e-5) is None
+    assert published(clip="whole").epsilon_claimed([event(published())], 1e-5) is None
 
 
 @pytest.mark.parametrize(("schedule", "sigma"), [("random", 14.02), ("public_balanced", 12.65)])
@@ -302,11 +304,9 @@ def test_a_stale_index_in_a_balanced_schedule_is_caught(monkeypatch: pytest.Monk
 
 def test_one_critic_for_all_shards_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws are right, but each release finds, and leaves, the state of shard 0: it has seen all records."""
-    lend = PrivateState.lend
+    lend, bind = PrivateState.lend, PrivateState.bind
     monkeypatch.setattr(PrivateState, "lend", lambda self, fn, shard, index, key: lend(self, fn, 0, index, key))
-    monkeypatch.setattr(
-        PrivateState, "bind", lambda self, visits: setattr(self, "_visits", np.zeros(len(visits), np.int64))
-    )
+    monkeypatch.setattr(PrivateState, "bind", lambda self, visits: bind(self, [0] * len(visits)))
     with pytest.raises(ConformanceError, match="although the record was not in its draw"):
         check(schedule="public_balanced")
 
@@ -348,7 +348,7 @@ def test_a_method_that_asks_for_half_its_noise_is_refused() -> None:
             data.mechanism = lambda *args, std, **kwargs: ask(*args, std=std / 2, **kwargs)  # type: ignore[method-assign]
             return super()._mechanism(data, ctx)
 
-    sigma = 5.5
+    sigma = 1.1  # of B = 4 rows, visited once: ε is 10 at 1.0
     check(sigma=sigma, steps=3, schedule="public_balanced")
     with pytest.raises(BudgetExceeded):
         check_method(lambda: Half(**{**TINY, "sigma": sigma, "steps": 3, "schedule": "public_balanced"}), records=20)

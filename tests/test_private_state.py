@@ -234,7 +234,13 @@ def test_a_cache_is_shared_by_runs_and_marked_private(tmp_path):
             state.start(group)
     assert made == [1, 1, 1]
     (cached,) = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
-    assert sorted(path.name for path in cached.iterdir()) == ["PRIVATE", "identity.json", "layout.json", "state.npy"]
+    assert sorted(path.name for path in cached.iterdir()) == [
+        "PRIVATE",
+        "identity.json",
+        "layout.json",
+        "locks",
+        "state.npy",
+    ]
     assert json.loads((cached / "identity.json").read_text())["dataset"] == "x"
     assert cached.stat().st_mode & 0o077 == 0
 
@@ -303,6 +309,31 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
             assert exact == expected[checkpoint:], (checkpoint, lost)
 
 
+def test_processes_that_share_a_cache_share_its_work(tmp_path):
+    """Each group is made once, whoever comes first, and all find the same states."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    made = []
+
+    def start(records, coins):
+        made.append(float(records[0][0].sum()))
+        return count(records, coins)
+
+    def run(_):
+        data, _ = open_data(n=30, place=StatePlace(None, tmp_path, {}))
+        sample = OneShard(10, "public_balanced")
+        _, state = prepare(data, start=start, sample=sample, times=10)
+        for group in range(state.groups):
+            state.start(group)
+        return [float(state._before(shard, 0)["sum"]) for shard in range(10)]
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(run, range(4)))
+    assert len(made) == 10
+    assert found[0] == found[1] == found[2] == found[3]
+    assert sorted(found[0]) == sorted(made)
+
+
 def test_state_that_is_gone_is_missed(tmp_path):
     place = StatePlace(tmp_path / "run", tmp_path / "cache", {})
     data, _ = open_data(place=place)
@@ -362,4 +393,5 @@ def test_groups_are_fixed_whatever_is_needed():
         for group in range(state.groups):
             state.start(group)
     assert members[0] in members[1:]
+    assert len(members) == 3
     assert isinstance(state, PrivateState)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -60,17 +61,24 @@ class Rows:
         path = self.folder / "state.npy"
         if not path.exists():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.folder.chmod(0o700)
             (self.folder / "PRIVATE").write_text(WARNING)
-            write_atomic(self.folder / "layout.json", json.dumps(layout))
             unfinished = self.folder / "state.npy.tmp"
             np.lib.format.open_memmap(unfinished, "w+", kind, shape).flush()  # zeros: a sparse file
             unfinished.replace(path)
+        if not (self.folder / "layout.json").exists():  # last: who finds it finds the other file whole
+            write_atomic(self.folder / "layout.json", json.dumps(layout))
         try:
             self._rows = np.lib.format.open_memmap(path, "r+")
             if (self._rows.dtype, self._rows.shape) != (kind, shape):
                 raise ValueError(f"{self._rows.shape} rows of {self._rows.dtype}, not {shape} of {kind}")
         except (OSError, ValueError) as error:
             raise ValueError(f"the private state {path} cannot be used ({error}): delete {self.folder}.") from None
+
+    def form(self, layout: Layout) -> None:
+        """Make room for rows of this layout, if there is none yet."""
+        if self._rows is None:
+            self._open(layout)
 
     def versions(self, shard: int) -> np.ndarray:
         """int64 [slots]; 0 where there is nothing."""
@@ -87,8 +95,7 @@ class Rows:
     def write(self, shard: int, slot: int, version: int, parts: Parts) -> None:
         """Raises ValueError for other names, shapes or types than those of the rows written before."""
         layout = {name: tuple(part.shape) for name, part in parts.items()}
-        if self._rows is None:
-            self._open(layout)
+        self.form(layout)
         if layout != self.layout or any(part.dtype != torch.float32 for part in parts.values()):
             raise ValueError("expected private state as float32 tensors of the same names and shapes every time.")
         assert self._rows is not None
@@ -168,8 +175,11 @@ class PrivateState:
         if self._visits is not None:
             raise ValueError(f"private state {self.name!r} already belongs to a mechanism; make another for a second.")
         self._visits = np.array(visits, np.int64)
-        self._needed = sorted({int(shard) // self._stack for shard in np.unique(self._visits)})
-        self.groups = len(self._needed)
+        needed = sorted({int(shard) // self._stack for shard in np.unique(self._visits)})
+        self.groups = len(needed)
+        # Each process begins elsewhere, so that runs that share a cache share the work, too.
+        first = int.from_bytes(os.urandom(4), "big") % max(self.groups, 1) if self._cache is not None else 0
+        self._needed = needed[first:] + needed[:first]
 
     def start(self, number: int) -> None:
         """Make the first state of the shards of needed group `number` in 0..groups-1, unless it is kept from before.
@@ -184,14 +194,16 @@ class PrivateState:
     def _start_group(self, group: int) -> None:
         self._before_records()
         shards = range(group * self._stack, min((group + 1) * self._stack, self.sampling.shards))
-        with self._lock():
-            if self._first.layout is None:  # another process may have made the file since
-                self._first = Rows(self._cache, self.sampling.shards, slots=1)
+        with self._lock(f"group-{group}"):
+            self._look_again()
             if all(self._first.versions(shard)[0] for shard in shards):
                 return
             records = [next(self._draw(self._members[shard]).chunks(None)) for shard in shards]
             try:
                 parts = self._make(records, [_coins(self._key.derive(shard)) for shard in shards])
+                with self._lock("file"):
+                    self._look_again()
+                    self._first.form({name: tuple(part.shape[1:]) for name, part in parts.items()})
                 for place, shard in enumerate(shards):
                     self._first.write(shard, 0, 1, {name: part[place] for name, part in parts.items()})
             except BaseException as error:
@@ -201,11 +213,17 @@ class PrivateState:
             if self._cache is not None and not (self._cache / "identity.json").exists():
                 write_atomic(self._cache / "identity.json", self._text)
 
-    def _lock(self) -> AbstractContextManager[Any]:
+    def _look_again(self) -> None:
+        """Open the cache's file if another process has made it since."""
+        if self._first.layout is None:
+            self._first = Rows(self._cache, self.sampling.shards, slots=1)
+
+    def _lock(self, what: str) -> AbstractContextManager[Any]:
         if self._cache is None:
             return nullcontext()
-        self._cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return FileLock(f"{self._cache}.lock")
+        locks = self._cache / "locks"
+        locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return FileLock(locks / what)
 
     def lend(self, fn: Callable[..., Any], shard: int, index: int, key: Key) -> Callable[[Tensor, Tensor], Tensor]:
         """fn(images, labels) of release `index`, which reads the state of its shard and leaves the next."""
