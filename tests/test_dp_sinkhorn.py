@@ -32,22 +32,10 @@ from dpgen_bench.testing import ConformanceError, check_method
 from dpgen_bench.transport import semi_debiased
 from methods import dp_sinkhorn
 from methods.dp_sinkhorn import DPSinkhorn
+from tests.toys import Watcher
 
 TINY: dict[str, Any] = dict(batch_size=5, p=0.4, latent_dim=3, label_dim=2, width=2, sigma=None, steps=1)
 SHAPE = (1, 28, 28)
-
-
-class Watcher:
-    """Keeps what each release was made of and what the method got."""
-
-    def __init__(self) -> None:
-        self.releases: list[tuple[np.ndarray, Tensor, Tensor]] = []
-
-    def release(
-        self, mechanism: Mechanism, index: int, drawn: np.ndarray, exact: dict[str, Tensor], noisy: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        self.releases.append((drawn, exact["value"].clone(), noisy["value"].clone()))
-        return noisy
 
 
 class Seen(Context):

@@ -27,27 +27,12 @@ from dpgen_bench.specify import build_method, compose_config
 from dpgen_bench.testing import ConformanceError, check_method
 from dpgen_bench.wasserstein import CriticTraining
 from methods.gs_wgan import GSWGAN
+from tests.toys import Watcher
 
 SHAPE = (1, 28, 28)
 TINY: dict[str, Any] = dict(
     shards=3, batch_size=4, steps=4, n_critic=1, warm_start=1, generator="dcgan", width=2, critic_width=2, latent_dim=3
 )
-
-
-class Watcher:
-    """Keeps what each release was made of."""
-
-    def __init__(self) -> None:
-        self.releases: list[tuple[np.ndarray, Tensor, Tensor]] = []
-
-    def release(
-        self, mechanism: Mechanism, index: int, drawn: np.ndarray, exact: dict[str, Tensor], noisy: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        self.releases.append((drawn, exact["value"].clone(), noisy["value"].clone()))
-        return noisy
-
-    def before_records(self) -> None:
-        pass
 
 
 def records(n: int = 12) -> tuple[Tensor, Tensor]:
@@ -272,7 +257,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "random": {},
     "balanced": {"schedule": "public_balanced"},
     "whole": {"clip": "whole"},
-    "resnet": {"generator": "resnet", "latent": "normal"},
+    "resnet": {"generator": "resnet", "latent": "normal", "batch_size": 2, "steps": 3},
     "stacked": {"stack": 2, "warm_start": 2},
     "cold": {"warm_start": 0, "n_critic": 2},
 }

@@ -250,3 +250,18 @@ def test_settled_vectors_give_the_largest_singular_value():
                 1.0, abs=1e-3
             ), name
     assert all(torch.equal(before[name], value) for name, value in net.named_parameters())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
+def test_an_accelerator_trains_the_same_critics():
+    """To float32: convolutions without TF32, the same coins, as they are the CPU's on any device."""
+    training = CriticTraining(batch_size=5, n_critic=3, lr=1e-3)
+    first, own = Stack.initial(critic, coins(3)), records(3)
+    on_cpu = training.stack(critic(), first)
+    on_gpu = training.stack(critic().cuda(), {name: value.cuda() for name, value in first.items()})
+    training.improve(on_cpu, own, bright, coins(3, seed=40))
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        training.improve(on_gpu, [(x.cuda(), y.cuda()) for x, y in own], bright, coins(3, seed=40))
+    for name, value in on_cpu.tensors(adam=False).items():
+        assert torch.allclose(on_gpu.tensors(adam=False)[name].cpu(), value, atol=1e-4), name

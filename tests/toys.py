@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +17,22 @@ from dpgen_bench.method import Context
 from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.sampling import Full, Poisson
+
+
+class Watcher:
+    """Keeps what each release was made of and what the method got."""
+
+    def __init__(self) -> None:
+        self.releases: list[tuple[np.ndarray, Tensor, Tensor]] = []
+
+    def release(
+        self, mechanism: Mechanism, index: int, drawn: np.ndarray, exact: dict[str, Tensor], noisy: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        self.releases.append((drawn, exact["value"].clone(), noisy["value"].clone()))
+        return noisy
+
+    def before_records(self) -> None:
+        pass
 
 
 class Painter(nn.Module):
