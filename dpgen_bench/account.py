@@ -420,9 +420,10 @@ def _print(
         view.add_column(column, overflow="fold")
     for name in ACCOUNTANTS:
         view.add_row(f"proven, {name.upper()}", _cell(table["add_remove"][name]), _cell(table["replace_one"][name]))
-    for label, value in [*table.get("conditional", {}).items(), *table.get("claimed", {}).items()]:
-        view.add_row(label, _cell(value), "")
     console.print(view)
+    # In no column: under which relation a paper counts is its own affair.
+    for label, value in [*table.get("conditional", {}).items(), *table.get("claimed", {}).items()]:
+        console.print(f"{label}: {_cell(value)}")
     if table.get("claimed") and arguments.releases_per_draw > 1:
         console.print(
             f"The claim counts {arguments.releases_per_draw} separate draws per step; there is one: it bounds nothing."

@@ -98,8 +98,8 @@ class Context:
         self.seconds: dict[str, float] = {}
         self.steps_done: dict[str, int] = {}
         self.bytes_sent: dict[str, int] = {}
-        self.in_loop = False
         self._data = data
+        self._enter_loop(False)
         self._folder = folder
         self._parent = parent
         self._checkpoint_s = checkpoint_s
@@ -212,7 +212,7 @@ class Context:
         before = self.seconds.get(phase, 0.0)
         self._seconds_outside += began - self._outside_since
         self._outside_since = began
-        self.in_loop = True
+        self._enter_loop(True)
         for t in range(first, total):
             self._step = t
             yield t
@@ -228,8 +228,13 @@ class Context:
                 saved_at = time.monotonic()
             if signal is not None and t + 1 < total:
                 raise Preempted(128 + signal)
-        self.in_loop = False
+        self._enter_loop(False)
         self._progress.finish()
+
+    def _enter_loop(self, inside: bool) -> None:
+        self.in_loop = inside
+        if self._data is not None:
+            self._data.in_loop = inside
 
     def _restore(self, phase: str, stateful: Mapping[str, Any]) -> int:
         if self._saved is None or phase not in self._saved.phases:

@@ -38,6 +38,7 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import AllowanceExhausted, Mechanism
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import OneShard, Poisson
+from dpgen_bench.privacy.state import StatePlace
 from dpgen_bench.specify import RunSpec, build_dataset, build_method, compose_config
 
 TOLERANCE = 1e-5  # of the sensitivity, for float32 sums
@@ -125,7 +126,7 @@ class Bench:
         images = torch.nn.functional.interpolate(coarse, self.image_shape[1:], mode="bilinear", align_corners=False)
         return images, torch.randint(self.num_classes, (self.records,), generator=coins)
 
-    def fit(self, images: Tensor, labels: Tensor, ids: np.ndarray, tape: Tape) -> Fit:
+    def fit(self, images: Tensor, labels: Tensor, ids: np.ndarray, tape: Tape, place: StatePlace | None = None) -> Fit:
         ledger = Ledger(self.budget, self.records)
         data = PrivateData(
             images,
@@ -136,6 +137,7 @@ class Bench:
             ids=ids,
             public_n=self.records,
             observer=tape,
+            state_place=place,
         )
         context = Context(self.seed, "cpu", data=data)
         generator = self.make_method().fit(data, context)
@@ -207,6 +209,9 @@ def check_method(
     for neighbour in neighbours(images, labels, telling_records(first.tape), num_classes):
         check_replay(bench, first, neighbour)
         tell(f"replay, {neighbour.name}: within its sensitivity, same log, same generator")
+    if any(entry.bound.get("private_state") for entry in first.ledger.entries.values()):
+        check_kept_state(bench, first, images, labels)
+        tell("private state found in a cache, or kept on disk, changes nothing")
     check_empty_draws(bench, images, labels)
     tell("empty draws are survived")
     check_generator(first.generator, image_shape, num_classes)
@@ -362,6 +367,24 @@ def check_replay(bench: Bench, first: Fit, neighbour: Neighbour) -> None:
     same = one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
     same = same and first.generator.config() == second.generator.config()
     _expect(same, f"{where}, the generator differs although all releases were the same: data reached it another way.")
+
+
+def check_kept_state(bench: Bench, first: Fit, images: Tensor, labels: Tensor) -> None:
+    """A fit that makes its first states into a cache, and one that finds them there, are the first fit, bit by bit."""
+    with tempfile.TemporaryDirectory() as folder:
+        for what in ("made into", "found in"):
+            place = StatePlace(Path(folder) / what, Path(folder) / "cache", {})
+            again = bench.fit(images, labels, np.arange(len(labels)), Tape(), place)
+            same = all(
+                torch.equal(_flat(a.noisy), _flat(b.noisy))
+                for a, b in zip(first.tape.releases, again.tape.releases, strict=True)
+            )
+            one, other = first.generator.state(), again.generator.state()
+            _expect(
+                same and all(torch.equal(one[key], other[key]) for key in one),
+                f"private state {what} a cache led to other releases or another generator: its `start` must draw from "
+                "the coins it is given, and from nothing else.",
+            )
 
 
 def check_empty_draws(bench: Bench, images: Tensor, labels: Tensor) -> None:

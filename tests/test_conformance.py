@@ -68,14 +68,14 @@ def test_unclipped_rows_are_caught(monkeypatch):
 def test_one_draw_used_for_every_release_is_caught(monkeypatch):
     once = Key.seeded("the same coins each time")
     fresh = Poisson.draw
-    monkeypatch.setattr(Poisson, "draw", lambda self, ids, key: fresh(self, ids, once))
+    monkeypatch.setattr(Poisson, "draw", lambda self, ids, key, index: fresh(self, ids, once, index))
     with pytest.raises(ConformanceError, match="drawn twice in a row"):
         check_method(toys.MeanImage, **SMALL)
 
 
 def test_a_wrong_sampling_rate_is_caught(monkeypatch):
     monkeypatch.setattr(
-        Poisson, "draw", lambda self, ids, key: np.flatnonzero(key.generator("coins").random(len(ids)) < 0.9)
+        Poisson, "draw", lambda self, ids, key, index: np.flatnonzero(key.generator("coins").random(len(ids)) < 0.9)
     )
     with pytest.raises(ConformanceError, match="do not fit the rate"):
         check_method(toys.MeanImage, **SMALL)
@@ -101,7 +101,9 @@ def test_noise_used_twice_is_caught(monkeypatch):
 
 def test_coins_that_shift_when_a_record_leaves_are_caught(monkeypatch):
     monkeypatch.setattr(
-        Poisson, "draw", lambda self, ids, key: np.flatnonzero(key.generator("coins").random(len(ids)) < self.rate)
+        Poisson,
+        "draw",
+        lambda self, ids, key, index: np.flatnonzero(key.generator("coins").random(len(ids)) < self.rate),
     )
     with pytest.raises(ConformanceError, match="moved by"):
         check_method(toys.MeanImage, **SMALL)

@@ -291,7 +291,7 @@ def test_one_critic_for_all_shards_is_caught(monkeypatch: pytest.MonkeyPatch) ->
     """Draws are right, but each release finds, and leaves, the state of shard 0: it has seen all records."""
     lend, bind = PrivateState.lend, PrivateState.bind
     monkeypatch.setattr(PrivateState, "lend", lambda self, fn, shard, index, key: lend(self, fn, 0, index, key))
-    monkeypatch.setattr(PrivateState, "bind", lambda self, visits: bind(self, [0] * len(visits)))
+    monkeypatch.setattr(PrivateState, "bind", lambda self, visits, key: bind(self, [0] * len(visits), key))
     with pytest.raises(ConformanceError, match="although the record was not in its draw"):
         check(schedule="public_balanced")
 
@@ -349,6 +349,38 @@ def test_warm_starts_that_mix_shards_are_caught(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(CriticTraining, "warm_start", mixed)
     with pytest.raises(ConformanceError, match="although the record was not in its draw"):
         check(stack=3)
+
+
+def test_warm_starts_from_public_randomness_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they are made, or found in a cache, would show in every public draw after them."""
+    warm_start = CriticTraining.warm_start
+
+    def unseeded(self: CriticTraining, *args: Any) -> dict[str, Tensor]:
+        torch.rand(3)
+        return {name: value + 0.1 * torch.rand_like(value) for name, value in warm_start(self, *args).items()}
+
+    monkeypatch.setattr(CriticTraining, "warm_start", unseeded)
+    with pytest.raises(ValueError, match="drew from a global random generator"):
+        check()
+
+
+def test_warm_starts_that_draw_from_the_context_are_caught() -> None:
+    class Draws(GSWGAN):
+        def _mechanism(self, data: PrivateData, ctx: Context) -> Any:
+            ask = data.private_state
+
+            def draw(*args: Any, start: Any, **kwargs: Any) -> PrivateState:
+                def drawing(records: Any, coins: Any) -> dict[str, Tensor]:
+                    torch.rand(3, generator=ctx.generator)
+                    return start(records, coins)
+
+                return ask(*args, start=drawing, **kwargs)
+
+            data.private_state = draw  # type: ignore[method-assign]
+            return super()._mechanism(data, ctx)
+
+    with pytest.raises(ConformanceError, match="private state found in a cache led to other releases"):
+        check_method(lambda: Draws(**TINY), records=20)
 
 
 # Interruption, scale, errors

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 
 import numpy as np
 import pytest
 import torch
 
 from dpgen_bench.data.private import PrivateData
+from dpgen_bench.method import Context
 from dpgen_bench.privacy.bounds import PerRecord, PerRow, Whole
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Ledger, Spoiled
 from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.rows import Rows
 from dpgen_bench.privacy.sampling import OneShard, Poisson
-from dpgen_bench.privacy.state import PrivateState, Rows, StatePlace
+from dpgen_bench.privacy.state import PrivateState, StatePlace
 
 BALANCED = OneShard(3, "public_balanced")
 BOUND = PerRow(C=1.0, shape=(2, 1))
@@ -242,7 +246,8 @@ def test_a_cache_is_shared_by_runs_and_marked_private(tmp_path):
         "state.npy",
     ]
     assert json.loads((cached / "identity.json").read_text())["dataset"] == "x"
-    assert cached.stat().st_mode & 0o077 == 0
+    for private in (cached.parent, cached, cached / "state.npy"):
+        assert private.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize(
@@ -253,13 +258,16 @@ def test_a_cache_is_shared_by_runs_and_marked_private(tmp_path):
         {"sample": OneShard(4, "public_balanced")},
         {"sample": OneShard(3, "public_balanced", seed=7)},
         {"stack": 3},
+        {"record": "changed"},
     ],
 )
 def test_other_first_states_have_another_place(tmp_path, other):
     keys = set()
+    images = torch.rand(12, 1, 1, 1)
     for change in ({}, other):
         place = StatePlace(tmp_path / "run", tmp_path / "cache", change.get("place", {"seed": 0}))
-        data, _ = open_data(place=place)
+        changed = torch.cat([images[:-1], 1.0 - images[-1:]]) if "record" in change else images
+        data, _ = open_data(place=place, images=changed)
         state = data.private_state(
             "critics",
             sample=change.get("sample", BALANCED),
@@ -347,14 +355,115 @@ def test_state_that_is_gone_is_missed(tmp_path):
         release(visit)
 
 
-def test_damaged_files_are_named(tmp_path):
+def empty(folder):
+    (folder / "state.npy").write_bytes(b"nothing")
+
+
+def cut(folder):
+    os.truncate(folder / "state.npy", (folder / "state.npy").stat().st_size - 4)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        empty,
+        cut,
+        lambda folder: (folder / "layout.json").write_text(""),
+        lambda folder: (folder / "layout.json").write_text("[]"),
+        lambda folder: (folder / "layout.json").write_text('{"a": [4]}'),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, damage):
     rows = Rows(tmp_path / "rows", shards=2, slots=1)
     rows.write(0, 0, 1, {"a": torch.ones(3)})
-    (tmp_path / "rows" / "state.npy").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"cannot be used .*: delete"):
-        Rows(tmp_path / "rows", shards=2, slots=1)
+    rows.flush()
     with pytest.raises(ValueError, match="cannot be used"):
         Rows(tmp_path / "rows", shards=3, slots=1)
+    damage(tmp_path / "rows")
+    with pytest.raises(ValueError, match=r"cannot be used .*Delete"):
+        Rows(tmp_path / "rows", shards=2, slots=1)
+
+
+def test_a_damaged_row_counts_as_not_there_and_is_made_again(tmp_path):
+    place = StatePlace(tmp_path / "run", tmp_path / "cache", {})
+    data, _ = open_data(place=place)
+    _, state = prepare(data)
+    for group in range(3):
+        state.start(group)
+    expected = [float(state._before(shard, 0)["sum"]) for shard in range(3)]
+    file = state._cache / "state.npy"
+    content = bytearray(file.read_bytes())
+    content[-2] ^= 0x40  # within the last shard's row
+    file.write_bytes(content)
+    made = []
+    again, _ = open_data(place=place)
+    _, state = prepare(again, start=lambda r, c: made.append(1) or count(r, c))
+    for group in range(3):
+        state.start(group)
+    assert made == [1]
+    assert [float(state._before(shard, 0)["sum"]) for shard in range(3)] == expected
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../up", "1st"])
+def test_names_can_name_a_folder(name):
+    data, _ = open_data()
+    with pytest.raises(ValueError, match="name of private state"):
+        data.private_state(name, sample=BALANCED, start=count, identity={})
+
+
+def test_a_name_is_given_once():
+    data, _ = open_data()
+    data.private_state("critics", sample=BALANCED, start=count, identity={})
+    with pytest.raises(ValueError, match="already made"):
+        data.private_state("critics", sample=OneShard(3, seed=1), start=count, identity={})
+
+
+@pytest.mark.parametrize(
+    ("identity", "complaint"),
+    [
+        ({"partition": 1}, "the harness's own"),
+        ({"shards": 4}, "the harness's own"),
+        ({"w": np.zeros(3)}, "identity of"),
+    ],
+)
+def test_identities_tell_states_apart(identity, complaint):
+    data, _ = open_data()
+    with pytest.raises(ValueError, match=complaint):
+        data.private_state("critics", sample=BALANCED, start=count, identity=identity)
+
+
+@pytest.mark.parametrize(
+    ("start", "query", "complaint"),
+    [
+        (lambda r, c: None, visit, "float32 tensors by name, each with a first dimension of 1"),
+        (lambda r, c: {}, visit, "float32 tensors by name"),
+        (lambda r, c: {"a": torch.zeros(())}, visit, "first dimension of 1"),
+        (lambda r, c: {"a": torch.zeros(2)}, visit, "first dimension of 1"),
+        (count, lambda *_: torch.zeros(2, 1), r"return \(what the bound expects, the next state\), got Tensor"),
+        (count, lambda *_: (torch.zeros(2, 1), [1.0]), "float32 tensors by name, got list"),
+        (lambda r, c: {"a": torch.rand(1)}, visit, "drew from a global random generator"),
+        (count, lambda i, y, state, coins: (torch.full((2, 1), random.random()), state), "global random generator"),
+    ],
+)
+def test_what_private_functions_give_is_checked(start, query, complaint):
+    data, _ = open_data()
+    release, _ = prepare(data, start=start)
+    with pytest.raises(ValueError, match=complaint):
+        release(query)
+
+
+def test_releases_with_state_are_made_in_loops(tmp_path):
+    """Elsewhere they would be made again after a kill, and the state that they had would be gone."""
+    data, ledger = open_data()
+    context = Context(0, data=data)
+    release, _ = prepare(data)
+    with pytest.raises(RuntimeError, match=r"inside ctx\.steps"):
+        release(visit)
+    for _ in context.steps(3):
+        release(visit)
+    with pytest.raises(RuntimeError, match=r"inside ctx\.steps"):
+        release(visit)
+    assert ledger.entries["query"].executed == 3
 
 
 @pytest.mark.parametrize("parts", [{"a": torch.ones(4)}, {"b": torch.ones(3)}, {"a": torch.ones(3).double()}])
@@ -370,7 +479,8 @@ def test_one_file_holds_all_shards(tmp_path):
     rows.write(999, 0, 5, {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7.0)})
     rows.flush()
     again = Rows(tmp_path, shards=1000, slots=1)
-    assert list(again.versions(999)) == [5]
+    assert again.find(999, 5) == 0
+    assert again.find(999, 4) is None
     assert list(again.versions(3)) == [0]
     parts = again.read(999, 0, torch.device("cpu"))
     assert torch.equal(parts["a"], torch.arange(6.0).reshape(2, 3))

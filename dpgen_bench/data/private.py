@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,8 @@ class PrivateData:
         self._observer = observer
         self._diagnostics = diagnostics
         self._state_place = state_place or StatePlace()
+        self._state_names: set[str] = set()
+        self.in_loop = True  # where no Context says otherwise
 
     @property
     def budget(self) -> Budget:
@@ -128,6 +131,7 @@ class PrivateData:
             observer=self._observer,
             diagnostics=self._diagnostics,
             state=state,
+            in_loop=lambda: self.in_loop,
         )
         return self.mechanisms[name]
 
@@ -153,9 +157,13 @@ class PrivateData:
             identity: what `start` depends on besides the records, the run's seed and the method's source; JSON-able.
 
         Raises:
-            ValueError: for a sampling that is no OneShard, or a stack below 1.
+            ValueError: for a sampling that is no OneShard, a stack below 1, a name that was given before or can name no
+                folder, or an identity that is not JSON-able.
         """
         _expect_proven(sample, (OneShard,), "sampling with shards")
+        if name in self._state_names:
+            raise ValueError(f"private state named {name!r} was already made; give each its own name.")
+        self._state_names.add(name)
         return PrivateState(
             name,
             sample,
@@ -164,11 +172,19 @@ class PrivateData:
             ids=self.__ids,
             draw=lambda index: Batch(self.__images[index], self.__labels[index]),
             device=self.device,
-            identity={"shards": sample.shards, "partition": sample.seed, **identity},
+            fingerprint=self._fingerprint,
+            identity=identity,
             place=self._state_place,
             spoil=self._ledger.spoil,
             before_records=self._before_records,
         )
+
+    def _fingerprint(self) -> str:
+        """Of the records; itself private."""
+        digest = hashlib.sha256()
+        for part in (self.__images.cpu().numpy(), self.__labels.cpu().numpy(), self.__ids):
+            digest.update(f"{part.dtype}{part.shape}".encode() + np.ascontiguousarray(part).tobytes())
+        return digest.hexdigest()
 
     def _before_records(self) -> None:
         self._ledger.refuse_if_spoiled()

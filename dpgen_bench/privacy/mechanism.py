@@ -99,6 +99,7 @@ class Mechanism:
         observer: Observer | None,
         diagnostics: Path | None,
         state: PrivateState | None = None,
+        in_loop: Callable[[], bool] = lambda: True,
     ) -> None:
         self._entry = entry
         self._bound = bound
@@ -112,9 +113,11 @@ class Mechanism:
         self._observer = observer
         self._diagnostics = diagnostics
         self._state = state
+        self._in_loop = in_loop
         if state is not None:
             keys = (key.derive(entry.name, index) for index in range(entry.event.times))
-            state.bind([state.sampling.shard(key, index) for index, key in enumerate(keys)])
+            visits = [state.sampling.shard(own, index) for index, own in enumerate(keys)]
+            state.bind(visits, key.derive(entry.name))
 
     @property
     def name(self) -> str:
@@ -171,6 +174,7 @@ class Mechanism:
 
         Raises:
             AllowanceExhausted: after `times` releases.
+            RuntimeError: outside `ctx.steps`, for a mechanism with private state.
             Spoiled: if any private function of the run has raised before, even if the method caught that.
         """
         self._ledger.refuse_if_spoiled()
@@ -179,6 +183,11 @@ class Mechanism:
             raise AllowanceExhausted(
                 f"mechanism {self.name!r} was approved for {self.times} releases and has made them all; release "
                 f"{index + 1} is refused. Ask for a larger `times` when the mechanism is created."
+            )
+        if self._state is not None and not self._in_loop():
+            raise RuntimeError(
+                f"mechanism {self.name!r} keeps private state, so its releases must be made inside ctx.steps(...): "
+                "only there can a killed run find the state that each of them had."
             )
         # A release that leaves private state is made again instead: its state must be, and it is the same value.
         journaled = None if self._state else self._journal.get(self.name, index, self._device)

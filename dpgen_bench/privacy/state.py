@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import random
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,92 +20,10 @@ from torch import Tensor
 from dpgen_bench.files import write_atomic
 from dpgen_bench.privacy.bounds import Batch
 from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.rows import Parts, Rows, make_private
 from dpgen_bench.privacy.sampling import OneShard
 
-Parts = dict[str, Tensor]
-Layout = dict[str, tuple[int, ...]]
 Start = Callable[[list[tuple[Tensor, Tensor]], list[torch.Generator]], Parts]
-
-WARNING = """\
-PRIVATE. state.npy holds what was trained on the records themselves, without clipping and without noise. It must never
-leave the machine that holds the records. Deleting this folder costs time, nothing else.
-"""
-
-
-class Rows:
-    """Versions of the state of K shards, in one file (or in memory): [K, slots] rows of a version and float32 [P].
-
-    The row is written before its version, so that a kill in between leaves the slot with the version that it had, which
-    nobody asks for any more.
-
-    Raises:
-        ValueError: if the file is damaged or of another shape.
-    """
-
-    def __init__(self, folder: Path | None, shards: int, slots: int) -> None:
-        self.folder, self.shards, self.slots = folder, shards, slots
-        self.layout: Layout | None = None
-        self._rows: np.ndarray | None = None
-        if folder is not None and (folder / "layout.json").exists():
-            shapes = json.loads((folder / "layout.json").read_text())
-            self._open({name: tuple(shape) for name, shape in shapes.items()})
-
-    def _open(self, layout: Layout) -> None:
-        self.layout = layout
-        size = sum(math.prod(shape) for shape in layout.values())
-        kind = np.dtype([("version", "<i8"), ("row", "<f4", (size,))])
-        shape = (self.shards, self.slots)
-        if self.folder is None:
-            self._rows = np.zeros(shape, kind)
-            return
-        path = self.folder / "state.npy"
-        if not path.exists():
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.folder.chmod(0o700)
-            (self.folder / "PRIVATE").write_text(WARNING)
-            unfinished = self.folder / "state.npy.tmp"
-            np.lib.format.open_memmap(unfinished, "w+", kind, shape).flush()  # zeros: a sparse file
-            unfinished.replace(path)
-        if not (self.folder / "layout.json").exists():  # last: who finds it finds the other file whole
-            write_atomic(self.folder / "layout.json", json.dumps(layout))
-        try:
-            self._rows = np.lib.format.open_memmap(path, "r+")
-            if (self._rows.dtype, self._rows.shape) != (kind, shape):
-                raise ValueError(f"{self._rows.shape} rows of {self._rows.dtype}, not {shape} of {kind}")
-        except (OSError, ValueError) as error:
-            raise ValueError(f"the private state {path} cannot be used ({error}): delete {self.folder}.") from None
-
-    def form(self, layout: Layout) -> None:
-        """Make room for rows of this layout, if there is none yet."""
-        if self._rows is None:
-            self._open(layout)
-
-    def versions(self, shard: int) -> np.ndarray:
-        """int64 [slots]; 0 where there is nothing."""
-        return np.zeros(self.slots, np.int64) if self._rows is None else self._rows["version"][shard]
-
-    def read(self, shard: int, slot: int, device: torch.device) -> Parts:
-        assert self._rows is not None
-        assert self.layout is not None
-        row = torch.from_numpy(self._rows["row"][shard, slot].copy()).to(device)
-        sizes = [math.prod(shape) for shape in self.layout.values()]
-        pieces = zip(self.layout.items(), row.split(sizes), strict=True)
-        return {name: piece.reshape(shape) for (name, shape), piece in pieces}
-
-    def write(self, shard: int, slot: int, version: int, parts: Parts) -> None:
-        """Raises ValueError for other names, shapes or types than those of the rows written before."""
-        layout = {name: tuple(part.shape) for name, part in parts.items()}
-        self.form(layout)
-        if layout != self.layout or any(part.dtype != torch.float32 for part in parts.values()):
-            raise ValueError("expected private state as float32 tensors of the same names and shapes every time.")
-        assert self._rows is not None
-        row = torch.cat([part.detach().reshape(-1) for part in parts.values()])
-        self._rows["row"][shard, slot] = row.cpu().numpy()
-        self._rows["version"][shard, slot] = version
-
-    def flush(self) -> None:
-        if isinstance(self._rows, np.memmap):
-            self._rows.flush()
 
 
 @dataclass(frozen=True)
@@ -147,6 +65,7 @@ class PrivateState:
         ids: np.ndarray,
         draw: Callable[[np.ndarray], Batch],
         device: torch.device,
+        fingerprint: Callable[[], str],
         identity: dict[str, Any],
         place: StatePlace,
         spoil: Callable[[str], None],
@@ -158,10 +77,27 @@ class PrivateState:
         self._make, self._stack = make, min(stack, sampling.shards)
         self._draw, self._device = draw, device
         self._members = [np.flatnonzero(sampling.shard_of(ids) == shard) for shard in range(sampling.shards)]
-        whole = {"name": name, "stack": self._stack, "own": identity, **place.identity}
-        text = json.dumps(whole, sort_keys=True, default=str)
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+            raise ValueError(f"expected the name of private state to be a word that can name a folder, got {name!r}.")
+        of_shards = {"shards": sampling.shards, "partition": sampling.seed}
+        if taken := of_shards.keys() & identity.keys():
+            raise ValueError(
+                f"private state {name!r}: expected an identity without {sorted(taken)}, the harness's own."
+            )
+        whole = {"name": name, "stack": self._stack, "own": {**of_shards, **identity}, **place.identity}
+        try:
+            text = json.dumps(whole, sort_keys=True)
+        except TypeError as error:
+            raise ValueError(
+                f"private state {name!r}: expected an identity of numbers, words, lists and dicts, so that different "
+                f"ones are told apart ({error})."
+            ) from None
         self._key = Key.seeded(f"private state:{text}")
-        self._cache = None if place.cache is None else place.cache / hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._cache = None
+        if place.cache is not None:
+            # Bits depend on these, too; what they say of the records stays in the hash, in a private place.
+            where = f"{device.type}:{torch.get_num_threads()}:{fingerprint()}:{text}"
+            self._cache = place.cache / hashlib.sha256(where.encode()).hexdigest()[:16]
         self._text = text
         self._first = Rows(self._cache, sampling.shards, slots=1)
         self._later = Rows(place.folder and place.folder / name, sampling.shards, slots=2)
@@ -170,15 +106,15 @@ class PrivateState:
         self._needed: list[int] = []
         self._committed = 0
 
-    def bind(self, visits: list[int]) -> None:
-        """Learn from the mechanism that keeps this state which shard each of its releases will draw."""
+    def bind(self, visits: list[int], key: Key) -> None:
+        """Learn from the mechanism that keeps this state which shard each of its releases will draw, and its key."""
         if self._visits is not None:
             raise ValueError(f"private state {self.name!r} already belongs to a mechanism; make another for a second.")
         self._visits = np.array(visits, np.int64)
         needed = sorted({int(shard) // self._stack for shard in np.unique(self._visits)})
         self.groups = len(needed)
-        # Each process begins elsewhere, so that runs that share a cache share the work, too.
-        first = int.from_bytes(os.urandom(4), "big") % max(self.groups, 1) if self._cache is not None else 0
+        # Each run begins elsewhere, so that those that share a cache share the work, too.
+        first = int(key.generator("first group").integers(max(self.groups, 1)))
         self._needed = needed[first:] + needed[:first]
 
     def start(self, number: int) -> None:
@@ -196,11 +132,13 @@ class PrivateState:
         shards = range(group * self._stack, min((group + 1) * self._stack, self.sampling.shards))
         with self._lock(f"group-{group}"):
             self._look_again()
-            if all(self._first.versions(shard)[0] for shard in shards):
+            if all(self._first.find(shard, 1) is not None for shard in shards):
                 return
             records = [next(self._draw(self._members[shard]).chunks(None)) for shard in shards]
             try:
-                parts = self._make(records, [_coins(self._key.derive(shard)) for shard in shards])
+                with _public_randomness_untouched("`start` of private state"):
+                    parts = self._make(records, [_coins(self._key.derive(shard)) for shard in shards])
+                _expect_parts(parts, leading=len(shards))
                 with self._lock("file"):
                     self._look_again()
                     self._first.form({name: tuple(part.shape[1:]) for name, part in parts.items()})
@@ -222,14 +160,24 @@ class PrivateState:
         if self._cache is None:
             return nullcontext()
         locks = self._cache / "locks"
-        locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self._cache)
+        locks.mkdir(exist_ok=True)
         return FileLock(locks / what)
 
     def lend(self, fn: Callable[..., Any], shard: int, index: int, key: Key) -> Callable[[Tensor, Tensor], Tensor]:
         """fn(images, labels) of release `index`, which reads the state of its shard and leaves the next."""
 
         def with_state(images: Tensor, labels: Tensor) -> Tensor:
-            value, after = fn(images, labels, self._before(shard, index), _coins(key))
+            state = self._before(shard, index)
+            with _public_randomness_untouched("a function with private state"):
+                given = fn(images, labels, state, _coins(key))
+            if not isinstance(given, tuple) or len(given) != 2:
+                raise ValueError(
+                    "expected a function with private state to return (what the bound expects, the next state), got "
+                    f"{type(given).__name__}."
+                )
+            value, after = given
+            _expect_parts(after)
             # Overwrite the version that is not the last checkpoint's: a kill must find that one.
             versions = self._later.versions(shard)
             kept = int(np.argmax(np.where(versions <= self._committed, versions, -1)))
@@ -243,16 +191,17 @@ class PrivateState:
         assert self._visits is not None
         earlier = np.flatnonzero(self._visits[:index] == shard)
         if len(earlier) == 0:
-            if not self._first.versions(shard)[0]:
+            if self._first.find(shard, 1) is None:
                 self._start_group(shard // self._stack)
             return self._first.read(shard, 0, self._device)
-        slots = np.flatnonzero(self._later.versions(shard) == earlier[-1] + 1)
-        if len(slots) == 0:
+        slot = self._later.find(shard, int(earlier[-1]) + 1)
+        if slot is None:
             raise RuntimeError(
                 f"private state {self.name!r}: shard {shard} as release {int(earlier[-1])} left it is gone; the run's "
-                "private/ folder does not fit its checkpoint. Restore it, or delete the run's folder and start again."
+                "private/ folder does not fit its checkpoint. Restore it, or delete the run's folder and start again, "
+                "which with privacy.noise=os spends its epsilon a second time."
             )
-        return self._later.read(shard, int(slots[0]), self._device)
+        return self._later.read(shard, slot, self._device)
 
     def flush(self) -> None:
         """Push everything to disk, before a checkpoint that will ask for it."""
@@ -261,6 +210,27 @@ class PrivateState:
     def commit(self, executed: int) -> None:
         """A checkpoint stands at `executed` releases: keep what they left until the next one."""
         self._committed = executed
+
+
+@contextmanager
+def _public_randomness_untouched(what: str) -> Iterator[None]:
+    """Raise ValueError if PyTorch's, NumPy's or Python's global generators have moved: all later draws would tell."""
+
+    def now() -> tuple[object, ...]:
+        _, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002, global is what is meant
+        return torch.get_rng_state().numpy().tobytes(), np.asarray(words).tobytes(), rest, random.getstate()
+
+    before = now()
+    yield
+    if now() != before:
+        raise ValueError(f"{what} drew from a global random generator; it must draw from the coins that it is given.")
+
+
+def _expect_parts(parts: Any, leading: int | None = None) -> None:
+    whole = isinstance(parts, dict) and len(parts) > 0 and all(isinstance(part, Tensor) for part in parts.values())
+    if not whole or (leading is not None and any(part.shape[:1] != (leading,) for part in parts.values())):
+        of = "" if leading is None else f", each with a first dimension of {leading}, one entry for each shard"
+        raise ValueError(f"expected private state as float32 tensors by name{of}, got {type(parts).__name__}.")
 
 
 def _coins(key: Key) -> torch.Generator:
