@@ -26,7 +26,7 @@ setup: .venv/.locked ## the virtual environment, from the lock file
 	$(PYTHON) -m venv .uv
 	.uv/bin/pip install --quiet uv
 
-demo: setup ## a real sweep on the embedded digits, then its table (three to four minutes; again: seconds)
+demo: setup ## a real sweep on the embedded digits, then its table (about six minutes; again: seconds)
 	$(RUN)/dpgen sweep demo
 	$(RUN)/dpgen tables demo
 

@@ -194,7 +194,17 @@ def test_runs_marks_figures_of_a_changed_protocol(tmp_path):
     assert "quick: acc_logreg_pct 92.5 (mean of 2)" in "".join(describe_run(other))
 
 
-@pytest.mark.parametrize("preset", ["demo/dp_merf", "demo/dpgan", "demo/dp_sinkhorn", "dp_sinkhorn/reduced_whole"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        "demo/dp_merf",
+        "demo/dpgan",
+        "demo/dp_sinkhorn",
+        "demo/gs_wgan",
+        "dp_sinkhorn/reduced_whole",
+        "gs_wgan/reduced_proven",
+    ],
+)
 def test_a_presets_runtime_wins_over_the_defaults_and_loses_to_the_command_line(preset):
     assert compose_config([f"experiment={preset}"]).runtime.threads == 1
     assert compose_config([f"experiment={preset}", "runtime.threads=3"]).runtime.threads == 3
