@@ -71,14 +71,15 @@ class PrivateState:
         spoil: Callable[[str], None],
         before_records: Callable[[], None],
     ) -> None:
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
+            raise ValueError(f"expected the name of private state to be a word that can name a folder, got {name!r}.")
         if isinstance(stack, bool) or not isinstance(stack, int) or stack < 1:
             raise ValueError(f"expected the number of shards made together >= 1, got {stack!r}.")
         self.name, self.sampling, self.groups = name, sampling, 0
         self._make, self._stack = make, min(stack, sampling.shards)
         self._draw, self._device = draw, device
-        self._members = [np.flatnonzero(sampling.shard_of(ids) == shard) for shard in range(sampling.shards)]
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
-            raise ValueError(f"expected the name of private state to be a word that can name a folder, got {name!r}.")
+        shard_of = sampling.shard_of(ids)
+        self._members = [np.flatnonzero(shard_of == shard) for shard in range(sampling.shards)]
         of_shards = {"shards": sampling.shards, "partition": sampling.seed}
         if taken := of_shards.keys() & identity.keys():
             raise ValueError(
