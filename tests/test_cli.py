@@ -232,7 +232,7 @@ def test_a_table_with_missing_failed_and_measured_runs(tmp_path):
     by = {(line["method"], line["ε budget"]): line for line in frame.to_dict("records")}
     assert list(by) == [
         ("dp_merf", "1"),
-        *((method, epsilon) for method in ("dp_merf", "dpgan", "dp_sinkhorn") for epsilon in ("10", "inf")),
+        *((method, epsilon) for method in ("dp_merf", "dpgan", "dp_sinkhorn", "gs_wgan") for epsilon in ("10", "inf")),
     ]
     ten = by["dp_merf", "10"]
     assert ten["acc_logreg_pct"] == "92.0 ± 2.8"  # mean and std (n - 1) of 90 and 94
