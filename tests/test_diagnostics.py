@@ -43,6 +43,16 @@ def test_norms_are_of_rows_before_they_are_clipped(tmp_path, bound, norms):
     assert Image.open(tmp_path / "private" / "norms.png").width > 500
 
 
+def test_a_draw_without_records_has_no_norms(tmp_path):
+    path = tmp_path / "private" / "diagnostics.jsonl"
+    nobody = (torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.int64))
+    data = PrivateData(*nobody, 3, Ledger(Budget(math.inf), 0), Key.seeded("x"), diagnostics=path)
+    bound = PerRecord(C=1.0, shape=(2,))
+    data.mechanism("query", sample=Full(), bound=bound, times=1, std=1.0)(lambda images, labels: ROWS[labels])
+    assert json.loads(path.read_text())["norms_before_clipping"] == []
+    assert not draw_norms(path, {"query": 1.0}, tmp_path / "norms.png")
+
+
 def test_a_release_made_again_counts_as_last_made_and_half_a_line_is_left_out(tmp_path):
     path = tmp_path / "diagnostics.jsonl"
     rows = [(0, [1.0]), (1, [2.0]), (1, [3.0]), (2, [math.nan, math.inf])]

@@ -234,8 +234,8 @@ class Mechanism:
         with open(self._diagnostics, "a") as out:
             row = {"mechanism": self.name, "release": index, "drawn": drawn, "exact_norm": norm}
             if isinstance(self.bound, PerRow | Whole | PerRecord):  # rows as fn gave them, before they were clipped
-                norms = torch.cat([rows.detach().flatten(1).norm(dim=1) for rows in unbounded])
-                row["norms_before_clipping"] = [round(float(norm), 5) for norm in norms]
+                norms = [rows.detach().flatten(1).norm(dim=1) for rows in unbounded]
+                row["norms_before_clipping"] = [round(float(norm), 5) for part in norms for norm in part]
             out.write(json.dumps(row) + "\n")
 
 
