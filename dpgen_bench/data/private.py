@@ -146,8 +146,9 @@ class PrivateData:
     ) -> PrivateState:
         """State of each shard of `sample`, kept behind the handle of the mechanism that it is given to.
 
-        No record is touched here, nor before that mechanism is approved. Then `start(i)` of what is returned makes the
-        first states, `stack` shards at a time, or finds them where an earlier run with the same identity left them.
+        No record is used here (but a hash of all, which names the cache's folder), nor before that mechanism is
+        approved. Then `start(i)` of what is returned makes the first states, `stack` shards at a time, or finds them
+        where an earlier run with the same identity left them.
 
         Args:
             start: start(records, coins) -> float32 tensors [G, ...] by name, the first states of G <= stack shards;

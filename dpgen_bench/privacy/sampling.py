@@ -123,10 +123,7 @@ class OneShard(Sampling):
 
     def shard_of(self, ids: np.ndarray) -> np.ndarray:
         """The shard in 0..K-1 of each record id, int64 [n]."""
-        blocks, places = np.divmod(np.asarray(ids, dtype=np.int64), self.shards)
-        known, inverse = np.unique(blocks, return_inverse=True)
-        orders = [_order(self.shards, self.seed, "partition", int(block)) for block in known]
-        return np.stack(orders)[inverse, places] if len(known) else places
+        return _partition(self.shards, self.seed, np.asarray(ids, dtype=np.int64).tobytes())
 
     def shard(self, key: Key, index: int) -> int:
         """The shard of draw number `index`."""
@@ -145,7 +142,18 @@ class OneShard(Sampling):
         return f"one of {self.shards} shards, {self.schedule}"
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=4)  # every release asks for the same one
+def _partition(shards: int, seed: int, ids: bytes) -> np.ndarray:
+    """The shard of each of the int64 ids; read-only."""
+    blocks, places = np.divmod(np.frombuffer(ids, dtype=np.int64), shards)
+    known, inverse = np.unique(blocks, return_inverse=True)
+    orders = [_order(shards, seed, "partition", int(block)) for block in known]
+    found = np.stack(orders)[inverse, places] if len(known) else places
+    found.setflags(write=False)
+    return found
+
+
+@lru_cache(maxsize=8)  # the schedule asks for one round many times
 def _order(shards: int, seed: int, purpose: str, number: int) -> np.ndarray:
     return Key.seeded(f"shards:{shards}:{seed}").derive(purpose, number).generator("order").permutation(shards)
 
