@@ -32,7 +32,7 @@ from dpgen_bench.testing import ConformanceError, check_method
 from dpgen_bench.transport import semi_debiased
 from methods import dp_sinkhorn
 from methods.dp_sinkhorn import DPSinkhorn
-from tests.toys import Watcher
+from tests.toys import Watcher, records
 
 TINY: dict[str, Any] = dict(batch_size=5, p=0.4, latent_dim=3, label_dim=2, width=2, sigma=None, steps=1)
 SHAPE = (1, 28, 28)
@@ -44,11 +44,6 @@ class Seen(Context):
     def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Any:
         self.stateful = stateful
         return super().steps(total, phase=phase, **stateful)
-
-
-def records(n: int = 12) -> tuple[Tensor, Tensor]:
-    images = torch.randint(0, 256, (n, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
-    return images, torch.arange(n) % 10
 
 
 def private(eps: float = math.inf, n: int = 12, watcher: Watcher | None = None, **options: Any) -> PrivateData:

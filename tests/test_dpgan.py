@@ -28,6 +28,7 @@ from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.specify import build_method, compose_config, specify
 from methods.dpgan import DPGAN, LADDER, DiscriminatorNet, GeneratorNet, StepFrequency
+from tests.toys import records
 
 MNIST, CELEBA = ((1, 28, 28), 10), ((3, 32, 32), 2)
 TINY: dict[str, Any] = dict(batch_size=4, d_d=4, d_g=2, latent_dim=3, sigma=None, steps=1, n_d=1)
@@ -249,12 +250,6 @@ class Seen(Context):
     def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Any:
         self.total, self.stateful = total, stateful
         return super().steps(total, phase=phase, **stateful)
-
-
-def records(n: int = 12, shape: tuple[int, int, int] = (1, 28, 28)) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator)
-    return images, torch.arange(n) % 10
 
 
 def private(eps: float = math.inf, n: int = 12, watcher: Watcher | None = None, **options: Any) -> PrivateData:

@@ -27,17 +27,12 @@ from dpgen_bench.specify import build_method, compose_config
 from dpgen_bench.testing import ConformanceError, check_method
 from dpgen_bench.wasserstein import CriticTraining
 from methods.gs_wgan import GSWGAN
-from tests.toys import Watcher
+from tests.toys import Watcher, records
 
 SHAPE = (1, 28, 28)
 TINY: dict[str, Any] = dict(
     shards=3, batch_size=4, steps=4, n_critic=1, warm_start=1, generator="dcgan", width=2, critic_width=2, latent_dim=3
 )
-
-
-def records(n: int = 12) -> tuple[Tensor, Tensor]:
-    images = torch.randint(0, 256, (n, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
-    return images, torch.arange(n) % 10
 
 
 def private(eps: float = math.inf, n: int = 12, watcher: Watcher | None = None, **options: Any) -> PrivateData:

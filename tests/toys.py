@@ -35,6 +35,13 @@ class Watcher:
         pass
 
 
+def records(n: int = 12, shape: tuple[int, int, int] = (1, 28, 28)) -> tuple[Tensor, Tensor]:
+    """Random uint8 images [n, *shape], always the same, and labels 0 .. 9 by turns."""
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator)
+    return images, torch.arange(n) % 10
+
+
 class Painter(nn.Module):
     """A mean image per class and a touch of latent noise."""
 
