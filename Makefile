@@ -17,7 +17,7 @@ help: ## this list
 setup: .venv/.locked ## the virtual environment, from the lock file
 
 .venv/.locked: pyproject.toml uv.lock | $(UV)
-	$(UV) sync --locked --python $(PYTHON)
+	$(UV) sync --locked --compile-bytecode --python $(PYTHON)
 	@touch $@
 
 .uv/bin/uv:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +38,10 @@ Where one draw feeds B releases, they move together: what is proven is the multi
 
 --shards K instead of --q: a draw is one of K disjoint parts of the records (GS-WGAN), which may keep private state.
   dpgen account --shards 1000 --sigma 1.07 --steps 20000 --releases-per-draw 32 --published
+
+--clients N instead of --q: each step asks one of N clients, --max-answers times each at most, and the client adds the
+noise. The table is of outsiders, who see what is made of the answers; the line below it is of the server.
+  dpgen account --clients 3400 --sigma 1.07 --steps 30000 --releases-per-draw 32 --max-answers 20
 
 Without these: Hydra overrides, whose planned mechanisms are accounted before any data is used:
   dpgen account method=dpgan dataset=mnist privacy.epsilon=10
@@ -121,19 +126,16 @@ class _Cell:
 
     @property
     def slow(self) -> bool:
-        """Whether it may take more than about a second. RDP, unsampled Gaussians and one sharded mechanism do not."""
+        """Whether it may take more than about a second. RDP, unsampled Gaussians and one law of hits do not."""
         if self.composition is None or ACCOUNTANTS[self.name].uncovered(self.composition, self.relation):
             return False
-        return self.name != "rdp" and (bool(self.composition.poisson) or len(self.composition.shards) > 1)
+        return self.name != "rdp" and (bool(self.composition.poisson) or self.composition.hidden > 1)
 
     @property
     def request(self) -> dict[str, Any]:
         assert self.composition is not None
-        shards = self.composition.shards
         return {
-            "gaussian": self.composition.gaussian,
-            "poisson": self.composition.poisson,
-            **({"shards": shards} if shards else {}),  # keys of cells without shards are older than these
+            **self.composition.to_dict(),
             "delta": self.delta,
             "relation": self.relation,
             "accountant": self.name,
@@ -178,11 +180,7 @@ class _Cell:
 def answer_request() -> None:
     """The child's side: one JSON request on stdin, one JSON answer on stdout, and nothing else there."""
     request = json.load(sys.stdin)
-    composition = Composition(
-        request["gaussian"],
-        tuple((q, m, int(t)) for q, m, t in request["poisson"]),
-        tuple((int(k), m, int(t)) for k, m, t in request.get("shards", [])),
-    )
+    composition = Composition.from_dict(request)
     with contextlib.redirect_stdout(sys.stderr):
         answer = _compute(composition, request["delta"], request["relation"], request["accountant"])
     json.dump(answer, sys.stdout)
@@ -238,22 +236,26 @@ def main(argv: list[str]) -> int:
     try:
         _check(arguments, overrides)
         events, delta, budget = _planned(arguments, overrides)
+        server = None if arguments.clients is None else _seen_by_server(events[0], delta)
         claims, conditional = _claims(arguments, overrides, events, delta) if arguments.published else ({}, {})
     except (Usage, ValueError, LookupError, FileNotFoundError) as error:
         print(f"dpgen account: {error}", file=sys.stderr)
         return 2
     table = epsilon_table(events, delta, arguments.timeout, claims, arguments.cache, conditional)
     if arguments.json:
-        print(json.dumps({"delta": delta, "mechanisms": [_as_json(event) for event in events], "epsilon": table}))
+        told = {} if server is None else {"server": server}
+        mechanisms = [_as_json(event) for event in events]
+        print(json.dumps({"delta": delta, "mechanisms": mechanisms, "epsilon": table, **told}))
     else:
-        _print(table, events, delta, budget, arguments)
+        _print(table, events, delta, budget, arguments, server)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dpgen account",
-        usage="dpgen account (--q Q | --shards K) --sigma S --steps T [options] | dpgen account OVERRIDES [options]",
+        usage="dpgen account (--q Q | --shards K | --clients N) --sigma S --steps T [options] | "
+        "dpgen account OVERRIDES [options]",
         description="epsilon by RDP, PRV and PLD under both neighbouring relations.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -261,8 +263,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--q", type=_rate, help="Poisson sampling rate in (0, 1], e.g. 1/469; 1: every record")
     parser.add_argument("--shards", type=int, metavar="K", help="each draw is one of K disjoint parts of the records")
+    parser.add_argument("--clients", type=int, metavar="N", help="each step asks one of N clients, which is the unit")
     parser.add_argument(
-        "--schedule", choices=("random", "public_balanced"), help="of the shards drawn (default random)"
+        "--schedule", choices=("random", "public_balanced"), help="of the shards or clients drawn (default random)"
+    )
+    parser.add_argument(
+        "--max-answers", type=int, metavar="K", help="of one client; a step beyond passes without a release"
     )
     parser.add_argument("--sigma", type=float, help="noise multiplier of one released row (see below)")
     parser.add_argument("--steps", type=int, help="T: number of draws")
@@ -274,7 +280,7 @@ def _parser() -> argparse.ArgumentParser:
         "--bound",
         choices=("record", "row"),
         help="what one row is: a clipped sum over records (replacing one moves it twice as far as removing one), or "
-        "any clipped function of the batch (both move it by 2C). Default: record if B is 1, else row",
+        "any clipped function of the batch (both move it by 2C). Default: record if B is 1, else row; row of clients",
     )
     parser.add_argument("--published", action="store_true", help="print the papers' own count beside the proven one")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds per cell (default 60)")
@@ -298,26 +304,29 @@ def _check(arguments: argparse.Namespace, overrides: list[str]) -> None:
         raise Usage(
             f"expected options or Hydra overrides (key=value), got {' '.join(stray)}; see dpgen account --help."
         )
-    given = [name for name in ("q", "shards", "sigma", "steps") if getattr(arguments, name) is not None]
+    given = [name for name in ("q", "shards", "clients", "sigma", "steps") if getattr(arguments, name) is not None]
+    drawn = [name for name in given if name in ("q", "shards", "clients")]
     wanted = "--q or --shards, --sigma and --steps"
     if given and overrides:
         raise Usage(f"expected either {wanted}, or overrides, got both (--{given[0]}, {overrides[0]}).")
-    if "q" in given and "shards" in given:
-        raise Usage("expected one of --q and --shards, got both.")
-    missing = [
-        name for name in ("q", "sigma", "steps") if name not in given and not (name == "q" and "shards" in given)
-    ]
+    if len(drawn) > 1:
+        raise Usage(f"expected one of --{' and --'.join(drawn)}, got {'both' if len(drawn) == 2 else 'all'}.")
+    missing = [name for name in ("q", "sigma", "steps") if name not in given and not (name == "q" and drawn)]
     if given and missing:
         raise Usage(f"expected {wanted} together; missing {', '.join(f'--{name}' for name in missing)}.")
     if not given and not overrides:
-        raise Usage(f"expected {wanted}, or Hydra overrides such as method=dpgan; see --help.")
-    if arguments.schedule and "shards" not in given:
-        raise Usage("--schedule belongs to --shards.")
+        raise Usage(f"expected {wanted}, or Hydra overrides such as method=dpgan; see --help, for --clients too.")
+    if arguments.schedule and drawn not in (["shards"], ["clients"]):
+        raise Usage("--schedule belongs to --shards and --clients.")
+    if arguments.max_answers is not None and drawn != ["clients"]:
+        raise Usage("--max-answers belongs to --clients.")
     if overrides and (arguments.bound or arguments.releases_per_draw != 1):
         raise Usage(f"--bound and --releases-per-draw belong to {wanted}.")
     rules = {
         "q": ("in (0, 1]", lambda q: 0.0 < q <= 1.0),
         "shards": (">= 1", lambda shards: shards >= 1),
+        "clients": (">= 1", lambda clients: clients >= 1),
+        "max_answers": (">= 1", lambda answers: answers >= 1),
         "sigma": ("> 0 and finite", lambda sigma: 0.0 < sigma < math.inf),
         "steps": (">= 1", lambda steps: steps >= 1),
         "delta": ("in (0, 1)", lambda delta: 0.0 < delta < 1.0),
@@ -338,18 +347,40 @@ def _planned(arguments: argparse.Namespace, overrides: list[str]) -> tuple[list[
         events, budget = plan(overrides)
         return events, arguments.delta or budget.delta, budget
     from dpgen_bench.privacy.events import Event, Sensitivity
-    from dpgen_bench.privacy.sampling import Full, OneShard, Poisson, Sampling
+    from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson, Sampling
 
     releases = arguments.releases_per_draw
     joint = math.sqrt(releases)
-    per_record = (arguments.bound or ("record" if releases == 1 else "row")) == "record"
+    sums = releases == 1 and arguments.clients is None  # a client answers with any function of its records
+    per_record = (arguments.bound or ("record" if sums else "row")) == "record"
     sensitivity = Sensitivity(joint, 2.0 * joint if per_record else joint)
     sampling: Sampling
     if arguments.shards is not None:
         sampling = OneShard(arguments.shards, arguments.schedule or "random")
+    elif arguments.clients is not None:
+        sampling = OneClient(arguments.clients, arguments.schedule or "random", arguments.max_answers)
     else:
         sampling = Full() if arguments.q == 1.0 else Poisson(arguments.q)
     return [Event(sampling, sensitivity, arguments.sigma, arguments.steps)], arguments.delta or 1e-5, None
+
+
+def _seen_by_server(event: Event, delta: float) -> dict[str, Any]:
+    """What the server learns of one client, {"answers": k_max, "epsilon": {relation: exact}}.
+
+    It knows whom it asks and keeps every answer, so nothing is amplified: as many unsampled Gaussian releases as a
+    client answers at most. That is so whomever it asks, and whatever it sends.
+    """
+    from dpgen_bench.privacy.accountants import epsilon
+    from dpgen_bench.privacy.events import RELATIONS
+    from dpgen_bench.privacy.sampling import Full, OneClient
+
+    assert isinstance(event.sampling, OneClient)
+    answers = event.sampling.most_answers(event.times)
+    seen = replace(event, sampling=Full(), times=answers)
+    return {
+        "answers": answers,
+        "epsilon": {relation: epsilon([seen], delta, relation, "pld") for relation in RELATIONS},
+    }
 
 
 def _claims(
@@ -378,11 +409,14 @@ def _claims(
     compositions = arguments.steps * arguments.releases_per_draw
     rest = (arguments.sigma, compositions, delta)
     label = f"claimed ({compositions:,} compositions, {{}} RDP)"
-    if arguments.shards is not None:
-        if arguments.schedule == "public_balanced":
-            raise Usage("--published: the papers draw shards at random; they have no count for a public schedule.")
+    if arguments.q is None:
+        if arguments.schedule == "public_balanced" or arguments.max_answers is not None:
+            raise Usage(
+                "--published: the papers draw shards and clients at random, without a limit; they have no count for a "
+                "public schedule or for --max-answers."
+            )
         return (
-            {label.format("without-replacement"): wor_rdp(1.0 / arguments.shards, *rest)},
+            {label.format("without-replacement"): wor_rdp(1.0 / (arguments.shards or arguments.clients), *rest)},
             {"conditional (if steps were memoryless)": [memoryless_event(event) for event in events]},
         )
     claims = {label.format("classical"): classical_rdp(arguments.q, *rest)}
@@ -402,7 +436,12 @@ def _as_json(event: Event) -> dict[str, Any]:
 
 
 def _print(
-    table: Table, events: Sequence[Event], delta: float, budget: Budget | None, arguments: argparse.Namespace
+    table: Table,
+    events: Sequence[Event],
+    delta: float,
+    budget: Budget | None,
+    arguments: argparse.Namespace,
+    server: Mapping[str, Any] | None = None,
 ) -> None:
     from rich.console import Console
     from rich.table import Table as RichTable
@@ -421,6 +460,12 @@ def _print(
     for name in ACCOUNTANTS:
         view.add_row(f"proven, {name.upper()}", _cell(table["add_remove"][name]), _cell(table["replace_one"][name]))
     console.print(view)
+    if server is not None:
+        most, felt = server["answers"], server["epsilon"]
+        console.print(
+            f"against the server, which keeps every answer ({most:,} of one client at most, noised by itself): "
+            f"{_cell(felt['add_remove'])} (add/remove), {_cell(felt['replace_one'])} (replace-one)"
+        )
     # In no column: under which relation a paper counts is its own affair.
     for label, value in [*table.get("conditional", {}).items(), *table.get("claimed", {}).items()]:
         console.print(f"{label}: {_cell(value)}")

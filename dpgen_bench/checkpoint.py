@@ -18,7 +18,7 @@ class PhaseState:
     """Where one loop stood after a step.
 
     stateful: state dicts by name. randomness: every public generator. executed: releases made so far, by mechanism.
-    bytes_sent: by direction, counted so far in the run. A finished phase keeps its own: what a method does between two
+    bytes_sent, counters: counted so far in the run. A finished phase keeps its own: what a method does between two
     loops is done again on resume, and must find the randomness and the release numbers it had the first time, or a
     noise value would be used twice (and a byte counted twice).
     """
@@ -28,6 +28,7 @@ class PhaseState:
     randomness: dict[str, Any]
     executed: dict[str, int]
     bytes_sent: dict[str, int] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

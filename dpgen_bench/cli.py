@@ -25,6 +25,7 @@ USAGE = """dpgen VERB [OVERRIDES]
   evaluate RUN [protocol=P]  measure an existing generator again, without training
   sample RUN --n N --out F   draw images from a finished generator
   tables NAME                print a table and write it to results/tables/
+  debugging [NAME]           the bug in the samples of a debugging table's runs: verdicts, errors, a picture
   sweep NAME                 launch the runs of a table that are not finished
   fetch dataset=NAME         download a dataset into data_root
 """
@@ -112,6 +113,17 @@ def _tables(argv: list[str]) -> int:
     return 0
 
 
+def _debugging(argv: list[str]) -> int:
+    from dpgen_bench.results.debugging import print_debugging
+
+    parser = argparse.ArgumentParser("dpgen debugging")
+    parser.add_argument("name", nargs="?", default="debugging", help="a table in conf/table/ of debugging runs")
+    parser.add_argument("--results", type=Path, default=_results())
+    given = parser.parse_args(argv)
+    print_debugging(given.name, given.results)
+    return 0
+
+
 def _sweep(argv: list[str]) -> int:
     from dpgen_bench.results.tables import launch_sweeps
 
@@ -138,6 +150,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "evaluate": _evaluate,
     "sample": _sample,
     "tables": _tables,
+    "debugging": _debugging,
     "sweep": _sweep,
     "fetch": _fetch,
 }

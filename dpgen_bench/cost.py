@@ -91,7 +91,9 @@ def cost_values(training: Mapping[str, Any]) -> dict[str, float]:
     seconds_total: of the whole fit. seconds_<phase>, steps_<phase>: of one loop; seconds_outside_loops: of the rest.
     peak_memory_mib: of the process's resident memory during the run; peak_memory_since_process_start_mib instead, where
     it could not be measured for the run alone. peak_memory_accelerator_mib: of tensors on the accelerator, if one was
-    used. parameters_<name>, bytes_<direction>: as in the file.
+    used. parameters_<name>, bytes_<direction>: as in the file; rounds, clients_asked, generator_updates: as counted.
+    comm_cost_bytes: bytes in both directions for one update of the generator, by the average client that takes part
+    (GS-WGAN's Table 2).
     """
     values: dict[str, float] = {}
     if "seconds" in training:
@@ -108,4 +110,9 @@ def cost_values(training: Mapping[str, Any]) -> dict[str, float]:
             values["peak_memory_accelerator_mib"] = memory["accelerator"]
     values.update({f"parameters_{name}": count for name, count in training.get("parameters", {}).items()})
     values.update({f"bytes_{direction}": count for direction, count in training.get("bytes", {}).items()})
+    counters = training.get("counters", {})
+    values.update(counters)
+    if counters.get("clients_asked") and counters.get("generator_updates"):
+        of_a_client = sum(training["bytes"].values()) / counters["clients_asked"]
+        values["comm_cost_bytes"] = of_a_client * counters["rounds"] / counters["generator_updates"]
     return {name: float(value) for name, value in values.items()}

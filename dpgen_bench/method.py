@@ -98,7 +98,10 @@ class Context:
         self.seconds: dict[str, float] = {}
         self.steps_done: dict[str, int] = {}
         self.bytes_sent: dict[str, int] = {}
+        self.counters: dict[str, int] = {}
         self._data = data
+        if data is not None:
+            data.books = self
         self._enter_loop(False)
         self._folder = folder
         self._parent = parent
@@ -131,7 +134,7 @@ class Context:
         """`steps`, or the scale's cap if that is lower (scale=quick)."""
         return steps if self.scale.max_steps is None else min(steps, self.scale.max_steps)
 
-    def log(self, **scalars: float) -> None:
+    def log(self, **scalars: float | str) -> None:
         """Write public scalars of the current step into log.jsonl: only functions of releases and public inputs."""
         self._log.write({"phase": self._phase, "step": self._step, **scalars})
 
@@ -149,6 +152,17 @@ class Context:
                 raise ValueError(f"expected {direction} as an integer number of bytes >= 0, got {count!r}.")
             self.bytes_sent[direction] = self.bytes_sent.get(direction, 0) + count
 
+    def count(self, **counters: int) -> None:
+        """Add to named counters, such as generator_updates=1: public, and exact across a kill, like `count_bytes`.
+
+        Raises:
+            ValueError: for anything but integers >= 0.
+        """
+        for name, count in counters.items():
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise ValueError(f"expected {name} as an integer >= 0, got {count!r}.")
+            self.counters[name] = self.counters.get(name, 0) + count
+
     def cost(self, generator: Generator) -> dict[str, Any]:
         """What the run cost so far: the content of training.json; `dpgen_bench.cost.cost_values` makes columns of it.
 
@@ -159,7 +173,7 @@ class Context:
             seconds and steps by phase; seconds_outside_loops, the rest of `fit` (the time of every attempt counts, up
             to its last checkpoint); device; parameters, the trainable numbers of each network handed to `steps` (the
             largest count, where several had one name) and of the released generator; peak_memory_mib as
-            `PeakMemory.read` gives it, None if it was not measured; bytes by direction, {} without `count_bytes`.
+            `PeakMemory.read` gives it, None if it was not measured; bytes by direction and counters, {} without any.
         """
         return {
             "seconds": dict(self.seconds),
@@ -169,6 +183,7 @@ class Context:
             "parameters": {**self._parameters, "released_generator": generator.num_parameters},
             "peak_memory_mib": self._peak_memory(),
             "bytes": dict(self.bytes_sent),
+            "counters": dict(self.counters),
         }
 
     def _peak_memory(self) -> dict[str, Any] | None:
@@ -253,7 +268,7 @@ class Context:
             for name, executed in saved.executed.items():
                 self._data.mechanisms[name].resume_at(executed)
         # What was counted before this loop, in this process, is part of the saved count.
-        self.bytes_sent = dict(saved.bytes_sent)
+        self.bytes_sent, self.counters = dict(saved.bytes_sent), dict(saved.counters)
         self.seconds[phase] = self._saved.seconds[phase]
         self.steps_done[phase] = saved.steps
         if phase == self._saved.current:
@@ -271,6 +286,7 @@ class Context:
             public_randomness(self.generator),
             {name: mechanism.executed for name, mechanism in mechanisms.items()},
             dict(self.bytes_sent),
+            dict(self.counters),
         )
         phases = {**(self._saved.phases if self._saved else {}), phase: state}
         self._saved = Checkpoint(

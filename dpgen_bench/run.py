@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -92,16 +92,19 @@ def plan(overrides: list[str]) -> tuple[list[Event], Budget]:
     Nothing is released: `fit` is stopped where it would first touch a record.
     """
     spec = specify(compose_config(overrides))
-    records = spec.dataset().load("train")
+    dataset = spec.dataset()
+    records = dataset.load("train")
     ledger = _new_ledger(spec, len(records))
     # No record is handed over: the data are empty, only their number is known, and the first release ends the plan.
     data = PrivateData(
         records.images[:0],
         records.labels[:0],
-        spec.dataset().num_classes,
+        dataset.num_classes,
         ledger,
         Key.seeded("plan"),
         public_n=len(records),
+        clients=None if records.clients is None else records.clients[:0].numpy(),
+        num_clients=dataset.num_clients,
         observer=_Planned(),
     )
     with contextlib.suppress(_PlanMade):
@@ -208,7 +211,8 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
         memory=memory,
     )
     context.append(ctx)
-    generator = spec.method().fit(data, ctx)
+    with contextlib.closing(data):
+        generator = spec.method().fit(data, ctx)
     ledger.refuse_if_spoiled()
     if ledger.budget != spec.budget():
         raise ValueError(f"the method changed the ledger's budget to {ledger.budget}; it was {spec.budget()}.")
@@ -224,23 +228,24 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
 def _account(spec: RunSpec, folder: RunFolder) -> None:
     """Write the privacy figures into the ledger: proven by the budget's accountant, claimed, conditional, the table.
 
-    Where the budget's accountant does not cover what was released (only an infinite budget lets that happen), "proven"
-    is "inf" and "reason" says why.
+    Where the budget's accountant does not cover what was released (only an infinite budget lets that happen), or the
+    ledger holds doubts, "proven" is "inf" and "reason" says why. "proven" is against outsiders, who see what the run
+    releases; where the unit is the client, "server" has the figure against the server.
     """
     ledger = Ledger.load(folder.path / "ledger.json")
     if ledger.epsilon is not None:
         return
     budget, events = ledger.budget, ledger.events
     method: Method = spec.method()
-    reason = {}
-    try:
-        proven = epsilon(events, budget.delta, budget.relation, budget.accountant)
-    except NotCovered as failure:
-        proven, reason = math.inf, {"reason": str(failure)}
+    proven, why = _proven(ledger, events)
+    figures: dict[str, Any] = {"proven": proven, **why}
+    if ledger.unit == "client":
+        seen = ledger.events_seen_by_server()
+        theirs, why = ("inf", {"reason": TRUSTED}) if seen is None else _proven(ledger, seen)
+        figures["server"] = {"epsilon": theirs, **why}
     cache = _root(spec.config) / "cache" / "epsilon.json"
     ledger.epsilon = {
-        "proven": _word(proven),
-        **reason,
+        **figures,
         "claimed": _tried(lambda: claimed_epsilon(method, events, budget.delta)),
         "conditional": _tried(lambda: conditional_epsilon(method, events, budget.delta)),
         "delta": budget.delta,
@@ -249,6 +254,20 @@ def _account(spec: RunSpec, folder: RunFolder) -> None:
         "table": epsilon_table(events, budget.delta, float(spec.config.runtime.account_s), cache=cache),
     }
     ledger.save()
+
+
+TRUSTED = "the server is trusted: it adds the noise itself, to what it has seen"
+
+
+def _proven(ledger: Ledger, events: Sequence[Event]) -> tuple[float | str | None, dict[str, str]]:
+    """Epsilon of the events, or "inf" and {"reason": in words}."""
+    budget = ledger.budget
+    if ledger.doubts:
+        return "inf", {"reason": "; ".join(ledger.doubts)}
+    try:
+        return _word(epsilon(events, budget.delta, budget.relation, budget.accountant)), {}
+    except NotCovered as failure:
+        return "inf", {"reason": str(failure)}
 
 
 def _tried(figure: Callable[[], Any]) -> Any:
@@ -287,6 +306,8 @@ def _new_ledger(spec: RunSpec, records: int) -> Ledger:
 def _open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.device) -> PrivateData:
     dataset = spec.dataset()
     records = dataset.load("train")
+    if dataset.unaccounted is not None:
+        ledger.doubt(dataset.unaccounted)
     private = folder.path / "private"
     return PrivateData(
         records.images,
@@ -294,6 +315,10 @@ def _open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.d
         dataset.num_classes,
         ledger,
         _key(spec, folder, ledger),
+        clients=None if records.clients is None else records.clients.numpy(),
+        num_clients=dataset.num_clients,
+        federation=spec.federation(),
+        private_folder=private / "federation",
         device=device,
         journal=Journal(private / "journal"),
         diagnostics=private / "diagnostics.jsonl" if ledger.diagnostics == "unsafe" else None,

@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.arguments import check_types
 from dpgen_bench.data.datasets import DatasetSpec
+from dpgen_bench.federation.settings import Settings, settings
 from dpgen_bench.method import Method, Scale
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Ledger
@@ -77,6 +78,9 @@ class RunSpec:
             written.pop("batch_statistics", None)
         return {**_canonical(written), "evaluation_version": EVALUATION_VERSION}
 
+    def federation(self) -> Settings:
+        return settings(self.config.get("federation") or {})  # runs from before the federated setting have none
+
     def scale(self) -> Scale:
         return Scale(self.config.scale.name, self.config.scale.max_steps)
 
@@ -103,13 +107,14 @@ def specify(config: DictConfig) -> RunSpec:
     """Resolve and check a config, and work out the run's identity.
 
     Identity: method with its arguments, dataset, privacy, scale, seed, parent run, a fingerprint of the method's
-    source file and TRAINING_VERSION. Not: protocol, device, paths, launcher, experiment names.
+    source file and TRAINING_VERSION. Not: protocol, device, paths, launcher, experiment names,
+    where the programs of clients run (but faults that are played, if there are any).
 
     Raises:
         ValueError: for a value that no run can have (the budget is checked here, before any data is read).
     """
     OmegaConf.resolve(config)
-    for key in ("method", "dataset", "privacy", "scale", "protocol"):
+    for key in ("method", "dataset", "privacy", "scale", "protocol", "federation"):
         if not isinstance(config.get(key), DictConfig):
             raise ValueError(f"expected a config group {key!r}, got {config.get(key)!r}; see conf/{key}/.")
     if isinstance(config.seed, bool) or not isinstance(config.seed, int) or config.seed < 0:
@@ -118,6 +123,7 @@ def specify(config: DictConfig) -> RunSpec:
     spec.new_ledger(records=0)
     spec.scale()
     spec.method()
+    played = spec.federation().faults
     check_evaluation(config)
     method = OmegaConf.to_container(config.method)
     assert isinstance(method, dict)
@@ -132,6 +138,8 @@ def specify(config: DictConfig) -> RunSpec:
         "source": source_fingerprint(config.method["_target_"]),
         "training_version": TRAINING_VERSION,
     }
+    if played.any:  # what a federation plays changes what is trained; where clients run does not
+        training["faults"] = asdict(played)
     return RunSpec(config, _canonical(training))
 
 

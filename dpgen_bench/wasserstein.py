@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dpgen_bench.nets.stack import Stack
 
 Records = tuple[Tensor, Tensor]
+Critics = Callable[[Tensor, Tensor], Tensor]  # (images [G, B, c, h, w], labels [G, B]) -> scores [G, B]
 Latent = Literal["bernoulli", "normal"]
 
 
@@ -44,6 +45,30 @@ def draw_batch(records: Records, size: int, coins: torch.Generator) -> Records:
         chosen = torch.randint(len(labels), (size,), generator=coins)
     chosen = chosen.to(labels.device)
     return images[chosen].nan_to_num(0.0).clamp(0.0, 1.0), labels[chosen]
+
+
+def draw_matching(records: Records, labels: Tensor, size: int, coins: torch.Generator) -> tuple[Tensor, Tensor] | None:
+    """For given labels, records of the same labels: what a client answers to labels that it did not choose.
+
+    Args:
+        labels: int64 [b], of the images that the records shall be set against.
+        size: how many pairs to make.
+
+    Returns:
+        (places int64 [size] in `labels`, images [size, c, h, w] of those labels), places whose label no record has left
+        out and the others repeated in their stead; None if no record has any of the labels.
+    """
+    images, own = records
+    order = torch.argsort(own, stable=True)
+    ends = torch.searchsorted(own[order], labels, right=True)
+    starts = torch.searchsorted(own[order], labels)
+    held = torch.nonzero(ends > starts).flatten()
+    if len(held) == 0:
+        return None
+    places = held[torch.arange(size, device=held.device) % len(held)]
+    share = torch.rand(size, generator=coins, dtype=torch.float64).to(own.device)
+    chosen = starts[places] + (share * (ends - starts)[places]).long()
+    return places, images[order[chosen]].nan_to_num(0.0).clamp(0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -71,7 +96,7 @@ class CriticTraining:
     def stack(self, template: nn.Module, tensors: dict[str, Tensor]) -> Stack:
         return Stack(template, tensors, lr=self.lr, betas=self.betas)
 
-    def loss(self, critics: Stack, real: Tensor, fake: Tensor, labels: Tensor, mix: Tensor) -> Tensor:
+    def loss(self, critics: Critics, real: Tensor, fake: Tensor, labels: Tensor, mix: Tensor) -> Tensor:
         """L_D of each critic, [G]: mean D(fake) - mean D(real) + λ mean (|∇D(x̃)| - 1)² + drift mean D(real)².
 
         Args:
@@ -107,8 +132,12 @@ class CriticTraining:
             mix = [torch.rand(self.batch_size, 1, 1, 1, generator=coin) for coin in coins]
             with torch.no_grad():
                 fake = generate(self._latents(coins, real.device), labels)
-            critics.power_iteration()
-            critics.descend(self.loss(critics, real, fake, labels, torch.stack(mix).to(real.device)))
+            self.update(critics, real, fake, labels, torch.stack(mix).to(real.device))
+
+    def update(self, critics: Stack, real: Tensor, fake: Tensor, labels: Tensor, mix: Tensor) -> None:
+        """One step of each critic on given batches; shapes as in `loss`."""
+        critics.power_iteration()
+        critics.descend(self.loss(critics, real, fake, labels, mix))
 
     def image_gradient(self, critics: Stack, images: Tensor, labels: Tensor) -> Tensor:
         """Gradient of L_G = -sum D(x) in the images x [G, B, c, h, w] of labels [G, B], before it is sanitised."""

@@ -6,12 +6,15 @@ import hashlib
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dpgen_bench.data.clients import ClientData
+from dpgen_bench.federation.mechanism import ClientMechanism, PublicBooks
+from dpgen_bench.federation.settings import Settings
 from dpgen_bench.privacy.accountants import epsilon
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PerRow, Whole
 from dpgen_bench.privacy.calibration import BudgetExceeded, calibrate_std, calibrate_times
@@ -26,7 +29,7 @@ from dpgen_bench.privacy.state import PrivateState, Start, StatePlace
 class PrivateData:
     """Training records behind approved mechanisms.
 
-    Public attributes: `n` (number of records, treated as public), `num_classes`, `image_shape` (c, h, w), `budget`,
+    Public attributes: `n` (number of records), `num_classes`, `image_shape` (c, h, w), `budget`,
     `device`. There is no way to read a record but inside the function given to a mechanism.
 
     Args:
@@ -36,6 +39,10 @@ class PrivateData:
             or go. Default 0..n-1.
         key: root of all coins and noise of the run.
         state_place: where private state lies; in memory by default.
+        clients: client number [n] of each record, for `grouped`; None: the data know no clients.
+        num_clients: N, public; clients 0..N-1, of which some may have no record.
+        federation: where the programs of clients run, and which faults are played.
+        private_folder: for what clients raise, and for faults, neither of which is public.
     """
 
     def __init__(
@@ -53,6 +60,10 @@ class PrivateData:
         observer: Observer | None = None,
         diagnostics: Path | None = None,
         state_place: StatePlace | None = None,
+        clients: np.ndarray | None = None,
+        num_clients: int | None = None,
+        federation: Settings | None = None,
+        private_folder: Path | None = None,
     ) -> None:
         self.__images = images.to(device)
         self.__labels = labels.to(device)
@@ -62,11 +73,16 @@ class PrivateData:
                 "expected as many images as labels and distinct record ids, got "
                 f"{len(images)}, {len(labels)} and {len(np.unique(self.__ids))}."
             )
-        self.n = len(labels) if public_n is None else public_n
+        self.__clients = clients
+        self._num_clients = num_clients
+        self._federation = federation or Settings()
+        self._private_folder = private_folder
+        self.books: PublicBooks | None = None  # the run's, set by its Context
+        self._n = len(labels) if public_n is None else public_n
         self.num_classes = num_classes
         self.image_shape: tuple[int, int, int] = (images.shape[1], images.shape[2], images.shape[3])
         self.device = torch.device(device)
-        self.mechanisms: dict[str, Mechanism] = {}
+        self.mechanisms: dict[str, Mechanism | ClientMechanism] = {}
         self._ledger = ledger
         self._key = key
         self._journal = journal or Journal(None)
@@ -79,6 +95,43 @@ class PrivateData:
     @property
     def budget(self) -> Budget:
         return self._ledger.budget
+
+    @property
+    def n(self) -> int:
+        """Number of records, treated as public.
+
+        Raises:
+            ValueError: where the unit is the client: how many records there are depends on what one client holds.
+        """
+        if self._ledger.unit == "client":
+            raise ValueError("the number of records is private where the unit is the client; use that of clients.")
+        return self._n
+
+    def grouped(self, unit: Literal["client"]) -> ClientData:
+        """The same records with the client as the unit of privacy (user-level DP).
+
+        From now on a neighbouring data set is one in which one client holds other records, or none, and mechanisms for
+        single records are refused. The ledger says so.
+
+        Raises:
+            ValueError: for another unit, data without clients, or releases for single records before.
+        """
+        if unit != "client":
+            raise ValueError(f"expected the unit 'client', got {unit!r}.")
+        if self.__clients is None or self._num_clients is None:
+            raise ValueError(
+                "expected a data set whose records belong to clients, got one without: take dataset=clients_mnist, or "
+                "another of conf/dataset that is a federation."
+            )
+        self._ledger.by_client(self._num_clients)
+        images, labels, clients = self.__images, self.__labels, self.__clients
+
+        def records_of(client: int) -> tuple[Tensor, Tensor]:
+            index = np.flatnonzero(clients == client)
+            return images[index], labels[index]
+
+        number = max(self._num_clients, int(clients.max(initial=-1)) + 1)
+        return ClientData(self, self._num_clients, records_of, number)
 
     def mechanism(
         self,
@@ -110,6 +163,11 @@ class PrivateData:
             raise ValueError(f"a mechanism named {name!r} was already handed out; give each its own name.")
         _expect_proven(sample, SAMPLINGS, "sampling")
         _expect_proven(bound, (PerRecord, PerRecordGradient, PerRow, Whole), "bound")
+        if self._ledger.unit == "client":
+            raise ValueError(
+                f"mechanism {name!r} would protect single records, and the ledger's unit is the client: ask the "
+                "grouped data for mechanisms, or do not group them."
+            )
         if state is not None:
             _expect_covered(state, sample, bound)
         entry = self._ledger.entries.get(name) or self._plan(name, sample, bound, times, std)
@@ -119,7 +177,7 @@ class PrivateData:
         if state is not None:
             entry = replace(entry, bound={**entry.bound, "private_state": state.name})
         self._ledger.approve(entry)
-        self.mechanisms[name] = Mechanism(
+        mechanism = Mechanism(
             entry,
             bound,
             draw=lambda index: Batch(self.__images[index], self.__labels[index]),
@@ -133,7 +191,14 @@ class PrivateData:
             state=state,
             in_loop=lambda: self.in_loop,
         )
-        return self.mechanisms[name]
+        self.mechanisms[name] = mechanism
+        return mechanism
+
+    def close(self) -> None:
+        """Let go of what mechanisms hold open; for the harness, at the end of a run."""
+        for mechanism in self.mechanisms.values():
+            if isinstance(mechanism, ClientMechanism):
+                mechanism.close()
 
     def private_state(
         self,
@@ -192,8 +257,17 @@ class PrivateData:
         if self._observer is not None:
             self._observer.before_records()
 
-    def _plan(self, name: str, sample: Sampling, bound: Bound, times: int | None, std: float | None) -> Entry:
-        budget, spent, sensitivity = self.budget, self._ledger.events, bound.sensitivity
+    def _plan(
+        self,
+        name: str,
+        sample: Sampling,
+        bound: Bound,
+        times: int | None,
+        std: float | None,
+        spent: list[Event] | None = None,
+    ) -> Entry:
+        budget, sensitivity = self.budget, bound.sensitivity
+        spent = self._ledger.events if spent is None else spent
         calibrated = "nothing"
         if times is None and std is None:
             raise ValueError(

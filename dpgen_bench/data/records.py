@@ -30,13 +30,15 @@ class Records:
         images: uint8 [n, c, h, w], c = 1 or 3, 0 = black, 255 = full intensity. A generator's samples may be float32 on
             the same scale, where a protocol asks for unrounded ones.
         labels: int64 [n], class numbers from 0.
+        clients: int64 [n], the number from 0 of the client that holds each record; None where there are no clients.
 
     Raises:
-        ValueError: if a dtype or a shape differs, a label is negative, or a pixel is not within 0..255.
+        ValueError: if a dtype or a shape differs, a label or a client is negative, or a pixel is not within 0..255.
     """
 
     images: Tensor
     labels: Tensor
+    clients: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.images.dtype not in (torch.uint8, torch.float32) or self.images.ndim != 4:
@@ -47,20 +49,23 @@ class Records:
         # Written so that NaN fails it too.
         if self.images.is_floating_point() and not bool(((self.images >= 0) & (self.images <= 255)).all()):
             raise ValueError("expected pixels within 0..255, got others (or NaN).")
-        if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
-            raise ValueError(
-                f"expected int64 labels [{len(self.images)}], one for each image, "
-                f"got {self.labels.dtype} {tuple(self.labels.shape)}."
-            )
-        if len(self.labels) and int(self.labels.min()) < 0:
-            raise ValueError(f"expected labels from 0 upwards, got {int(self.labels.min())}.")
+        for what, numbers in (("labels", self.labels), ("clients", self.clients)):
+            if numbers is None:
+                continue
+            if numbers.dtype != torch.int64 or numbers.shape != self.images.shape[:1]:
+                raise ValueError(
+                    f"expected int64 {what} [{len(self.images)}], one for each image, "
+                    f"got {numbers.dtype} {tuple(numbers.shape)}."
+                )
+            if len(numbers) and int(numbers.min()) < 0:
+                raise ValueError(f"expected {what} from 0 upwards, got {int(numbers.min())}.")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @cached_property
     def images_hash(self) -> str:
-        """SHA-256 (hex) of the images' shape and pixels; labels do not enter. Whole pixels count as uint8."""
+        """SHA-256 (hex) of the images' shape and pixels; nothing else enters. Whole pixels count as uint8."""
         images = self.images.cpu()
         if images.is_floating_point() and torch.equal(images, images.round()):
             images = images.to(torch.uint8)
@@ -72,9 +77,12 @@ class Records:
 
     @cached_property
     def content_hash(self) -> str:
-        """SHA-256 (hex) of the images and their labels."""
-        labels = np.ascontiguousarray(self.labels.cpu().numpy()).tobytes()
-        return hashlib.sha256(self.images_hash.encode() + labels).hexdigest()
+        """SHA-256 (hex) of the images, their labels and, where there are any, their clients."""
+        digest = hashlib.sha256(self.images_hash.encode())
+        digest.update(np.ascontiguousarray(self.labels.cpu().numpy()).tobytes())
+        if self.clients is not None:
+            digest.update(b"clients" + np.ascontiguousarray(self.clients.cpu().numpy()).tobytes())
+        return digest.hexdigest()
 
 
 class MissingData(FileNotFoundError):
@@ -121,6 +129,19 @@ class DatasetSpec(ABC):
     def num_classes(self) -> int:
         return len(self.class_names)
 
+    @property
+    def num_clients(self) -> int | None:
+        """N, a public number: the training records' clients are 0..N-1, and some may hold none. None: no federation."""
+        return None
+
+    @property
+    def unaccounted(self) -> str | None:
+        """Why choosing these records was itself a release, in words, if no accountant covers it; None if it was not.
+
+        Where it is not None, no finite epsilon is proven of anything made from these records.
+        """
+        return None
+
     def download(self, into: Path) -> None:
         """Download the whole dataset into `into`, as `into / folder`. Called by `dpgen_bench.data.fetch.fetch` only."""
         raise ValueError(f"dataset {self.name!r} has nothing to download. {self.how}".rstrip())
@@ -138,18 +159,21 @@ class DatasetSpec(ABC):
         """
         if not path.exists():
             hint = f" ({self.how})" if self.how else ""
+            way = f"with\n    {self.fetch_command}\n" if self._downloads else "by hand, "
             raise MissingData(
-                f"dataset {self.name!r}: {path.absolute()} is not there. Get the data with\n    {self.fetch_command}\n"
+                f"dataset {self.name!r}: {path.absolute()} is not there. Get the data {way}"
                 f"or name the folder that holds it by data_root=FOLDER or the variable DPGEN_DATA.{hint}"
             )
         return path
 
     def damaged(self, path: Path, found: str) -> ValueError:
         """The error for a file that is there and cannot be what it should be."""
-        return ValueError(
-            f"dataset {self.name!r}: {path.absolute()} is damaged: {found}. Fetch it anew with\n"
-            f"    {self.fetch_command}"
-        )
+        way = f"Fetch it anew with\n    {self.fetch_command}" if self._downloads else f"Get it anew ({self.how})."
+        return ValueError(f"dataset {self.name!r}: {path.absolute()} is damaged: {found}. {way}")
+
+    @property
+    def _downloads(self) -> bool:
+        return type(self).download is not DatasetSpec.download
 
 
 def check_split(split: str) -> None:

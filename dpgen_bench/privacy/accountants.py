@@ -1,4 +1,4 @@
-"""Three published accountants behind one interface; the mathematics is theirs, but for `OneShard` (below, and `hits`).
+"""Three published accountants behind one interface; the mathematics is theirs, but for random hits (below, and `hits`).
 
 | name  | library            | theory                                            | tightness                        |
 |-------|--------------------|---------------------------------------------------|----------------------------------|
@@ -6,7 +6,7 @@
 |       |                    | conversion of Balle et al. (1905.09982, Thm 21)   | calibrate with                   |
 | `prv` | prv-accountant     | privacy random variables (2106.02848)             | upper bound, `eps_error` loose   |
 | `pld` | dp-accounting      | privacy loss distributions, connect-the-dots;     | exact for unsampled Gaussians    |
-|       |                    | analytic Gaussian (1805.06530) without sampling   | and shards, else < 1% above      |
+|       |                    | analytic Gaussian (1805.06530) without sampling   | and hits, else < 1% above        |
 
 Every figure is an upper bound on epsilon at the given delta (up to floating point).
 
@@ -51,6 +51,36 @@ hits of several mechanisms are independent, and squared mean shifts add up. Rén
 part of each release: log(1 - 1/K + e^(a (a - 1) / (2 m²)) / K) / (a - 1), composed as ever. Full and Poisson releases
 beside them see no state of a shard (`PrivateData.mechanism` refuses it), so they compose with all this adaptively.
 
+One client of N in each round (`OneClient`), the client being the unit. The observer is an outsider, who sees what the
+answers were made into. Clients keep state, so the proof is that of shards, with "client" for "shard" and for "record",
+and whose turn it is in every round published: hiding it is not claimed to gain anything. Assumed: whose turn it is,
+and whether the limit k_max lets it pass, never depends on data (`OneClient.asked`); a client answers from its own
+records, its state and what was sent to it; every answer has noise of std, and moves by s at most if the client had
+other records, or none. The client is then hit h = min(Binomial(T, 1/N), k_max) times under "random", and at most
+min(ceil(T/N), k_max) times under "public_balanced". T is the number of rounds planned: an answer that is lost or
+refused counts, which only adds to the bound, as long as who is lost does not depend on data. Given the turns, h hits
+have Rényi curve h a / (2 m²) at order a, so all rounds together have
+
+    rdp(a) = log E e^(h a (a - 1) / (2 m²)) / (a - 1),
+
+which adds up over mechanisms, because their turns are independent. Without k_max it is T times the curve above; with
+it, no more than that of k_max unsampled releases.
+
+Draws without replacement (`FixedSize`: b of N, afresh in each round). The population is the N clients, of which none
+comes or goes: replace-one only. dp-accounting's Rényi curve (1808.00087, Theorem 27) is of a Gaussian whose own curve
+is a / (2 m²) under replace-one, so it must be given std / replace_one; it doubles nothing itself. At each order the
+lesser of it and of the next paragraph's curve is taken.
+
+Published participation. Of a Poisson-sampled (rate q) or fixed-size (q = b / N) mechanism, publish also who takes part
+in which release. That is independent of the data and has one law in both worlds: a coin belongs to an id, whether or
+not anybody has it. Given all of it, a release without the record has one law in both worlds, and one with it moves by
+the relation's own sensitivity at most: under add/remove by that of joining the draw, under replace-one, where the
+record takes part in both worlds or in neither, by that of being exchanged. So h ~ Binomial(T, q), and the mixture above
+bounds epsilon, whatever releases remember of past participation. `pld` has nothing else for `FixedSize`, where it is
+loose but for small noise. It takes it for Poisson draws where they meet random hits, where dp-accounting gives up, and
+where it is the smaller, as for rows (r = s) at high rates. The amplified figures, dp-accounting's and opacus', do need
+that a release depends on earlier ones through what was published alone.
+
 Why this claims no amplification by a secret index. That T composed subsampled Gaussians bound T such releases needs
 each release, given the earlier ones, to be a fresh mixture whose part without the record has one law in both worlds.
 But state remembers past indices, and what was released makes them more probable in one world than in the other. An
@@ -65,7 +95,6 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -73,70 +102,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from dpgen_bench.privacy.hits import TooManyHits, mixture_epsilon, shard_rdp
+from dpgen_bench.privacy.composition import Composition, NotCovered
+from dpgen_bench.privacy.grid import finest_epsilon, grid_epsilon
+from dpgen_bench.privacy.hits import MOST_ATOMS, TooManyHits, hit_rdp, hits_rdp, mixture_epsilon, shard_rdp
 
 # The libraries are imported where they are used: opacus brings torch along, which a process for one PLD cell can spare.
 if TYPE_CHECKING:
     from dpgen_bench.privacy.events import Event, Relation
-
-
-class NotCovered(ValueError):
-    """The accountant has no theory, or no sound implementation, for these events under this relation."""
-
-
-@dataclass(frozen=True)
-class Composition:
-    """Events in the one form all accountants share; equal compositions in any order compare equal.
-
-    gaussian: squared mean shift mu² = sum of times / multiplier² of all unsampled releases. Gaussians compose
-        exactly to one Gaussian of multiplier 1 / mu (0.0: there is none).
-    poisson: sorted (rate in (0, 1), std / add_remove sensitivity, times), one entry per distinct mechanism.
-    shards: sorted (K > 1, multiplier under the relation, times) of `OneShard` releases of the random schedule. Those of
-        the balanced one are unsampled releases, ceil(times / K) of them.
-    """
-
-    gaussian: float
-    poisson: tuple[tuple[float, float, int], ...]
-    shards: tuple[tuple[int, float, int], ...] = ()
-
-    @classmethod
-    def of(cls, events: Sequence[Event], relation: Relation) -> Composition | None:
-        """The composition of `events`; None if one of them releases something without any noise.
-
-        Raises:
-            TypeError: for a sampling that nothing is proven of.
-        """
-        from dpgen_bench.privacy.sampling import Full, OneShard, Poisson  # brings torch along
-
-        gaussians, poisson, shards = [], Counter[tuple[float, float]](), Counter[tuple[int, float]]()
-        for event in events:
-            sampling, times = event.sampling, event.times
-            if not isinstance(sampling, Full | Poisson | OneShard):
-                raise TypeError(f"expected Full, Poisson or OneShard sampling, got {type(sampling).__name__}.")
-            amplified = isinstance(sampling, Poisson) and sampling.rate < 1.0
-            multiplier = event.multiplier("add_remove" if amplified else relation)
-            if times == 0 or math.isinf(multiplier):
-                continue
-            if multiplier == 0.0:
-                return None
-            if amplified:
-                poisson[sampling.rate, multiplier] += times
-            elif not isinstance(sampling, OneShard) or sampling.shards == 1:
-                gaussians.append(times / multiplier**2)
-            elif sampling.schedule == "public_balanced":
-                gaussians.append(-(-times // sampling.shards) / multiplier**2)
-            else:
-                shards[sampling.shards, multiplier] += times
-
-        def entries(counter: Counter[Any]) -> tuple[Any, ...]:
-            return tuple(sorted((*key, times) for key, times in counter.items()))
-
-        # fsum is correctly rounded, hence independent of the order of the events.
-        return cls(math.fsum(gaussians), entries(poisson), entries(shards))
-
-    @property
-    def empty(self) -> bool:
-        return self.gaussian == 0.0 and not self.poisson and not self.shards
 
 
 class Accountant(ABC):
@@ -168,9 +140,17 @@ class Accountant(ABC):
             raise NotCovered(f"{self.name} ({self.library}): {reason}")
         return max(0.0, self._compose(composition, delta, relation))
 
-    @abstractmethod
     def uncovered(self, composition: Composition, relation: Relation) -> str | None:
         """Why the composition is not covered under `relation`, in words; None if it is. Costs nothing."""
+        if composition.fixed and relation == "add_remove":
+            return (
+                "draws of a fixed size are of a population of a fixed size, which adding or removing a client would "
+                "change; take replace_one"
+            )
+        return self._uncovered(composition, relation)
+
+    @abstractmethod
+    def _uncovered(self, composition: Composition, relation: Relation) -> str | None: ...
 
     @abstractmethod
     def _compose(self, composition: Composition, delta: float, relation: Relation) -> float: ...
@@ -207,6 +187,21 @@ def _rdp(rate: float, multiplier: float, order: float) -> float:
     return math.inf if math.isnan(value) else max(value, 0.0)
 
 
+@lru_cache(maxsize=100_000)
+def _fixed_rdp(size: int, of: int, multiplier: float, order: float) -> float:
+    """RDP of one release of a draw of fixed size at `order`; the multiplier is that of replace-one."""
+    from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    published = hit_rdp(size / of, multiplier, order)
+    if order > SAMPLED_ORDER_MAX:  # its cost grows with the order
+        return published
+    accountant = RdpAccountant([order], NeighboringRelation.REPLACE_ONE)
+    accountant.compose(SampledWithoutReplacementDpEvent(of, size, GaussianDpEvent(multiplier)))
+    value = float(accountant._rdp[0])
+    return published if math.isnan(value) else min(value, published)
+
+
 @dataclass(frozen=True)
 class Rdp(Accountant):
     """Rényi DP by opacus; curves of different events are summed order by order."""
@@ -214,7 +209,7 @@ class Rdp(Accountant):
     name = "rdp"
     library = "opacus"
 
-    def uncovered(self, composition: Composition, relation: Relation) -> str | None:
+    def _uncovered(self, composition: Composition, relation: Relation) -> str | None:
         if relation == "replace_one" and composition.poisson:
             return "its curve of the Poisson-sampled Gaussian is proven for add/remove only"
         return None
@@ -233,6 +228,8 @@ def _rdp_epsilon(composition: Composition, delta: float) -> float:
         curve = [
             math.fsum(times * _rdp(rate, multiplier, order) for rate, multiplier, times in composition.poisson)
             + math.fsum(times * shard_rdp(shards, m, order) for shards, m, times in composition.shards)
+            + math.fsum(hits_rdp(hits, order) for hits in composition.clients)
+            + math.fsum(times * _fixed_rdp(size, of, m, order) for size, of, m, times in composition.fixed)
             + (_rdp(1.0, sigma, order) if composition.gaussian else 0.0)
             for order in orders
         ]
@@ -263,9 +260,11 @@ class Prv(Accountant):
     library = "prv-accountant"
     smallest_multiplier: ClassVar[float] = 0.05
 
-    def uncovered(self, composition: Composition, relation: Relation) -> str | None:
-        if composition.shards:
-            return "it has no random number of hits, as OneShard draws need; rdp and pld have"
+    def _uncovered(self, composition: Composition, relation: Relation) -> str | None:
+        if composition.shards or composition.clients:
+            return "it has no random number of hits, as OneShard and OneClient draws need; rdp and pld have"
+        if composition.fixed:
+            return "it has no draws of a fixed size; rdp and pld have"
         if not composition.poisson:
             return None
         if relation == "replace_one":
@@ -305,96 +304,54 @@ def _prv_epsilon(composition: Composition, delta: float, eps_error: float | None
     return upper
 
 
-INTERVALS = (1e-3, 1e-4, 2e-5, 4e-6)
+CHEAP_ATOMS = 20_000  # a tenth of a second
 
 
 @dataclass(frozen=True)
 class Pld(Accountant):
-    """Privacy loss distributions by dp-accounting, pessimistic estimate; `OneShard` draws exactly, by `hits`.
+    """Privacy loss distributions by dp-accounting, pessimistic estimate; random hits exactly, by `hits`.
 
-    interval: width h of the grid on which privacy losses are rounded, or None for the best of `INTERVALS`, refined
-        until the grid stops to matter. Rounding adds a variance of up to h²/4 per release; epsilon itself tells
-        which variance mu² it joins (that of the Gaussian with the same epsilon), and up to 0.1% of it is allowed.
-        DPGAN at epsilon 1 shows why: 0.9134 at 1e-4, 0.9091 at 2e-5. A finer grid can also be worse: the library
-        clips negative probabilities, which arise from cancellation and grow like 1/h², at zero (replace-one at
-        T = 450,000: 17.34 at 1e-4, 17.41 at 1e-5). Both errors only ever raise epsilon, so the smallest counts.
+    interval: width of the grid on which privacy losses are rounded, or None for the best of several (`grid`).
     """
 
     interval: float | None = None
     name = "pld"
     library = "dp-accounting"
 
-    def uncovered(self, composition: Composition, relation: Relation) -> str | None:
+    def _uncovered(self, composition: Composition, relation: Relation) -> str | None:
         if composition.shards and composition.poisson:
             return "its OneShard draws compose with unsampled releases alone, not with Poisson-sampled ones"
         return None
 
     def _compose(self, composition: Composition, delta: float, relation: Relation) -> float:
-        if composition.shards:
-            try:
-                return mixture_epsilon(composition.gaussian, composition.shards, delta)
-            except TooManyHits as error:
-                raise NotCovered(f"pld: {error}") from error
-        from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
+        if not composition.hidden:
+            from dp_accounting import get_epsilon_gaussian
 
-        if not composition.poisson:
             return float(get_epsilon_gaussian(composition.gaussian**-0.5, delta))
-        if self.interval is not None:
-            return _pld_epsilon(composition, delta, relation, self.interval)
-        releases = sum(times for *_, times in composition.poisson)
-        best = math.inf
-        for interval in INTERVALS:
+        if composition.hidden > len(composition.poisson):  # dp-accounting has Poisson draws alone
+            return _published(composition, delta, relation)
+        try:
+            if self.interval is None:
+                found = finest_epsilon(composition, delta, relation)
+            else:
+                found = grid_epsilon(composition, delta, relation, self.interval)
+        except NotCovered as failure:
             try:
-                epsilon = _pld_epsilon(composition, delta, relation, interval)
+                return _published(composition, delta, relation)
             except NotCovered:
-                if math.isinf(best):
-                    raise
-                break
-            if epsilon >= best or epsilon <= 0.0:
-                return min(epsilon, best)
-            best = epsilon
-            variance = float(get_sigma_gaussian(epsilon, delta)) ** -2
-            if releases * interval**2 / 4.0 <= 1e-3 * variance:
-                break
-        return best
+                raise failure from None
+        try:
+            return min(found, _published(composition, delta, relation, CHEAP_ATOMS))
+        except NotCovered:
+            return found
 
 
-@lru_cache(maxsize=8)  # a few million floats each; calibration of `times` asks for the same one again and again
-def _sampled_pld(rate: float, multiplier: float, relation: Relation, interval: float) -> Any:
-    from dp_accounting import NeighboringRelation
-    from dp_accounting.pld import privacy_loss_distribution
-
-    # Under REPLACE_ONE dp-accounting 0.6 takes the pair P*, Q* of this module's docstring, doubling the distance
-    # itself: it must be given std / add_remove, not std / replace_one.
-    names = {"add_remove": "ADD_OR_REMOVE_ONE", "replace_one": "REPLACE_ONE"}
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        multiplier,
-        value_discretization_interval=interval,
-        sampling_prob=rate,
-        neighboring_relation=NeighboringRelation[names[relation]],
-    )
-
-
-@lru_cache(maxsize=4096)
-def _pld_epsilon(composition: Composition, delta: float, relation: Relation, interval: float) -> float:
-    from dp_accounting.pld import privacy_loss_distribution
-
-    total = None
+def _published(composition: Composition, delta: float, relation: Relation, most: int = MOST_ATOMS) -> float:
+    """Epsilon once it is published who takes part in which release; see the module."""
     try:
-        for rate, multiplier, times in composition.poisson:
-            part = _sampled_pld(rate, multiplier, relation, interval).self_compose(times)
-            total = part if total is None else total.compose(part)
-        if composition.gaussian:
-            # mu already is in terms of the relation's own sensitivity, and a Gaussian pair is the same in both
-            # directions: add/remove of sensitivity 1 states it exactly under either relation.
-            gaussian = privacy_loss_distribution.from_gaussian_mechanism(
-                composition.gaussian**-0.5, value_discretization_interval=interval
-            )
-            total = gaussian if total is None else gaussian.compose(total)
-    except (ValueError, MemoryError) as error:
-        raise NotCovered(f"pld (dp-accounting): it gave up with: {error}") from error
-    assert total is not None
-    return float(total.get_epsilon_for_delta(delta))
+        return mixture_epsilon(composition.gaussian, composition.revealed(relation), delta, most)
+    except TooManyHits as error:
+        raise NotCovered(f"pld: {error}") from error
 
 
 ACCOUNTANTS: dict[str, Accountant] = {accountant.name: accountant for accountant in (Rdp(), Prv(), Pld())}

@@ -15,7 +15,7 @@ from scipy.optimize import brentq
 
 from dpgen_bench.privacy.accountants import ACCOUNTANTS, Accountant, NotCovered, Pld
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
-from dpgen_bench.privacy.sampling import OneShard, Sampling
+from dpgen_bench.privacy.sampling import Sampling
 
 SIGNIFICANT_DIGITS = 5
 # Searching further than this from the first guess, or for more releases, means that no answer exists.
@@ -132,7 +132,8 @@ def calibrate_times(
 ) -> int:
     """The largest number of releases with noise `std` that the budget allows after `spent`.
 
-    A balanced schedule of K shards costs the same for every release of a round, so its answer is a multiple of K.
+    A balanced schedule of K shards or clients costs the same for every release of a round, so its answer is a multiple
+    of K. A limit on answers may be all that the budget needs: then any number of releases fits.
 
     Raises:
         BudgetExceeded: not even one fits.
@@ -142,8 +143,7 @@ def calibrate_times(
     if math.isinf(budget.epsilon):
         raise ValueError("an infinite budget allows any number of releases: state the number (times).")
 
-    balanced = isinstance(sampling, OneShard) and sampling.schedule == "public_balanced"
-    length = sampling.shards if isinstance(sampling, OneShard) and balanced else 1
+    length = sampling.period
 
     def excess(accountant: Accountant, rounds: int) -> float:
         return _overdraft(accountant, budget, [*spent, Event(sampling, sensitivity, std, rounds * length)])

@@ -15,7 +15,7 @@ from scipy.special import gammaln, logsumexp
 
 from dpgen_bench.privacy.accountants import epsilon
 from dpgen_bench.privacy.events import Event, Sensitivity
-from dpgen_bench.privacy.sampling import OneShard, Poisson
+from dpgen_bench.privacy.sampling import OneClient, OneShard, Poisson
 
 # The orders TF-privacy's DP-SGD scripts use, and with them DP-Sinkhorn's accountant: 3.5 and 4.0 with nothing in
 # between is what makes 10.02 a 10.05.
@@ -139,7 +139,7 @@ def memoryless(event: Event, delta: float) -> float:
     gives 346.7 at the published setting.
 
     Args:
-        event: `times` releases of a `OneShard` sampling, schedule "random".
+        event: `times` releases of a `OneShard` or `OneClient` sampling, schedule "random".
 
     Returns:
         epsilon; the published setting (K = 1000, B = 32, sigma 1.07 per row, T = 20,000, delta 1e-5) gives 329.4.
@@ -153,9 +153,9 @@ def memoryless(event: Event, delta: float) -> float:
 def memoryless_event(event: Event) -> Event:
     """The Poisson-sampled event whose add/remove epsilon by PLD is `memoryless`."""
     sampling = event.sampling
-    if not isinstance(sampling, OneShard) or sampling.schedule != "random":
+    if not isinstance(sampling, OneShard | OneClient) or sampling.schedule != "random":
         raise ValueError(
-            f"expected one of K shards at random, got {sampling}: without a secret index nothing is hidden."
+            f"expected one of K shards or clients at random, got {sampling}: without a secret index nothing is hidden."
         )
     joint = event.sensitivity.replace_one
     return Event(Poisson(sampling.rate), Sensitivity(joint, joint), event.std, event.times)

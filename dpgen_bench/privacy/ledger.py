@@ -6,17 +6,17 @@ import json
 import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dpgen_bench.files import write_atomic
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
-from dpgen_bench.privacy.sampling import sampling_from_dict
+from dpgen_bench.privacy.sampling import Full, OneClient, sampling_from_dict
 
 OUT_OF_SCOPE = (
     "floating-point attacks: noise is drawn and added in finite precision, which the proofs do not cover",
     "randomness: coins and noise come from NumPy's Philox (an accelerator's own Philox there), which is not a "
     "cryptographic generator",
-    "the number of records is treated as public",
+    "the number of records is treated as public, or that of clients where the unit is the client",
     "side channels such as running time and memory use",
     "hyperparameters chosen by looking at the results of other runs on the same records are not accounted for",
 )
@@ -34,7 +34,10 @@ class Spoiled(RuntimeError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One approved allowance: `times` releases of one bounded query. `executed` says how many were made."""
+    """One approved allowance: `times` releases of one bounded query. `executed` says how many were made.
+
+    noise_at: who adds the noise, "server", which then sees what it is added to, or "client", before it sends.
+    """
 
     name: str
     bound: dict[str, Any]
@@ -42,6 +45,7 @@ class Entry:
     executed: int = 0
     calibrated: str = "nothing"
     inherited_from: str | None = None
+    noise_at: Literal["server", "client"] = "server"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -54,6 +58,7 @@ class Entry:
             "executed": self.executed,
             "calibrated": self.calibrated,
             "inherited_from": self.inherited_from,
+            "noise_at": self.noise_at,
         }
 
     @classmethod
@@ -62,12 +67,17 @@ class Entry:
         sensitivity = Sensitivity(**{k: float(v) for k, v in data["sensitivity"].items()})
         event = Event(sampling, sensitivity, float(data["std"]), int(data["times"]))
         bound = {**data["bound"], "C": float(data["bound"]["C"])}
-        return cls(data["name"], bound, event, data["executed"], data["calibrated"], data["inherited_from"])
+        noise_at = data.get("noise_at", "server")  # ledgers from before clients have none
+        return cls(data["name"], bound, event, data["executed"], data["calibrated"], data["inherited_from"], noise_at)
 
 
 @dataclass
 class Ledger:
     """All allowances of a run, its own and those inherited from the run it was restarted from.
+
+    unit: what a neighbouring data set has another of: a "record", or a "client" with all its records.
+    records: how many units there are, a number that is treated as public.
+    doubts: why nothing is proven after all, in words; with any, the proven epsilon is infinite.
 
     Guarantees: the events composed for epsilon are the approved allowances in full (`times`), never the executed
     count: a stop decided by looking at results is not covered by the accountants.
@@ -82,6 +92,7 @@ class Ledger:
     epsilon: dict[str, Any] | None = None
     path: Path | None = None
     spoiled: str | None = None
+    doubts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.noise not in NOISE_MODES:
@@ -94,6 +105,41 @@ class Ledger:
         """Approved allowances in full, in order of approval."""
         return [entry.event for entry in self.entries.values()]
 
+    def events_seen_by_server(self) -> list[Event] | None:
+        """What a server sees that knows whom it asked and keeps every answer; None if it adds the noise itself.
+
+        A client answers `most_answers` times at most, each answer with noise of its own: so many unsampled Gaussian
+        releases, since for the server no draw is secret.
+        """
+        if any(entry.noise_at == "server" for entry in self.entries.values()):
+            return None
+        return [
+            replace(event, sampling=Full(), times=event.sampling.most_answers(event.times))
+            for event in self.events
+            if isinstance(event.sampling, OneClient)
+        ]
+
+    def by_client(self, clients: int) -> None:
+        """From now on the unit is the client, of which there are `clients`; the number of records is not written down.
+
+        Raises:
+            ValueError: if releases were approved that protect single records.
+        """
+        if self.unit != "client" and self.entries:
+            raise ValueError(
+                "expected no release for single records before those for clients, got "
+                f"{', '.join(self.entries)}: one ledger has one unit. Group the records first, or restart from a run "
+                "whose unit is the client."
+            )
+        self.unit, self.records = "client", clients
+        self.save()
+
+    def doubt(self, why: str) -> None:
+        """Note, on disk too, why nothing is proven of this run; a second time changes nothing."""
+        if why not in self.doubts:
+            self.doubts.append(why)
+            self.save()
+
     def approve(self, entry: Entry) -> None:
         """Write an allowance down, on disk too, before its first release can happen."""
         self.entries[entry.name] = entry
@@ -101,6 +147,10 @@ class Ledger:
 
     def inherit(self, parent: Ledger, run_id: str) -> None:
         """Take over everything a parent run was approved for: its releases shaped the state we start from."""
+        if parent.entries:
+            self.unit, self.records = parent.unit, parent.records
+        for why in parent.doubts:
+            self.doubt(f"{run_id}, from which it was restarted: {why}")
         for entry in parent.entries.values():
             name = f"{run_id}/{entry.name}"
             self.entries[name] = replace(entry, name=name, inherited_from=entry.inherited_from or run_id)
@@ -131,6 +181,7 @@ class Ledger:
             "noise": {"mode": self.noise, "meaning": NOISE_MODES[self.noise]},
             "diagnostics": self.diagnostics,
             "entries": [entry.to_dict() for entry in self.entries.values()],
+            "doubts": self.doubts,
             "epsilon": self.epsilon,
             "out_of_scope": list(OUT_OF_SCOPE),
         }
@@ -147,6 +198,7 @@ class Ledger:
             data["diagnostics"],
             entries,
             data["epsilon"],
+            doubts=data.get("doubts", []),
         )
 
     @classmethod

@@ -27,12 +27,19 @@ class AllowanceExhausted(RuntimeError):
     """A release beyond the approved number was asked for."""
 
 
+class Named(Protocol):
+    """A mechanism, as far as an observer must know it."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class Observer(Protocol):
     """Sees what a release is made of. Used by the conformance suite only; a real run has none."""
 
     def release(
         self,
-        mechanism: Mechanism,
+        mechanism: Named,
         index: int,
         drawn: np.ndarray,
         exact: dict[str, Tensor],

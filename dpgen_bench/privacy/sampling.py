@@ -3,6 +3,9 @@
 A coin is keyed by (root key, mechanism, draw index, record id). Whether record i is drawn therefore never
 depends on which other records exist: adding, removing or replacing one record shifts nobody else's coin, which
 is what the neighbouring-dataset arguments of the accountants assume, and what the conformance replay relies on.
+
+Where the privacy unit is the client, "record" reads "client" throughout, ids are client numbers, and a draw is a round.
+`SAMPLINGS` are for records, `CLIENT_SAMPLINGS` for clients.
 """
 
 from __future__ import annotations
@@ -17,18 +20,30 @@ import numpy as np
 
 from dpgen_bench.privacy.noise import Key
 
+Schedule = Literal["random", "public_balanced"]
+
 
 class Sampling(ABC):
     """A law of draws. The privacy proofs are of the classes below; a mechanism refuses any other.
 
     rate: the probability that one record takes part in one draw.
+    period: draws after which a public schedule begins anew; 1 where there is none. A whole period costs no more than
+        its first draw, so only whole ones are worth planning.
     """
 
     rate: float
+    period: int = 1
 
     @abstractmethod
     def draw(self, ids: np.ndarray, key: Key, index: int) -> np.ndarray:
         """Positions (int64, ascending) in `ids` [n] of the records of draw number `index`, with the coins of `key`."""
+
+    def rounds(self, ids: np.ndarray, key: Key, times: int) -> list[np.ndarray]:
+        """Positions (int64, ascending) in `ids` [n] of those who take part in each of rounds 0..times-1.
+
+        Round t has the coins of key.derive(t), so a resumed run finds the same rounds.
+        """
+        return [self.draw(ids, key.derive(index), index) for index in range(times)]
 
     def participation(self, times: int) -> float:
         """The largest probability, over records, of taking part in one of `times` draws or more."""
@@ -108,18 +123,19 @@ class OneShard(Sampling):
     """
 
     shards: int
-    schedule: Literal["random", "public_balanced"] = "random"
+    schedule: Schedule = "random"
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.shards, bool) or not isinstance(self.shards, int) or self.shards < 1:
-            raise ValueError(f"expected a number of shards >= 1, got {self.shards!r}.")
-        if self.schedule not in ("random", "public_balanced"):
-            raise ValueError(f"expected the schedule random or public_balanced, got {self.schedule!r}.")
+        _check_parts("shards", self.shards, self.schedule)
 
     @property
     def rate(self) -> float:  # type: ignore[override]
         return 1.0 / self.shards
+
+    @property
+    def period(self) -> int:  # type: ignore[override]
+        return self.shards if self.schedule == "public_balanced" else 1
 
     def shard_of(self, ids: np.ndarray) -> np.ndarray:
         """The shard in 0..K-1 of each record id, int64 [n]."""
@@ -127,10 +143,7 @@ class OneShard(Sampling):
 
     def shard(self, key: Key, index: int) -> int:
         """The shard of draw number `index`."""
-        if self.schedule == "random":
-            return int(key.generator("shard").integers(self.shards))
-        round_, place = divmod(index, self.shards)
-        return int(_order(self.shards, self.seed, "round", round_)[place])
+        return _part(self.shards, self.schedule, self.seed, key, index)
 
     def draw(self, ids: np.ndarray, key: Key, index: int) -> np.ndarray:
         return np.flatnonzero(self.shard_of(ids) == self.shard(key, index))
@@ -140,6 +153,146 @@ class OneShard(Sampling):
 
     def __str__(self) -> str:
         return f"one of {self.shards} shards, {self.schedule}"
+
+
+@dataclass(frozen=True)
+class OneClient(Sampling):
+    """In each round one of `clients` clients is asked, and no client is asked more than `max_answers` times.
+
+    Who is asked never depends on data: ids are 0..clients-1 whether or not these clients have records, and a client
+    with another id is never asked. A client that is asked may well have no records: see `asked`.
+
+    Guarantees: a client is asked in rounds of its own only, so it may keep state from one to the next. The number of
+    times that it is asked is min(Binomial(times, 1/clients), max_answers) under "random", and
+    min(ceil(times/clients), max_answers) at most under "public_balanced". What that costs is proven in
+    `dpgen_bench.privacy.accountants`, where it does not matter who knows when a client was asked.
+
+    Args:
+        clients: N >= 1, public.
+        schedule: "random": each round's client is uniform and independent. "public_balanced": rounds ask every client
+            once before any a second time, in a public random order, anew for every N rounds.
+        max_answers: k_max >= 1. A round that would ask a client once more asks nobody and releases nothing. None: no
+            limit. Rounds are counted, not answers: one that is lost or refused uses up its place.
+        seed: of the public order.
+
+    Raises:
+        ValueError: for a number of clients or of answers below 1, or an unknown schedule.
+    """
+
+    clients: int
+    schedule: Schedule = "random"
+    max_answers: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_parts("clients", self.clients, self.schedule)
+        if self.max_answers is not None and not _is_count(self.max_answers):
+            raise ValueError(f"expected max_answers >= 1, or None for no limit, got {self.max_answers!r}.")
+
+    @property
+    def rate(self) -> float:  # type: ignore[override]
+        return 1.0 / self.clients
+
+    @property
+    def period(self) -> int:  # type: ignore[override]
+        return self.clients if self.schedule == "public_balanced" else 1
+
+    def client(self, key: Key, index: int) -> int:
+        """The client whose turn round number `index` is, with the coins of `key`; the limit is not looked at."""
+        return _part(self.clients, self.schedule, self.seed, key, index)
+
+    def draw(self, ids: np.ndarray, key: Key, index: int) -> np.ndarray:
+        """Position in `ids` of the client whose turn round `index` is, int64 [0 or 1].
+
+        One round alone cannot know how often a client was asked before: `rounds` keeps the limit.
+        """
+        return np.flatnonzero(ids == self.client(key, index))
+
+    def asked(self, key: Key, times: int) -> np.ndarray:
+        """The client asked in each of rounds 0..times-1, int64 [times]; -1 where the limit lets nobody be asked.
+
+        A function of `key` alone, while an empty entry of `rounds` may also mean that the client asked has no data.
+        Under add/remove the two must not be confused: whether a client has data is private, so a round that asks one
+        without data releases noise alone, and only a round that asks nobody may release nothing.
+        """
+        turns = np.array([self.client(key.derive(index), index) for index in range(times)], dtype=np.int64)
+        if self.max_answers is None:
+            return turns
+        before = np.zeros(self.clients, dtype=np.int64)
+        for index, client in enumerate(turns):
+            before[client] += 1
+            if before[client] > self.max_answers:
+                turns[index] = -1
+        return turns
+
+    def rounds(self, ids: np.ndarray, key: Key, times: int) -> list[np.ndarray]:
+        """As `Sampling.rounds`, each with one position or none; the limit is kept."""
+        return [np.flatnonzero(ids == client) for client in self.asked(key, times)]  # no id is -1
+
+    def most_answers(self, times: int) -> int:
+        """The largest number of times that any one client can be asked in `times` rounds."""
+        most = times if self.schedule == "random" else -(-times // self.clients)
+        return most if self.max_answers is None else min(most, self.max_answers)
+
+    def participation(self, times: int) -> float:
+        return super().participation(times) if self.schedule == "random" else float(times > 0)
+
+    def __str__(self) -> str:
+        limit = "" if self.max_answers is None else f", at most {self.max_answers} answers each"
+        return f"one of {self.clients} clients, {self.schedule}{limit}"
+
+
+@dataclass(frozen=True)
+class FixedSize(Sampling):
+    """Exactly `size` of the clients 0..of-1, uniformly without replacement, afresh for each round (Fed-Avg).
+
+    All `of` clients can be drawn, whether or not they have records, so nobody's coin depends on who else has data. Of
+    those drawn the ones that are present take part. A client with another id is never drawn.
+
+    Args:
+        size: number of clients drawn, 1..of.
+        of: number of clients, public.
+
+    Raises:
+        ValueError: if size is not in 1..of, or either is no whole number.
+    """
+
+    size: int
+    of: int
+
+    def __post_init__(self) -> None:
+        if not _is_count(self.size) or not _is_count(self.of) or self.size > self.of:
+            raise ValueError(f"expected 1 <= size <= of, both whole numbers, got size={self.size!r}, of={self.of!r}.")
+
+    @property
+    def rate(self) -> float:  # type: ignore[override]
+        return self.size / self.of
+
+    def draw(self, ids: np.ndarray, key: Key, index: int) -> np.ndarray:
+        chosen = key.generator("fixed size").choice(self.of, self.size, replace=False)
+        return np.flatnonzero(np.isin(ids, chosen))
+
+    def __str__(self) -> str:
+        return f"{self.size} of {self.of} clients"
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
+
+
+def _check_parts(what: str, number: int, schedule: str) -> None:
+    if not _is_count(number):
+        raise ValueError(f"expected a number of {what} >= 1, got {number!r}.")
+    if schedule not in ("random", "public_balanced"):
+        raise ValueError(f"expected the schedule random or public_balanced, got {schedule!r}.")
+
+
+def _part(number: int, schedule: Schedule, seed: int, key: Key, index: int) -> int:
+    """The one of 0..number-1 whose turn draw `index` is."""
+    if schedule == "random":
+        return int(key.generator("shard").integers(number))
+    round_, place = divmod(index, number)
+    return int(_order(number, seed, "round", round_)[place])
 
 
 @lru_cache(maxsize=4)  # every release asks for the same one
@@ -158,11 +311,13 @@ def _order(shards: int, seed: int, purpose: str, number: int) -> np.ndarray:
     return Key.seeded(f"shards:{shards}:{seed}").derive(purpose, number).generator("order").permutation(shards)
 
 
-SAMPLINGS = (Full, Poisson, OneShard)
+SAMPLINGS = (Full, Poisson, OneShard)  # what mechanisms may draw records by
+CLIENT_SAMPLINGS = (Poisson, FixedSize, OneClient)  # what rounds may draw clients by
 
 
 def sampling_from_dict(data: dict[str, Any]) -> Sampling:
     """Inverse of `Sampling.to_dict`."""
-    (cls,) = [cls for cls in SAMPLINGS if cls.__name__ == data["kind"]]
+    known: tuple[Any, ...] = (Full, Poisson, OneShard, OneClient, FixedSize)
+    (cls,) = [cls for cls in known if cls.__name__ == data["kind"]]
     fields = {key: value for key, value in data.items() if key in cls.__dataclass_fields__}
     return cls(**fields)

@@ -41,6 +41,10 @@ class StatePlace:
     identity: dict[str, Any] = field(default_factory=dict)
 
 
+class GlobalRandomness(ValueError):
+    """Code that sees records drew from a global random generator, from which public randomness is drawn, too."""
+
+
 class PrivateState:
     """State of each shard of a `OneShard` sampling: made once from the shard's records, then changed by its releases.
 
@@ -137,9 +141,9 @@ class PrivateState:
                 return
             records = [next(self._draw(self._members[shard]).chunks(None)) for shard in shards]
             try:
-                with _public_randomness_untouched("`start` of private state"):
-                    parts = self._make(records, [_coins(self._key.derive(shard)) for shard in shards])
-                _expect_parts(parts, leading=len(shards))
+                with public_randomness_untouched("`start` of private state"):
+                    parts = self._make(records, [private_coins(self._key.derive(shard)) for shard in shards])
+                expect_parts(parts, leading=len(shards))
                 with self._lock("file"):
                     self._look_again()
                     self._first.form({name: tuple(part.shape[1:]) for name, part in parts.items()})
@@ -170,15 +174,15 @@ class PrivateState:
 
         def with_state(images: Tensor, labels: Tensor) -> Tensor:
             state = self._before(shard, index)
-            with _public_randomness_untouched("a function with private state"):
-                given = fn(images, labels, state, _coins(key))
+            with public_randomness_untouched("a function with private state"):
+                given = fn(images, labels, state, private_coins(key))
             if not isinstance(given, tuple) or len(given) != 2:
                 raise ValueError(
                     "expected a function with private state to return (what the bound expects, the next state), got "
                     f"{type(given).__name__}."
                 )
             value, after = given
-            _expect_parts(after)
+            expect_parts(after)
             # Overwrite the version that is not the last checkpoint's: a kill must find that one.
             versions = self._later.versions(shard)
             kept = int(np.argmax(np.where(versions <= self._committed, versions, -1)))
@@ -214,8 +218,8 @@ class PrivateState:
 
 
 @contextmanager
-def _public_randomness_untouched(what: str) -> Iterator[None]:
-    """Raise ValueError if PyTorch's, NumPy's or Python's global generators have moved: all later draws would tell."""
+def public_randomness_untouched(what: str) -> Iterator[None]:
+    """Raise GlobalRandomness if a global generator of PyTorch, NumPy or Python moves: all later draws would tell."""
 
     def now() -> tuple[object, ...]:
         _, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002, global is what is meant
@@ -224,16 +228,18 @@ def _public_randomness_untouched(what: str) -> Iterator[None]:
     before = now()
     yield
     if now() != before:
-        raise ValueError(f"{what} drew from a global random generator; it must draw from the coins that it is given.")
+        raise GlobalRandomness(
+            f"{what} drew from a global random generator; it must draw from the coins that it is given."
+        )
 
 
-def _expect_parts(parts: Any, leading: int | None = None) -> None:
+def expect_parts(parts: Any, leading: int | None = None) -> None:
     whole = isinstance(parts, dict) and len(parts) > 0 and all(isinstance(part, Tensor) for part in parts.values())
     if not whole or (leading is not None and any(part.shape[:1] != (leading,) for part in parts.values())):
         of = "" if leading is None else f", each with a first dimension of {leading}, one entry for each shard"
         raise ValueError(f"expected private state as float32 tensors by name{of}, got {type(parts).__name__}.")
 
 
-def _coins(key: Key) -> torch.Generator:
+def private_coins(key: Key) -> torch.Generator:
     """Private randomness of a shard or a release (minibatches, latents); never noise."""
     return torch.Generator().manual_seed(int.from_bytes(key.derive("private coins").secret[:7], "big"))

@@ -24,7 +24,7 @@ def format_epsilon(value: Any) -> str:
 
 
 def epsilon_figure(epsilon: dict[str, Any] | None, name: str) -> Any:
-    """A figure ("proven", "claimed", "conditional") of a ledger's epsilons; None where it has none."""
+    """A figure ("proven", "server", "claimed", "conditional") of a ledger's epsilons; None where it has none."""
     figure = (epsilon or {}).get(name)
     return figure["epsilon"] if isinstance(figure, dict) else figure
 
@@ -33,6 +33,13 @@ def describe_claims(epsilon: dict[str, Any]) -> str:
     """The claimed epsilon and, where the run has one, the conditional one: `9.99 (329 conditional)`."""
     claimed, conditional = (epsilon_figure(epsilon, name) for name in ("claimed", "conditional"))
     return format_epsilon(claimed) + ("" if conditional is None else f" ({format_epsilon(conditional)} conditional)")
+
+
+def describe_proven(epsilon: dict[str, Any]) -> str:
+    """The proven epsilon and, where the run has one, the one against the server: `9.99 (42 against the server)`."""
+    server = epsilon_figure(epsilon, "server")
+    figure = format_epsilon(epsilon.get("proven"))
+    return figure + ("" if server is None else f" ({format_epsilon(server)} against the server)")
 
 
 def print_runs(results: Path) -> None:
@@ -62,7 +69,7 @@ def describe_run(folder: RunFolder) -> list[str]:
         config.scale.name,
         describe_status(folder),
         f"{float(config.privacy.epsilon):g}",
-        format_epsilon(epsilon.get("proven")),
+        describe_proven(epsilon),
         describe_claims(epsilon),
         "\n".join(describe_report(report) for report in folder.reports.all()),
     ]

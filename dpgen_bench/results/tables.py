@@ -6,6 +6,7 @@ import itertools
 import math
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,9 @@ SPREADS = (
     "`±`: standard deviation over training seeds; `repeats ±`: over drawings of samples from one generator, with "
     "classifiers trained anew. The CSV beside this file has every figure unrounded, with 95% intervals."
 )
+
+
+SERVER, CONDITIONAL = "ε against the server", "ε conditional"  # columns that are shown where a row has them
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,13 @@ class TableRow:
         ledgers = [folder.read_json("ledger.json").get("epsilon") or {} for folder in self.measured]
         given = [figure["assumption"] for ledger in ledgers if isinstance(figure := ledger.get("conditional"), dict)]
         assumed = [f"ε conditional: {assumption}" for assumption in given]
+        assumed += [f"nothing is proven: {ledger['reason']}" for ledger in ledgers if "reason" in ledger]
         return list(dict.fromkeys([*assumed, *(line for report in self.reports.values() for line in notes(report))]))
+
+    @property
+    def unit(self) -> str:
+        """Whom the row's epsilons protect, "record" or "client"; "" while nothing is measured."""
+        return next((str(folder.read_json("ledger.json").get("unit", "record")) for folder in self.measured), "")
 
     def epsilon(self, name: str) -> str:
         """The largest figure among the row's runs (seeds do not change it)."""
@@ -136,7 +146,7 @@ def table_rows(table: DictConfig, results: Path) -> list[TableRow]:
 
 
 def table_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
-    """One line per row: what was run, at which epsilon claimed and proven, what came of it.
+    """One line per row: what was run, at which epsilon claimed and proven, what came of it; then what is published.
 
     Raises:
         ValueError: if the table names a setting that none of its methods has.
@@ -154,11 +164,13 @@ def table_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
             "dataset": config.dataset.name,
             "ε budget": f"{float(privacy.epsilon):g}",
             "ε proven": row.epsilon("proven"),
+            SERVER: row.epsilon("server"),
             "ε claimed": row.epsilon("claimed"),
-            "ε conditional": row.epsilon("conditional"),
+            CONDITIONAL: row.epsilon("conditional"),
             "relation, δ, by": "–"
             if math.isinf(privacy.epsilon)
-            else f"{privacy.relation}, {privacy.delta:g}, {privacy.accountant}",
+            else f"{privacy.relation}, {privacy.delta:g}, {privacy.accountant}"
+            + (" (of clients)" if row.unit == "client" else ""),
         }
         line |= {metric: row.cell(metric) for metric in table.metrics}
         line |= {
@@ -168,12 +180,18 @@ def table_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
             "status": row.status(),
         }
         lines.append(line)
-    return _without_unused(pd.DataFrame(lines), "ε conditional")
+    columns = list(lines[0]) if lines else []
+    for printed in table.get("published", []):
+        if unknown := set(printed) - set(columns):
+            raise ValueError(f"expected under `published` columns of the table ({columns}), got {sorted(unknown)}.")
+        line = {column: str(printed.get(column, "–")) for column in columns}
+        lines.append({**line, "seeds": "–", "scale": "paper", "status": "published"})
+    return _without_unused(pd.DataFrame(lines), (SERVER, CONDITIONAL))
 
 
-def _without_unused(frame: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The table without a column of epsilons that no row has."""
-    return frame.drop(columns=column) if column in frame and (frame[column] == "–").all() else frame
+def _without_unused(frame: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
+    """The table without those of the columns of epsilons that no row has."""
+    return frame.drop(columns=[name for name in columns if name in frame and (frame[name] == "–").all()])
 
 
 def _settings(table: DictConfig, row: TableRow) -> dict[str, Any]:
@@ -201,7 +219,9 @@ def long_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
                     "epsilon_budget": float(config.privacy.epsilon),
                     "epsilon_proven": row.epsilon("proven"),
                     "epsilon_claimed": row.epsilon("claimed"),
+                    "epsilon_server": row.epsilon("server"),
                     "epsilon_conditional": row.epsilon("conditional"),
+                    "unit": row.unit,
                     "delta": float(config.privacy.delta),
                     "relation": config.privacy.relation,
                     "accountant": config.privacy.accountant,
@@ -220,7 +240,7 @@ def long_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
                     "runs": " ".join(folder.id for folder in row.measured),
                 }
             )
-    return _without_unused(pd.DataFrame(lines), "epsilon_conditional")
+    return _without_unused(pd.DataFrame(lines), ("epsilon_server", "epsilon_conditional"))
 
 
 def print_table(name: str, results: Path) -> None:

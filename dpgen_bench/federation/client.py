@@ -1,0 +1,287 @@
+"""One client: its records, its state, its noise. What it sees is the messages that it is sent; what it gives is bytes.
+
+The server's side is `dpgen_bench.federation.mechanism`; what carries messages between the two is an engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from filelock import FileLock
+from torch import Tensor
+
+from dpgen_bench.federation.messages import Malformed, decode, encode
+from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, Whole, clip_rows
+from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.rows import Parts, Rows, make_private
+from dpgen_bench.privacy.state import StatePlace, expect_parts, private_coins, public_randomness_untouched
+
+Records = tuple[Tensor, Tensor]
+Seen = Callable[[int, int, dict[str, Tensor], dict[str, Tensor]], dict[str, Tensor]]
+
+
+class ClientProgram(Protocol):
+    """What a method runs on each client: a picklable object that holds settings, and no record.
+
+    Each message is answered by a fresh copy, so that nothing is kept from one to the next but the state. A program
+    draws its randomness from the coins that it is given, and must not raise, whatever the records are.
+    """
+
+    def identity(self) -> dict[str, Any]:
+        """What `start` depends on besides the records and the run's seed; JSON-able."""
+        ...
+
+    def start(self, records: Records, coins: torch.Generator) -> Parts:
+        """The client's first state, float32 tensors by name; {} for a client that keeps nothing.
+
+        Args:
+            records: all of the client's, (images float32 [n, c, h, w] in [0, 1], labels int64 [n]), n >= 0.
+        """
+        ...
+
+    def answer(self, message: Parts, records: Records, state: Parts, coins: torch.Generator) -> tuple[Tensor, Parts]:
+        """(what the mechanism's bound expects, before it is clipped; the client's next state)."""
+        ...
+
+
+class Exhausted(RuntimeError):
+    """A client was asked for more different answers than it may give."""
+
+
+class BrokenProgram(TypeError):
+    """A client program gives what no client program may give; the run must end, and the program be mended."""
+
+
+@dataclass(frozen=True)
+class ClientSetup:
+    """All that a client is made of; it travels to where the client lives, and holds no other client's records.
+
+    Args:
+        mechanism: the name of the releases that it takes part in.
+        client: its number.
+        images, labels: its records, as `PrivateData` takes them.
+        program: a pickled `ClientProgram`.
+        bound: of an answer. PerRow or Whole: of the answer itself. PerRecord: of the row that it adds to a sum.
+        std: of the noise that the client adds; 0.0 where the server adds it.
+        key: the client's own.
+        most_answers: k_max, different answers that it gives at most.
+        keeps_state: whether it may; a client that is drawn in secret must not.
+        place: where its state lies, and first states are shared by runs; in memory without a folder.
+        diagnostics: a private file that gets norms before clipping, for debugging on public data.
+        seen: is shown what an answer is made of, and says what is sent; for the conformance suite, in one process.
+    """
+
+    mechanism: str
+    client: int
+    images: Tensor
+    labels: Tensor
+    program: bytes
+    bound: Bound
+    std: float
+    key: Key
+    most_answers: int
+    keeps_state: bool
+    place: StatePlace
+    device: torch.device
+    diagnostics: Path | None = None
+    seen: Seen | None = None
+
+    def open(self) -> Client:
+        return Client(self)
+
+
+class Client:
+    """A client at work; `dpgen_bench.federation.engines` carries messages to `handle`.
+
+    Guarantees: an answer is clipped, what is not finite in it is zero, and noise is added before it is sent. Noise is
+    keyed by the round and by all that the message says: the same noise is never added to two answers, however a server
+    that was killed asks again, and the same question gets the same answer. No more than `most_answers` different
+    answers are given; they are counted on disk before they leave. A client without records adds nothing to a sum.
+    """
+
+    def __init__(self, setup: ClientSetup) -> None:
+        self._setup = setup
+        own = f"client-{setup.client}"
+        self._folder = setup.place.folder and setup.place.folder / own
+        self._cache = setup.place.cache and setup.place.cache / self._cache_name()
+        self._later = Rows(self._folder and self._folder / "state", 1, slots=2)
+        self._first = Rows(self._cache, 1, slots=1)
+        self._answered: set[str] = set()
+        if self._folder is not None:
+            make_private(self._folder)
+            if (self._folder / "answered").exists():
+                self._answered = set((self._folder / "answered").read_text().split())
+
+    def handle(self, message: bytes) -> bytes:
+        """The answer to one message of a `ClientMechanism`.
+
+        Raises:
+            Malformed: for a message that cannot be read.
+            Exhausted: beyond `most_answers`.
+            BrokenProgram: for a state or an answer of another kind than expected.
+        """
+        tensors, header = decode(message)
+        if header.get("kind") == "start":
+            self._first_state()
+            return encode({})
+        if header.get("kind") == "flush":
+            self._later.flush()
+            return encode({})
+        if not {"round", "committed"} <= header.keys():
+            raise Malformed(f"expected a round and a committed round in the header, got {sorted(header)}.")
+        round_, committed = int(header["round"]), int(header["committed"])
+        question = hashlib.sha256(encode(tensors, {"round": round_})).hexdigest()
+        self._count(question)
+        exact, after = self._compute(tensors, round_)
+        noisy = {"value": exact["value"].float()}
+        if self._setup.std > 0.0:
+            key = self._setup.key.derive(self._setup.mechanism, round_, question)
+            noise = key.normal(tuple(exact["value"].shape), self._setup.std, exact["value"].device)
+            noisy["value"] = noisy["value"] + noise
+        if self._setup.seen is not None:
+            noisy = self._setup.seen(round_, self._setup.client, exact, noisy)
+        if after:
+            self._write(after, round_, committed)
+        return encode({"value": noisy["value"].cpu()})
+
+    def _compute(self, message: Parts, round_: int) -> tuple[Parts, Parts]:
+        """The bounded answer without noise, {"value": ...}, and the state that it leaves."""
+        setup, after = self._setup, Parts()
+        assert isinstance(setup.bound, PerRow | Whole | PerRecord)
+        shape = tuple(setup.bound.shape)
+        program: ClientProgram = pickle.loads(setup.program)
+        there = {name: tensor.to(setup.device) for name, tensor in message.items()}
+        coins = private_coins(setup.key.derive(setup.mechanism, "round", round_))
+
+        def answer(images: Tensor, labels: Tensor) -> Tensor:
+            state = self._before(round_) if setup.keeps_state else {}
+            with public_randomness_untouched("a client program"):
+                given = program.answer(there, (images, labels), state, coins)
+            if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], dict):
+                raise BrokenProgram(f"expected answer() to return (a tensor, the next state), got {type(given)}.")
+            value, left = given
+            if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+                what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise BrokenProgram(f"expected an answer of the bound's shape {shape}, got {what}.")
+            after.update(left)
+            self._diagnose(round_, value)
+            return value
+
+        records = self._records()
+        if isinstance(setup.bound, PerRow | Whole):
+            exact = setup.bound.value(answer, records, None)
+        else:
+            row = clip_rows(answer(*next(records.chunks(None)))[None], setup.bound.C)[0]
+            exact = {"value": row if len(records) else torch.zeros_like(row)}
+        return exact, after
+
+    def _records(self) -> Batch:
+        return Batch(self._setup.images.to(self._setup.device), self._setup.labels.to(self._setup.device))
+
+    def _identity(self) -> str:
+        program: ClientProgram = pickle.loads(self._setup.program)
+        own = {"client": self._setup.client, "program": type(program).__qualname__, **program.identity()}
+        try:
+            return json.dumps({"own": own, **self._setup.place.identity}, sort_keys=True)
+        except TypeError as error:
+            raise BrokenProgram(
+                f"expected the identity of a client program to be JSON-able, so that others are told apart ({error})."
+            ) from None
+
+    def _cache_name(self) -> str:
+        """What a first state depends on. Bits depend on the processor's threads, too; the records' hash is private."""
+        digest = hashlib.sha256(f"{self._setup.device.type}:{torch.get_num_threads()}:{self._identity()}".encode())
+        for part in (self._setup.images, self._setup.labels):
+            digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
+            digest.update(np.ascontiguousarray(part.cpu().numpy()).tobytes())
+        return digest.hexdigest()[:16]
+
+    def _first_state(self) -> Parts:
+        """The state before any answer: made once, or found where an earlier run has left it."""
+        if not self._setup.keeps_state:
+            return {}
+        with self._lock():
+            if self._first.layout is None:  # another process may have made it since
+                self._first = Rows(self._cache, 1, slots=1)
+            if self._first.find(0, 1) is None:
+                program: ClientProgram = pickle.loads(self._setup.program)
+                coins = private_coins(Key.seeded(f"client state:{self._identity()}"))
+                with public_randomness_untouched("`start` of a client program"):
+                    parts = program.start(next(self._records().chunks(None)), coins)
+                if parts == {}:
+                    return {}
+                expect_parts(parts)
+                self._first.write(0, 0, 1, parts)
+                self._first.flush()
+            return self._first.read(0, 0, self._setup.device)
+
+    def _lock(self) -> AbstractContextManager[Any]:
+        if self._cache is None:
+            return nullcontext()
+        make_private(self._cache)
+        return FileLock(self._cache / "lock")
+
+    def _before(self, round_: int) -> Parts:
+        """The state after the newest answer before this round. One of a later round is of a server that was killed."""
+        versions = self._later.versions(0)
+        for version in sorted({int(v) for v in versions if 0 < v <= round_}, reverse=True):
+            slot = self._later.find(0, version)
+            if slot is None:
+                raise RuntimeError(
+                    f"the state of client {self._setup.client} is damaged in {self._folder}; restore the folder, or "
+                    "start the run again, which with privacy.noise=os spends its epsilon a second time."
+                )
+            return self._later.read(0, slot, self._setup.device)
+        return self._first_state()
+
+    def _write(self, after: Parts, round_: int, committed: int) -> None:
+        """Keep the state that round `round_` leaves, and the newest one that the server's last checkpoint knows."""
+        if not self._setup.keeps_state:
+            raise BrokenProgram(
+                f"expected the clients of {self._setup.mechanism!r} to leave no state, got {sorted(after)}: they are "
+                "drawn in secret, and what remembers past draws takes away what the secret gives."
+            )
+        try:
+            expect_parts(after)
+            versions = self._later.versions(0)
+            kept = int(np.argmax(np.where(versions <= committed, versions, -1)))
+            self._later.write(0, 1 - kept, round_ + 1, after)
+        except ValueError as error:
+            raise BrokenProgram(str(error)) from None
+
+    def _count(self, question: str) -> None:
+        """Write down that this question is answered, before it is."""
+        if question in self._answered:
+            return
+        if len(self._answered) >= self._setup.most_answers:
+            raise Exhausted(f"client {self._setup.client} has given its {self._setup.most_answers} answers.")
+        self._answered.add(question)
+        if self._folder is not None:
+            with open(self._folder / "answered", "a") as out:
+                out.write(question + "\n")
+                out.flush()
+                os.fsync(out.fileno())
+
+    def _diagnose(self, round_: int, unbounded: Tensor) -> None:
+        if self._setup.diagnostics is None:
+            return
+        rows = unbounded.detach() if isinstance(self._setup.bound, PerRow) else unbounded.detach()[None]
+        row = {
+            "mechanism": self._setup.mechanism,
+            "release": round_,
+            "client": self._setup.client,
+            "norms_before_clipping": [round(float(norm), 5) for norm in rows.flatten(1).norm(dim=1)],
+        }
+        self._setup.diagnostics.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._setup.diagnostics, "a") as out:
+            out.write(json.dumps(row) + "\n")

@@ -1,0 +1,145 @@
+"""Statistical tests of what a replay cannot see: the scale of noise, and how records or clients are drawn."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import torch
+from scipy import stats
+
+from dpgen_bench.privacy.sampling import FixedSize, OneClient, OneShard, Poisson
+from dpgen_bench.testing.bench import Fit, expect, flat
+
+FALSE_ALARM = 1e-6  # of each test, for an honest method
+
+
+def check_noise(fit: Fit) -> None:
+    """Two-sided chi-square test of (noisy - exact) / std per mechanism; no correlation between two releases."""
+    for name, entry in fit.ledger.entries.items():
+        noises = [flat(r.noisy) - flat(r.exact) for r in fit.tape.releases if r.mechanism == name]
+        if not noises or entry.event.std == 0:
+            continue
+        scaled = torch.stack(noises) / entry.event.std
+        total, count = float(scaled.square().sum()), scaled.numel()
+        p = 2 * min(stats.chi2.cdf(total, count), stats.chi2.sf(total, count))
+        expect(
+            p >= FALSE_ALARM,
+            f"{name!r}: the noise has {math.sqrt(total / count):.4f} of the standard deviation in the ledger "
+            f"({count} values, p = {p:.1e}).",
+        )
+        if len(noises) > 1:
+            directions = scaled / scaled.norm(dim=1, keepdim=True)
+            worst = float((directions @ directions.T).fill_diagonal_(0.0).abs().max())
+            pairs = len(noises) * (len(noises) - 1) / 2
+            limit = stats.norm.isf(FALSE_ALARM / (2 * pairs)) / math.sqrt(scaled.shape[1])
+            expect(
+                worst < max(limit, 1e-6) or limit >= 1,
+                f"{name!r}: the noise of two releases is correlated ({worst:.3f}, at most {limit:.3f} by chance); the "
+                "same noise must never be added to two queries.",
+            )
+
+
+def check_draws(fit: Fit) -> None:
+    """Binomial tests: each unit is drawn at the ledger's rate, and twice in a row at its square."""
+    records = fit.units
+    for name, entry in fit.ledger.entries.items():
+        sampling = entry.event.sampling
+        draws = [r.drawn for r in fit.tape.releases if r.mechanism == name]
+        if isinstance(sampling, OneShard):
+            _check_shards(name, sampling, draws, records)
+            continue
+        if isinstance(sampling, OneClient):
+            _check_one_client(name, sampling, draws)
+            continue
+        if isinstance(sampling, FixedSize):
+            _check_fixed_size(name, sampling, draws)
+            continue
+        if not isinstance(sampling, Poisson):
+            expect(all(len(d) == records for d in draws), f"{name!r}: full sampling, but a draw missed records.")
+            continue
+        total = sum(len(d) for d in draws)
+        p = stats.binomtest(total, records * len(draws), sampling.rate).pvalue if draws else 1.0
+        expect(
+            p >= FALSE_ALARM,
+            f"{name!r}: {total} records in {len(draws)} draws of {records} do not fit the rate {sampling.rate:.4g} in "
+            f"the ledger (p = {p:.1e}).",
+        )
+        if len(draws) < 2 or sampling.rate == 1.0:
+            continue
+        both = sum(len(np.intersect1d(a, b)) for a, b in itertools.pairwise(draws))
+        p = stats.binomtest(both, records * (len(draws) - 1), sampling.rate**2).pvalue
+        expect(
+            p >= FALSE_ALARM,
+            f"{name!r}: {both} records were drawn twice in a row; fresh draws at rate {sampling.rate:.4g} would give "
+            f"about {records * (len(draws) - 1) * sampling.rate**2:.0f} (p = {p:.1e}). A draw must not be used again.",
+        )
+
+
+def _check_shards(name: str, sampling: OneShard, draws: list[np.ndarray], records: int) -> None:
+    """Draws are whole shards of one partition into parts of equal size, and follow the ledger's schedule."""
+    shards = {tuple(draw) for draw in draws}
+    members = [record for shard in shards for record in shard]
+    expect(
+        len(members) == len(set(members)),
+        f"{name!r}: a record was drawn with two different shards; shards must not overlap.",
+    )
+    sizes = {records // sampling.shards, -(-records // sampling.shards)}
+    expect(
+        {len(shard) for shard in shards} <= sizes,
+        f"{name!r}: draws of {sorted({len(shard) for shard in shards})} records do not fit {records} records in "
+        f"{sampling.shards} shards, as the ledger has it.",
+    )
+    visits = [sum(tuple(draw) == shard for draw in draws) for shard in shards]
+    _check_schedule(name, "shard", sampling.schedule, sampling.shards, max(visits, default=0), len(draws))
+
+
+def _check_schedule(name: str, what: str, schedule: str, parts: int, visits: int, draws: int) -> None:
+    """Whether `visits`, those of the part that was drawn most often, fit the ledger's schedule."""
+    if schedule == "public_balanced":
+        most = -(-draws // parts)
+        expect(
+            visits <= most,
+            f"{name!r}: one {what} was drawn {visits} times in {draws} releases; a balanced schedule of {parts} "
+            f"{what}s draws none more than {most} times.",
+        )
+        return
+    p = parts * stats.binom.sf(visits - 1, draws, 1.0 / parts)
+    expect(
+        p >= FALSE_ALARM,
+        f"{name!r}: one {what} was drawn {visits} times in {draws} releases, which does not fit {parts} {what}s drawn "
+        f"uniformly, as the ledger has it (p = {p:.1e}).",
+    )
+
+
+def _check_one_client(name: str, sampling: OneClient, draws: list[np.ndarray]) -> None:
+    """A draw is one client, and none is drawn more often than its cap or the ledger's schedule allows."""
+    expect(all(len(draw) == 1 for draw in draws), f"{name!r}: expected one client in each draw, got others.")
+    visits = int(np.bincount(np.concatenate(draws)).max()) if draws else 0
+    most = sampling.max_answers
+    expect(
+        most is None or visits <= most,
+        f"{name!r}: one client gave {visits} answers, and the ledger allows {most}.",
+    )
+    _check_schedule(name, "client", sampling.schedule, sampling.clients, visits, len(draws))
+
+
+def _check_fixed_size(name: str, sampling: FixedSize, draws: list[np.ndarray]) -> None:
+    """Draws have the ledger's size, repeat nobody, and are not the same ones over and over."""
+    for draw in draws:
+        expect(
+            len(set(draw.tolist())) == len(draw) == sampling.size,
+            f"{name!r}: expected {sampling.size} different clients in each draw, got {sorted(draw.tolist())}.",
+        )
+    again = sum(len(np.intersect1d(a, b)) for a, b in itertools.pairwise(draws))
+    common = stats.hypergeom.pmf(np.arange(sampling.size + 1), sampling.of, sampling.size, sampling.size)
+    law = np.ones(1)  # of `again`: what two draws have in common is hypergeometric, independently for each pair
+    for _ in draws[1:]:
+        law = np.convolve(law, common)
+    p = float(law[again:].sum())
+    expect(
+        p >= FALSE_ALARM,
+        f"{name!r}: {again} clients were drawn twice in a row in {len(draws)} draws, which does not fit fresh ones of "
+        f"{sampling.size} out of {sampling.of} (p = {p:.1e}). A draw must not be used again.",
+    )

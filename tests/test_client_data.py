@@ -1,0 +1,467 @@
+"""Releases by clients: grouped data, what a client guards by itself, what a server makes of answers, faults, kills."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpgen_bench.data.private import PrivateData
+from dpgen_bench.federation.client import Client, ClientSetup, Exhausted
+from dpgen_bench.federation.faults import Faults
+from dpgen_bench.federation.messages import decode, encode
+from dpgen_bench.federation.settings import Settings
+from dpgen_bench.method import Context, Preempted
+from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.bounds import PerRecord, PerRow
+from dpgen_bench.privacy.calibration import BudgetExceeded
+from dpgen_bench.privacy.events import Budget, Event
+from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.mechanism import AllowanceExhausted
+from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.sampling import FixedSize, Full, OneClient, Poisson
+from dpgen_bench.privacy.state import StatePlace
+from tests.toys import records
+
+SHAPE = (2, 3)
+N = 4
+ROWS = PerRow(C=1.0, shape=SHAPE)
+ROW = PerRecord(C=1.0, shape=(3,))
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Answers (number of records, first label, how often it answered) in each row, and counts its answers."""
+
+    shape: tuple[int, ...] = SHAPE
+    keeps: bool = True
+    wrong: str = ""
+
+    def identity(self) -> dict[str, Any]:
+        return {}
+
+    def start(self, records, coins):
+        return {"answers": torch.zeros(1)}
+
+    def answer(self, message, records, state, coins):
+        _, labels = records
+        if self.wrong == "raises" and 3 in labels:
+            raise RuntimeError("secret 3")
+        if self.wrong == "global":
+            torch.rand(1)
+        answers = state.get("answers", torch.zeros(1))
+        first = float(labels[0]) if len(labels) else -1.0
+        row = torch.tensor([float(len(labels)), first, float(answers)]) * message["scale"]
+        if self.wrong == "nan":
+            row[0] = math.nan
+        shape = (5, 3) if self.wrong == "shape" else self.shape
+        return row.expand(shape).clone(), {"answers": answers + 1} if self.keeps else {}
+
+
+def data(
+    place=None, budget=None, clients=None, federation=None, tmp_path=None, ledger=None, number=N, key="k"
+) -> PrivateData:
+    images, labels = records(12)
+    own = np.array([0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2]) if clients is None else clients
+    return PrivateData(
+        images,
+        labels,
+        10,
+        ledger or Ledger(budget or Budget(math.inf, relation="replace_one"), 12),
+        Key.seeded(key),
+        clients=own,
+        num_clients=number,
+        state_place=place,
+        federation=federation,
+        private_folder=tmp_path,
+    )
+
+
+def ask_one(held: PrivateData, times=8, std=0.0, program=None, bound=None, **other):
+    sample = other.pop("sample", OneClient(N, "public_balanced"))
+    bound = bound or replace(ROWS, C=math.inf if std == 0.0 else 1.0)
+    return held.grouped("client").mechanism(
+        "toy", program=program or Toy(), sample=sample, bound=bound, noise_at="client", times=times, std=std, **other
+    )
+
+
+def ask_many(held: PrivateData, sample, times=3, std=0.0, program=None, bound=ROW):
+    return held.grouped("client").mechanism(
+        "toy",
+        program=program or Toy(shape=(3,), keeps=False),
+        sample=sample,
+        bound=bound,
+        noise_at="server",
+        times=times,
+        std=std,
+    )
+
+
+SCALE = {"scale": torch.ones(1)}
+
+
+def test_grouped_data_make_the_client_the_unit():
+    held = data()
+    clients = held.grouped("client")
+    assert clients.n == N
+    assert (held._ledger.unit, held._ledger.records) == ("client", N)
+    with pytest.raises(ValueError, match="number of records is private"):
+        _ = held.n
+    with pytest.raises(ValueError, match="unit is the client"):
+        held.mechanism("x", sample=Full(), bound=ROW, times=1, std=1.0)
+
+
+def test_one_ledger_has_one_unit():
+    held = data()
+    held.mechanism("x", sample=Full(), bound=ROW, times=1, std=1.0)
+    with pytest.raises(ValueError, match="one ledger has one unit"):
+        held.grouped("client")
+    parent = Ledger(Budget(math.inf), 12)
+    data(ledger=parent).mechanism("x", sample=Full(), bound=ROW, times=1, std=1.0)
+    child = Ledger(Budget(math.inf), 12)
+    child.inherit(parent, "p")
+    with pytest.raises(ValueError, match="one ledger has one unit"):
+        data(ledger=child).grouped("client")
+
+
+def test_a_child_of_a_run_of_clients_is_one_of_clients_and_inherits_doubts():
+    parent = Ledger(Budget(math.inf), 12)
+    ask_one(data(ledger=parent))
+    parent.doubt("why")
+    child = Ledger(Budget(math.inf), 12)
+    child.inherit(parent, "p")
+    assert (child.unit, child.records) == ("client", N)
+    assert child.doubts == ["p, from which it was restarted: why"]
+    with pytest.raises(ValueError, match="unit is the client"):
+        data(ledger=child).mechanism("x", sample=Full(), bound=ROW, times=1, std=1.0)
+
+
+def test_data_without_clients_cannot_be_grouped():
+    images, labels = records()
+    held = PrivateData(images, labels, 10, Ledger(Budget(math.inf), 12), Key.seeded("k"))
+    with pytest.raises(ValueError, match="dataset=clients_mnist"):
+        held.grouped("client")
+    with pytest.raises(ValueError, match="expected the unit 'client'"):
+        data().grouped("user")
+
+
+@pytest.mark.parametrize(
+    ("noise_at", "sample", "bound"),
+    [
+        ("client", Poisson(0.5), ROWS),
+        ("client", OneClient(N), ROW),
+        ("server", OneClient(N), ROW),
+        ("server", Poisson(0.5), ROWS),
+        ("client", OneClient(N + 1), ROWS),
+        ("server", FixedSize(2, N + 1), ROW),
+        ("both", OneClient(N), ROWS),
+    ],
+)
+def test_combinations_that_nothing_is_proven_of_are_refused(noise_at, sample, bound):
+    with pytest.raises(ValueError, match="expected"):
+        data().grouped("client").mechanism(
+            "x", program=Toy(), sample=sample, bound=bound, noise_at=noise_at, times=2, std=1.0
+        )
+
+
+def test_each_client_answers_from_its_own_records_and_state():
+    ask = ask_one(data())
+    answers = [ask(SCALE) for _ in range(8)]
+    seen = sorted(tuple(int(x) for x in answer[0]) for answer in answers)
+    # (records, first label, earlier answers): every client twice, client 3 has no record.
+    assert seen == [(0, -1, 0), (0, -1, 1), (3, 4, 0), (3, 4, 1), (4, 0, 0), (4, 0, 1), (5, 7, 0), (5, 7, 1)]
+    with pytest.raises(AllowanceExhausted):
+        ask(SCALE)
+
+
+def test_noise_is_added_at_the_client_to_the_clipped_answer():
+    ask = ask_one(data(), std=0.5, times=400, program=Toy(keeps=False))
+    answers = torch.stack([ask(SCALE) for _ in range(400)])
+    whose = torch.tensor([int(clients[0]) for clients in ask._rounds])
+    row = torch.tensor([4.0, 0.0, 0.0])
+    noise = answers[whose == 0] - (row / row.norm()).expand(SHAPE)
+    assert noise.numel() == 600
+    assert abs(float(noise.mean())) < 0.1
+    assert float(noise.std()) == pytest.approx(0.5, rel=0.15)
+
+
+def test_values_that_are_not_finite_count_as_zero():
+    ask = ask_one(data(), program=Toy(wrong="nan"))
+    assert torch.equal(ask(SCALE), torch.zeros(SHAPE))
+
+
+def client(most: int = 2, std: float = 1.0, place: StatePlace | None = None, program: Toy | None = None) -> Client:
+    images, labels = records(3)
+    return Client(
+        ClientSetup(
+            "toy",
+            7,
+            images,
+            labels,
+            pickle.dumps(program or Toy()),
+            ROWS,
+            std,
+            Key.seeded("client"),
+            most,
+            keeps_state=True,
+            place=place or StatePlace(),
+            device=torch.device("cpu"),
+        )
+    )
+
+
+def question(round_: int, scale: float = 1.0, committed: int = 0) -> bytes:
+    return encode({"scale": torch.full((1,), scale)}, {"round": round_, "committed": committed})
+
+
+def test_the_same_question_has_the_same_answer_and_another_one_other_noise():
+    asked = client(most=3)
+    first = asked.handle(question(0))
+    assert asked.handle(question(0)) == first
+    other = asked.handle(question(0, scale=1e-9))
+    # The exact answers differ by less than the clipping norm; equal noise would show it exactly.
+    difference = decode(first)[0]["value"] - decode(other)[0]["value"]
+    exact = torch.tensor([3.0, 0.0, 0.0]) / 3.0
+    assert float((difference - exact).abs().min()) > 1e-3
+
+
+def test_a_client_counts_its_answers_itself_and_remembers_the_count_on_disk(tmp_path):
+    place = StatePlace(folder=tmp_path)
+    asked = client(place=place)
+    asked.handle(question(0))
+    asked.handle(question(1))
+    again = client(place=place)  # as after a kill
+    again.handle(question(1))  # the same question again is no further answer
+    with pytest.raises(Exhausted, match="given its 2 answers"):
+        again.handle(question(2))
+
+
+def test_a_client_finds_the_state_of_the_round_that_is_asked_again(tmp_path):
+    place = StatePlace(folder=tmp_path)
+    asked = client(most=9, std=0.0, place=place)
+    rows = [decode(asked.handle(question(t, committed=2 if t >= 2 else 0)))[0]["value"] for t in range(4)]
+    again = client(most=9, std=0.0, place=place)
+    # Killed after round 3, with a checkpoint at 2: rounds 2 and 3 are asked once more.
+    for t in (2, 3):
+        assert torch.equal(decode(again.handle(question(t, committed=2)))[0]["value"], rows[t])
+
+
+def test_first_states_are_shared_through_a_cache(tmp_path):
+    made = client(place=StatePlace(folder=tmp_path / "a", cache=tmp_path / "cache"))
+    made.handle(encode({}, {"kind": "start"}))
+    (state,) = (tmp_path / "cache").glob("*/state.npy")
+    before = state.stat().st_mtime_ns
+    found = client(place=StatePlace(folder=tmp_path / "b", cache=tmp_path / "cache"))
+    assert found.handle(question(0)) == client().handle(question(0))
+    assert state.stat().st_mtime_ns == before
+    assert (state.parent / "PRIVATE").exists()
+
+
+def test_the_server_sums_what_it_has_clipped_itself():
+    ask = ask_many(data(), Full())
+    rows = torch.tensor([[4.0, 0.0, 0.0], [3.0, 4.0, 0.0], [5.0, 7.0, 0.0]])  # client 3, without records, adds nothing
+    expected = (rows / rows.norm(dim=1, keepdim=True)).sum(0)
+    torch.testing.assert_close(ask(SCALE), expected)
+
+
+def test_the_server_adds_its_noise_whoever_answers():
+    held = PrivateData(
+        torch.zeros(0, 1, 28, 28),
+        torch.zeros(0, dtype=torch.int64),
+        10,
+        Ledger(Budget(math.inf), 0),
+        Key.seeded("k"),
+        clients=np.zeros(0, np.int64),
+        num_clients=N,
+    )
+    ask = ask_many(held, Poisson(0.5), times=300, std=2.0)
+    noise = torch.stack([ask(SCALE) for _ in range(300)])
+    assert float(noise.std()) == pytest.approx(2.0, rel=0.1)
+
+
+def test_clients_that_are_drawn_in_secret_may_keep_no_state():
+    ask = ask_many(data(), Full(), program=Toy(shape=(3,), keeps=True))
+    with pytest.raises(TypeError, match="leave no state"):
+        ask(SCALE)
+
+
+def test_bytes_and_clients_are_counted():
+    held = data()
+    context = Context(0, data=held)
+    ask = ask_one(held)
+    for _ in context.steps(3):
+        ask(SCALE)
+    sent = len(encode(SCALE, {"round": 0, "committed": 0}))
+    answer = len(encode({"value": torch.zeros(SHAPE)}))
+    assert context.bytes_sent == {"server_to_client": 3 * sent, "client_to_server": 3 * answer}
+    assert context.counters == {"rounds": 3, "clients_asked": 3}
+
+
+def test_where_draws_are_secret_the_expected_number_of_clients_is_counted():
+    held = data()
+    context = Context(0, data=held)
+    ask = ask_many(held, Poisson(0.5))
+    for _ in context.steps(3):
+        ask(SCALE)
+    assert context.counters == {"rounds": 3, "clients_asked": 6}
+
+
+def test_no_client_is_asked_more_often_than_its_cap():
+    ask = ask_one(data(), times=40, sample=OneClient(N, "random", max_answers=2))
+    answered = [ask(SCALE) is not None for _ in range(40)]
+    assert sum(answered) == 2 * N
+    assert ask.executed == 40
+
+
+def test_a_budget_against_the_server_holds_against_it():
+    budget = Budget(5.0, relation="replace_one")
+    sample = OneClient(N, "random", max_answers=3)
+    held = data(budget=budget)
+    ask = ask_one(held, times=40, std=None, sample=sample, bound=ROWS, against="server")
+    (seen,) = held._ledger.events_seen_by_server()
+    assert seen == Event(Full(), ROWS.sensitivity, ask.std, 3)
+    assert epsilon([seen], 1e-5, "replace_one", "pld") == pytest.approx(5.0, rel=1e-3)
+    assert epsilon(held._ledger.events, 1e-5, "replace_one", "pld") <= 5.0
+    outsiders = ask_one(data(budget=budget), times=40, std=None, sample=sample, bound=ROWS)
+    assert outsiders.std < ask.std
+    with pytest.raises(BudgetExceeded):
+        ask_one(data(budget=budget), times=40, std=0.9 * ask.std, sample=sample, bound=ROWS, against="server")
+
+
+def test_a_server_that_adds_the_noise_itself_has_no_figure():
+    held = data()
+    ask_many(held, Poisson(0.5), std=1.0)
+    assert held._ledger.events_seen_by_server() is None
+
+
+def test_ledgers_of_clients_survive_their_file(tmp_path):
+    ledger = Ledger(Budget(math.inf), 12, path=tmp_path / "ledger.json")
+    ask_one(data(ledger=ledger), std=1.0, sample=OneClient(N, "random", 2))
+    ledger.doubt("why")
+    again = Ledger.load(tmp_path / "ledger.json")
+    assert (again.unit, again.records, again.doubts, again.entries) == ("client", N, ["why"], ledger.entries)
+
+
+@pytest.mark.parametrize("kind", ["drop", "late", "malformed"])
+def test_a_round_goes_on_without_a_client_that_fails(kind, tmp_path):
+    faulty = Settings(faults=Faults(**{kind: 0.5}))
+    held = data(federation=faulty, tmp_path=tmp_path)
+    context = Context(0, data=held)
+    ask = ask_one(held, times=20)
+    answers = [ask(SCALE) for _ in context.steps(20)]
+    lost = sum(answer is None for answer in answers)
+    assert 3 <= lost <= 17
+    assert ask.executed == 20  # each counts as a release all the same
+    assert held._ledger.doubts == []  # the coins of injected faults know no records
+    rows = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
+    assert len(rows) == lost == sum("fault" in row for row in context.history)
+    assert all(row["injected"] for row in rows)
+
+
+def test_the_sum_goes_on_without_clients_that_fail(tmp_path):
+    held = data(federation=Settings(faults=Faults(drop=1.0)), tmp_path=tmp_path)
+    ask = ask_many(held, Full(), std=1.0)
+    assert ask(SCALE).shape == (3,)
+    assert (tmp_path / "faults.jsonl").exists()
+
+
+def test_a_client_that_raises_leaves_nothing_proven(tmp_path):
+    held = data(tmp_path=tmp_path, federation=Settings(dropout="independent"))
+    context = Context(0, data=held)
+    ask = ask_one(held, program=Toy(wrong="raises"))
+    answers = [ask(SCALE) for _ in context.steps(8)]
+    assert sum(answer is None for answer in answers) == 2  # the one client that has a record of class 3, twice
+    assert "may depend on the client's records" in held._ledger.doubts[0]
+    assert "secret 3" in (tmp_path / "raised.txt").read_text()
+    assert "secret" not in json.dumps(held._ledger.to_dict()) + json.dumps(context.history)
+
+
+class Unreliable:
+    """An engine whose clients never answer."""
+
+    parallel = 1
+
+    def ask(self, messages, *, round):
+        from dpgen_bench.federation.engines import Fault
+
+        return {client: Fault("lost", "gone") for client in messages}
+
+    def injected(self, round, client):
+        return None
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(("dropout", "doubts"), [("unknown", 1), ("independent", 0)])
+def test_a_real_fault_is_doubted_unless_the_user_vouches(dropout, doubts, monkeypatch):
+    monkeypatch.setattr(Settings, "engine", lambda *_, **__: Unreliable())
+    held = data(federation=Settings(dropout=dropout))
+    ask = ask_one(held)
+    assert ask(SCALE) is None
+    assert len(held._ledger.doubts) == doubts
+
+
+def test_a_federation_in_which_nobody_answers_is_stopped(monkeypatch):
+    monkeypatch.setattr(Settings, "engine", lambda *_, **__: Unreliable())
+    ask = ask_one(data(), times=100)
+
+    def go_on():
+        for _ in range(100):
+            ask(SCALE)
+
+    with pytest.raises(RuntimeError, match="no client gave an answer"):
+        go_on()
+
+
+@pytest.mark.parametrize("wrong", ["shape", "global"])
+def test_a_program_that_breaks_the_rules_ends_the_run(wrong):
+    ask = ask_one(data(), program=Toy(wrong=wrong))
+    with pytest.raises((TypeError, ValueError)):
+        ask(SCALE)
+
+
+def test_a_program_that_cannot_travel_is_refused():
+    with pytest.raises(ValueError, match="can be pickled"):
+        ask_one(data(), program=lambda: None)
+
+
+def test_ray_needs_a_place_for_state():
+    ask = ask_one(data(federation=Settings(name="ray")))
+    with pytest.raises(ValueError, match="federation=inproc"):
+        ask(SCALE)
+
+
+def run_rounds(folder, stop_after: int | None):
+    """20 rounds with state and noise, perhaps stopped; the sum of what came."""
+    place = StatePlace(folder=folder / "state", cache=folder.parent / "cache")
+    held = data(place=place, tmp_path=folder / "federation")
+    calls = []
+
+    def should_stop():
+        calls.append(1)
+        return 15 if stop_after is not None and len(calls) >= stop_after else None
+
+    context = Context(0, data=held, folder=folder, should_stop=should_stop, keep_steps=(10,), checkpoint_s=1e9)
+    ask = ask_one(held, times=20, std=0.3, sample=OneClient(N, "random", 9))
+    net = torch.nn.Linear(1, 1)
+    for _ in context.steps(20, net=net):
+        answer = ask({"scale": 1.0 + net.weight.detach()[0]})
+        with torch.no_grad():
+            net.weight += answer.sum()
+    return net.weight.detach().clone(), context
+
+
+def test_a_run_that_was_stopped_goes_on_with_every_clients_state(tmp_path):
+    whole, first = run_rounds(tmp_path / "whole", None)
+    with pytest.raises(Preempted):
+        run_rounds(tmp_path / "stopped", 13)
+    resumed, second = run_rounds(tmp_path / "stopped", None)
+    assert torch.equal(whole, resumed)
+    assert (first.bytes_sent, first.counters) == (second.bytes_sent, second.counters)
