@@ -106,40 +106,58 @@ class GeneratorNet(nn.Module):
 class DiscriminatorNet(nn.Module):
     """Two convolutions to 64@14x14 and 128@7x7, fully connected layers to 1024 and 1; leaky ReLU of slope 0.01.
 
-    The layer of 1024 is batch-normalised, always by its own batch. With width 1: 6,556,865 parameters at 1x28x28
-    without labels, as published; with labels a one-hot vector joins the features of the last convolution.
+    The layer of 1024 is normalised: "batch", by each pass's own batch (published), or "layer", each row by itself. With
+    width 1: 6,556,865 parameters at 1x28x28 without labels, as published; with labels one-hot planes join the image.
     """
 
     def __init__(
-        self, image_shape: Sequence[int], num_classes: int, width: float = 1.0, conditional: bool = True
+        self,
+        image_shape: Sequence[int],
+        num_classes: int,
+        width: float = 1.0,
+        conditional: bool = True,
+        norm: Literal["batch", "layer"] = "batch",
     ) -> None:
         super().__init__()
         side, self.num_classes, self.conditional = _check_side(image_shape), num_classes, conditional
         shallow, middle, hidden = (max(1, round(size * width)) for size in (64, 128, 1024))
-        self.conv1 = nn.Conv2d(image_shape[0], shallow, 4, stride=2, padding=1)
+        planes = num_classes if conditional else 0
+        self.conv1 = nn.Conv2d(image_shape[0] + planes, shallow, 4, stride=2, padding=1)
         self.conv2 = nn.Conv2d(shallow, middle, 4, stride=2, padding=1)
-        self.fc1 = nn.Linear(side**2 * middle + (num_classes if conditional else 0), hidden, bias=False)
-        self.norm = Norm(hidden, running=False)
+        self.fc1 = nn.Linear(side**2 * middle, hidden, bias=False)
+        self.norm = Norm(hidden, running=False) if norm == "batch" else nn.LayerNorm(hidden)
         self.fc2 = nn.Linear(hidden, 1)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores [b] of images x [b, c, h, w] with labels y int64 [b]."""
+        if self.conditional:
+            planes = F.one_hot(y, self.num_classes).to(x.dtype)[:, :, None, None].expand(-1, -1, *x.shape[2:])
+            x = torch.cat([x, planes], dim=1)
         h = F.leaky_relu(self.conv1(x), 0.01)
         h = F.leaky_relu(self.conv2(h), 0.01).flatten(1)
-        if self.conditional:
-            h = torch.cat([h, F.one_hot(y, self.num_classes).to(h.dtype)], dim=1)
         return self.fc2(F.leaky_relu(self.norm(self.fc1(h)), 0.01)).squeeze(1)
+
+
+def make_optimizer(
+    name: Literal["sgd", "adam"], net: nn.Module, lr: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """Plain SGD, or Adam with Gulrajani et al.'s betas."""
+    if name == "sgd":
+        return torch.optim.SGD(net.parameters(), lr, weight_decay=weight_decay)
+    return torch.optim.Adam(net.parameters(), lr, (0.5, 0.9), weight_decay=weight_decay)
 
 
 @dataclass(frozen=True)
 class DiscriminatorClient:
-    """What runs on a client: `local_steps` of SGD on the server's discriminator, against images of its generator."""
+    """What runs on a client: `local_steps` on the server's discriminator, against images of its generator."""
 
     training: CriticTraining
     discriminator: Config
     generator: Config
     local_steps: int
+    optimizer: Literal["sgd", "adam"]
     lr: float
+    weight_decay: float
 
     def identity(self) -> dict[str, Any]:
         return asdict(self)
@@ -161,17 +179,21 @@ class DiscriminatorClient:
             D, G = (instantiate(config).to(before.device) for config in (self.discriminator, self.generator))
         vector_to_parameters(before.clone(), D.parameters())  # parameters become views of the vector
         vector_to_parameters(message["generator"].clone(), G.parameters())
-        sgd = torch.optim.SGD(D.parameters(), self.lr)
+        optimizer = make_optimizer(self.optimizer, D, self.lr, self.weight_decay)
+
+        def scores(x: Tensor, y: Tensor) -> Tensor:  # records and images in passes of their own, as batches normalise
+            return torch.cat([D(*part) for part in zip(x[0].split(size), y[0].split(size), strict=True)])[None]
+
         for _ in range(self.local_steps):
             real, labels = draw_batch(records, size, coins)
             z = draw_latents(self.training.latent, (size, self.training.latent_dim), coins, before.device)
             mix = torch.rand(1, size, 1, 1, 1, generator=coins).to(before.device)
             with torch.no_grad():
                 fake = G(z, labels)
-            loss = self.training.loss(lambda x, y: D(x[0], y[0])[None], real[None], fake[None], labels[None], mix)
-            sgd.zero_grad()
+            loss = self.training.loss(scores, real[None], fake[None], labels[None], mix)
+            optimizer.zero_grad()
             loss.sum().backward()
-            sgd.step()
+            optimizer.step()
         return parameters_to_vector(D.parameters()).detach() - before, {}
 
 
@@ -184,17 +206,21 @@ class FedAvgGAN:
         selection: "poisson", each client joins a round with probability q = clients_per_round / N, or "fixed", exactly
             so many without replacement (paper), for which only privacy.relation=replace_one has an accountant.
         steps: R, rounds.
-        local_steps: SGD steps of a client in a round, on batches of batch_size.
-        g_steps: SGD steps of the generator at the server after each round.
+        local_steps: steps of a client in a round, on batches of batch_size.
+        g_steps: steps of the generator at the server after each round.
         sigma: σ; the sum gets noise N(0, σ² C² I). None: calibrated to the budget, or, if that is infinite, neither
             clipping nor noise.
         clip_norm: C, of a client's difference.
-        lr_d, lr_g: of SGD, on clients and for the generator. lr_server: what the mean difference is multiplied by.
-        optimizer_g: "sgd" (paper), or "adam" with betas (0.5, 0.9).
+        lr_d, lr_g: learning rates, on clients and for the generator. lr_server: what the mean difference is multiplied
+            by.
+        optimizer_d, optimizer_g: "sgd" (paper), or "adam" with betas (0.5, 0.9), which on a client starts anew in each
+            round.
         gp_weight: λ.
         latent_dim: of z ~ N(0, I).
         width: of the networks, 1 as published.
         conditional: whether the networks are given labels (the paper's are not).
+        norm: of the discriminator, "batch" (paper), by the batch of each pass, or "layer".
+        weight_decay: of both networks.
 
     Raises:
         ValueError: for a value outside its range.
@@ -211,11 +237,14 @@ class FedAvgGAN:
     lr_d: float = 5e-4
     lr_g: float = 5e-3
     lr_server: float = 1.0
+    optimizer_d: Literal["sgd", "adam"] = "sgd"
     optimizer_g: Literal["sgd", "adam"] = "sgd"
     gp_weight: float = 10.0
     latent_dim: int = 128
     width: float = 1.0
     conditional: bool = True
+    norm: Literal["batch", "layer"] = "batch"
+    weight_decay: float = 2.5e-5
 
     def __post_init__(self) -> None:
         check_types(type(self), vars(self), "method")
@@ -223,7 +252,7 @@ class FedAvgGAN:
         bounds = {
             "[1, inf)": counts,
             "(0, inf)": ("sigma", "clip_norm", "lr_d", "lr_g", "lr_server", "width"),
-            "[0, inf)": ("gp_weight",),
+            "[0, inf)": ("gp_weight", "weight_decay"),
         }
         check_bounds(self, "method", bounds)
         self.training = CriticTraining(
@@ -242,18 +271,17 @@ class FedAvgGAN:
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         device = ctx.device
         clients = data.grouped("client")
-        sizes = {"latent_dim": self.latent_dim}
-        config, d_config = self._net(GeneratorNet, clients, **sizes), self._net(DiscriminatorNet, clients)
+        config = self._net(GeneratorNet, clients, latent_dim=self.latent_dim)
+        d_config = self._net(DiscriminatorNet, clients, norm=self.norm)
         G, D = instantiate(config).to(device), instantiate(d_config).to(device)
-        if self.optimizer_g == "adam":
-            optimizer: torch.optim.Optimizer = torch.optim.Adam(G.parameters(), self.lr_g, (0.5, 0.9))
-        else:
-            optimizer = torch.optim.SGD(G.parameters(), self.lr_g)
+        optimizer = make_optimizer(self.optimizer_g, G, self.lr_g, self.weight_decay)
         ctx.warm_start(G=G, D=D, optimizer=optimizer)
         for group in optimizer.param_groups:  # a restored optimiser brings its parent's settings along
             group.update(lr=self.lr_g)
         parameters = parameters_to_vector(D.parameters())
-        program = DiscriminatorClient(self.training, d_config, config, self.local_steps, self.lr_d)
+        program = DiscriminatorClient(
+            self.training, d_config, config, self.local_steps, self.optimizer_d, self.lr_d, self.weight_decay
+        )
         ask = self._mechanism(clients, ctx, program, len(parameters))
 
         for t in ctx.steps(ask.times, G=G, D=D, optimizer=optimizer):
@@ -281,14 +309,14 @@ class FedAvgGAN:
             image_shape=clients.image_shape,
         )
 
-    def _net(self, net: type[nn.Module], clients: ClientData, **sizes: int) -> Config:
+    def _net(self, net: type[nn.Module], clients: ClientData, **own: Any) -> Config:
         return {
             "_target_": f"{__name__}.{net.__name__}",
             "image_shape": list(clients.image_shape),
             "num_classes": clients.num_classes,
             "width": self.width,
             "conditional": self.conditional,
-            **sizes,
+            **own,
         }
 
     def _mechanism(
