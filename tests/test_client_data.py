@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from dpgen_bench.data.private import PrivateData
-from dpgen_bench.federation.client import Client, ClientSetup, Exhausted
+from dpgen_bench.federation.client import Client, ClientSetup
 from dpgen_bench.federation.faults import Faults
+from dpgen_bench.federation.memory import Exhausted
 from dpgen_bench.federation.messages import decode, encode
 from dpgen_bench.federation.settings import Settings
 from dpgen_bench.method import Context, Preempted
@@ -231,14 +232,38 @@ def test_the_same_question_has_the_same_answer_and_another_one_other_noise():
     assert float((difference - exact).abs().min()) > 1e-3
 
 
+def test_a_server_that_changes_the_state_behind_a_question_learns_nothing_from_asking_it_again(tmp_path):
+    place = StatePlace(folder=tmp_path)
+    asked = client(most=4, place=place)
+    asked.handle(question(0))
+    first = asked.handle(question(5))
+    asked.handle(question(2, scale=2.0))  # as if it went on from an earlier checkpoint: the state before 5 is another
+    again = asked.handle(question(5))
+    noise = decode(first)[0]["value"] - decode(again)[0]["value"]
+    assert float(noise.abs().min()) > 1e-3  # no component shows the exact difference
+    with pytest.raises(Exhausted):  # it was an answer of its own
+        asked.handle(question(6))
+
+
+def test_whether_an_answer_counts_does_not_depend_on_records(tmp_path):
+    """A client without records always answers zeros, and yet the same questions count, with noise of their own."""
+    empty = replace(client(place=StatePlace(folder=tmp_path))._setup, images=torch.zeros(0, 1, 28, 28), most_answers=4)
+    empty = Client(replace(empty, labels=torch.zeros(0, dtype=torch.int64)))
+    empty.handle(question(0))
+    first = empty.handle(question(5))
+    empty.handle(question(2, scale=2.0))
+    assert empty.handle(question(5)) != first
+
+
 def test_a_client_counts_its_answers_itself_and_remembers_the_count_on_disk(tmp_path):
     place = StatePlace(folder=tmp_path)
     asked = client(place=place)
     asked.handle(question(0))
     asked.handle(question(1))
     again = client(place=place)  # as after a kill
-    again.handle(question(1))  # the same question again is no further answer
-    with pytest.raises(Exhausted, match="given its 2 answers"):
+    for t in (0, 1):  # the same questions again, from the checkpoint on, are no further answers
+        again.handle(question(t))
+    with pytest.raises(Exhausted, match="given the 2 answers"):
         again.handle(question(2))
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -20,6 +19,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
+from dpgen_bench.federation.memory import Memory, Point
 from dpgen_bench.federation.messages import Malformed, decode, encode
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, Whole, clip_rows
 from dpgen_bench.privacy.noise import Key
@@ -52,10 +52,6 @@ class ClientProgram(Protocol):
     def answer(self, message: Parts, records: Records, state: Parts, coins: torch.Generator) -> tuple[Tensor, Parts]:
         """(what the mechanism's bound expects, before it is clipped; the client's next state)."""
         ...
-
-
-class Exhausted(RuntimeError):
-    """A client was asked for more different answers than it may give."""
 
 
 class BrokenProgram(TypeError):
@@ -104,23 +100,19 @@ class Client:
     """A client at work; `dpgen_bench.federation.engines` carries messages to `handle`.
 
     Guarantees: an answer is clipped, what is not finite in it is zero, and noise is added before it is sent. Noise is
-    keyed by the round and by all that the message says: the same noise is never added to two answers, however a server
-    that was killed asks again, and the same question gets the same answer. No more than `most_answers` different
-    answers are given; they are counted on disk before they leave. A client without records adds nothing to a sum.
+    keyed by all that the exact answer depends on but the records: the message, the round, and the history of questions
+    that made the state. So the same noise is never added to two different answers, however a server asks again after a
+    kill, or on purpose; and the same question, meeting the same state, gets the same answer. No more than
+    `most_answers` questions are answered; they are counted on disk before the answers leave. A client without records
+    adds nothing to a sum.
     """
 
     def __init__(self, setup: ClientSetup) -> None:
         self._setup = setup
         own = f"client-{setup.client}"
-        self._folder = setup.place.folder and setup.place.folder / own
+        self._memory = Memory(setup.place.folder and setup.place.folder / own, setup.device, self._first_state)
         self._cache = setup.place.cache and setup.place.cache / self._cache_name()
-        self._later = Rows(self._folder and self._folder / "state", 1, slots=2)
         self._first = Rows(self._cache, 1, slots=1)
-        self._answered: set[str] = set()
-        if self._folder is not None:
-            make_private(self._folder)
-            if (self._folder / "answered").exists():
-                self._answered = set((self._folder / "answered").read_text().split())
 
     def handle(self, message: bytes) -> bytes:
         """The answer to one message of a `ClientMechanism`.
@@ -135,14 +127,16 @@ class Client:
             self._first_state()
             return encode({})
         if header.get("kind") == "flush":
-            self._later.flush()
+            self._memory.flush()
             return encode({})
         if not {"round", "committed"} <= header.keys():
             raise Malformed(f"expected a round and a committed round in the header, got {sorted(header)}.")
         round_, committed = int(header["round"]), int(header["committed"])
-        question = hashlib.sha256(encode(tensors, {"round": round_})).hexdigest()
-        self._count(question)
-        exact, after = self._compute(tensors, round_)
+        point = self._memory.before(round_, committed) if self._setup.keeps_state else Point()
+        # All that the exact answer depends on, but for the records: so no two different ones share a key.
+        question = hashlib.sha256(encode(tensors, {"round": round_, "history": point.history})).hexdigest()
+        self._memory.count(question, self._setup.most_answers)
+        exact, after = self._compute(tensors, round_, point)
         noisy = {"value": exact["value"].float()}
         if self._setup.std > 0.0:
             key = self._setup.key.derive(self._setup.mechanism, round_, question)
@@ -150,11 +144,10 @@ class Client:
             noisy["value"] = noisy["value"] + noise
         if self._setup.seen is not None:
             noisy = self._setup.seen(round_, self._setup.client, exact, noisy)
-        if after:
-            self._write(after, round_, committed)
+        self._leave(point, after, round_, committed, question)
         return encode({"value": noisy["value"].cpu()})
 
-    def _compute(self, message: Parts, round_: int) -> tuple[Parts, Parts]:
+    def _compute(self, message: Parts, round_: int, point: Point) -> tuple[Parts, Parts]:
         """The bounded answer without noise, {"value": ...}, and the state that it leaves."""
         setup, after = self._setup, Parts()
         assert isinstance(setup.bound, PerRow | Whole | PerRecord)
@@ -164,7 +157,7 @@ class Client:
         coins = private_coins(setup.key.derive(setup.mechanism, "round", round_))
 
         def answer(images: Tensor, labels: Tensor) -> Tensor:
-            state = self._before(round_) if setup.keeps_state else {}
+            state = self._memory.state(point) if setup.keeps_state else {}
             with public_randomness_untouched("a client program"):
                 given = program.answer(there, (images, labels), state, coins)
             if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], dict):
@@ -231,46 +224,20 @@ class Client:
         make_private(self._cache)
         return FileLock(self._cache / "lock")
 
-    def _before(self, round_: int) -> Parts:
-        """The state after the newest answer before this round. One of a later round is of a server that was killed."""
-        versions = self._later.versions(0)
-        for version in sorted({int(v) for v in versions if 0 < v <= round_}, reverse=True):
-            slot = self._later.find(0, version)
-            if slot is None:
-                raise RuntimeError(
-                    f"the state of client {self._setup.client} is damaged in {self._folder}; restore the folder, or "
-                    "start the run again, which with privacy.noise=os spends its epsilon a second time."
-                )
-            return self._later.read(0, slot, self._setup.device)
-        return self._first_state()
-
-    def _write(self, after: Parts, round_: int, committed: int) -> None:
-        """Keep the state that round `round_` leaves, and the newest one that the server's last checkpoint knows."""
+    def _leave(self, point: Point, after: Parts, round_: int, committed: int, question: str) -> None:
         if not self._setup.keeps_state:
-            raise BrokenProgram(
-                f"expected the clients of {self._setup.mechanism!r} to leave no state, got {sorted(after)}: they are "
-                "drawn in secret, and what remembers past draws takes away what the secret gives."
-            )
+            if after:
+                raise BrokenProgram(
+                    f"expected the clients of {self._setup.mechanism!r} to leave no state, got {sorted(after)}: they "
+                    "are drawn in secret, and what remembers past draws takes away what the secret gives."
+                )
+            return
         try:
-            expect_parts(after)
-            versions = self._later.versions(0)
-            kept = int(np.argmax(np.where(versions <= committed, versions, -1)))
-            self._later.write(0, 1 - kept, round_ + 1, after)
+            if after:
+                expect_parts(after)
+            self._memory.leave(point, after, round_, committed, question)
         except ValueError as error:
             raise BrokenProgram(str(error)) from None
-
-    def _count(self, question: str) -> None:
-        """Write down that this question is answered, before it is."""
-        if question in self._answered:
-            return
-        if len(self._answered) >= self._setup.most_answers:
-            raise Exhausted(f"client {self._setup.client} has given its {self._setup.most_answers} answers.")
-        self._answered.add(question)
-        if self._folder is not None:
-            with open(self._folder / "answered", "a") as out:
-                out.write(question + "\n")
-                out.flush()
-                os.fsync(out.fileno())
 
     def _diagnose(self, round_: int, unbounded: Tensor) -> None:
         if self._setup.diagnostics is None:
