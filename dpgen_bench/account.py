@@ -236,7 +236,7 @@ def main(argv: list[str]) -> int:
     try:
         _check(arguments, overrides)
         events, delta, budget = _planned(arguments, overrides)
-        server = None if arguments.clients is None else _seen_by_server(events[0], delta)
+        server = _seen_by_server(events, delta)
         claims, conditional = _claims(arguments, overrides, events, delta) if arguments.published else ({}, {})
     except (Usage, ValueError, LookupError, FileNotFoundError) as error:
         print(f"dpgen account: {error}", file=sys.stderr)
@@ -344,8 +344,8 @@ def _planned(arguments: argparse.Namespace, overrides: list[str]) -> tuple[list[
     if overrides:
         from dpgen_bench.run import plan
 
-        events, budget = plan(overrides)
-        return events, arguments.delta or budget.delta, budget
+        ledger = plan(overrides)
+        return ledger.events, arguments.delta or ledger.budget.delta, ledger.budget
     from dpgen_bench.privacy.events import Event, Sensitivity
     from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson, Sampling
 
@@ -364,8 +364,8 @@ def _planned(arguments: argparse.Namespace, overrides: list[str]) -> tuple[list[
     return [Event(sampling, sensitivity, arguments.sigma, arguments.steps)], arguments.delta or 1e-5, None
 
 
-def _seen_by_server(event: Event, delta: float) -> dict[str, Any]:
-    """What the server learns of one client, {"answers": k_max, "epsilon": {relation: exact}}.
+def _seen_by_server(events: Sequence[Event], delta: float) -> dict[str, Any] | None:
+    """What the server learns of one client, {"answers": k_max, "epsilon": {relation: exact}}; None without clients.
 
     It knows whom it asks and keeps every answer, so nothing is amplified: as many unsampled Gaussian releases as a
     client answers at most. That is so whomever it asks, and whatever it sends.
@@ -374,6 +374,9 @@ def _seen_by_server(event: Event, delta: float) -> dict[str, Any]:
     from dpgen_bench.privacy.events import RELATIONS
     from dpgen_bench.privacy.sampling import Full, OneClient
 
+    if len(events) != 1 or not isinstance(events[0].sampling, OneClient):
+        return None
+    (event,) = events
     assert isinstance(event.sampling, OneClient)
     answers = event.sampling.most_answers(event.times)
     seen = replace(event, sampling=Full(), times=answers)

@@ -20,7 +20,7 @@ from dpgen_bench.evaluate.protocol import build_metrics, measure
 from dpgen_bench.files import write_atomic
 from dpgen_bench.method import Context, Method, Preempted
 from dpgen_bench.privacy.accountants import NotCovered, epsilon
-from dpgen_bench.privacy.events import Budget, Event
+from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Journal, Observer
 from dpgen_bench.privacy.noise import Key
@@ -86,8 +86,8 @@ def execute(config: DictConfig) -> RunFolder:
     return folder
 
 
-def plan(overrides: list[str]) -> tuple[list[Event], Budget]:
-    """The allowances that the run of these overrides would ask for before its first release, and its budget.
+def plan(overrides: list[str]) -> Ledger:
+    """The ledger, with its budget, of what the run of these overrides would ask for before its first release.
 
     Nothing is released: `fit` is stopped where it would first touch a record.
     """
@@ -109,7 +109,7 @@ def plan(overrides: list[str]) -> tuple[list[Event], Budget]:
     )
     with contextlib.suppress(_PlanMade):
         spec.method().fit(data, Context(spec.seed, "cpu", scale=spec.scale(), data=data))
-    return ledger.events, spec.budget()
+    return ledger
 
 
 def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
@@ -218,6 +218,9 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
         raise ValueError(f"the method changed the ledger's budget to {ledger.budget}; it was {spec.budget()}.")
     ctx.close()
     ledger.save()
+    errors = folder.path / "private" / "federation" / "errors.txt"
+    if errors.exists():
+        print(f"run {spec.id}: programs of clients failed, and answered zeros instead; the errors are in {errors}")
     if ledger.diagnostics == "unsafe":
         bounds = {name: mechanism.bound.C for name, mechanism in data.mechanisms.items()}
         draw_norms(folder.path / "private" / "diagnostics.jsonl", bounds, folder.path / "private" / "norms.png")

@@ -191,6 +191,7 @@ class ClientData:
             place=replace(place, folder=place.folder and place.folder / entry.name),
             device=self.device,
             diagnostics=data._diagnostics,
+            errors=data._private_folder and data._private_folder / "errors.txt",
             seen=seen,
         )
 

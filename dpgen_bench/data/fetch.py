@@ -27,7 +27,7 @@ def fetch(spec: DatasetSpec) -> Path:
         FetchFailed: if the download fails, or what came cannot be read.
     """
     if spec.folder is None:
-        raise ValueError(f"dataset {spec.name!r} needs no download. {spec.how}".rstrip())
+        raise ValueError(f"dataset {spec.name!r} has nothing to be downloaded by this command. {spec.how}".rstrip())
     target = Path(spec.root) / spec.folder
     if target.exists() and _readable(spec):
         return target

@@ -79,6 +79,7 @@ class PrivateData:
         self._private_folder = private_folder
         self.books: PublicBooks | None = None  # the run's, set by its Context
         self._n = len(labels) if public_n is None else public_n
+        self._n_was_read = False
         self.num_classes = num_classes
         self.image_shape: tuple[int, int, int] = (images.shape[1], images.shape[2], images.shape[3])
         self.device = torch.device(device)
@@ -105,6 +106,7 @@ class PrivateData:
         """
         if self._ledger.unit == "client":
             raise ValueError("the number of records is private where the unit is the client; use that of clients.")
+        self._n_was_read = True
         return self._n
 
     def grouped(self, unit: Literal["client"]) -> ClientData:
@@ -122,6 +124,11 @@ class PrivateData:
             raise ValueError(
                 "expected a data set whose records belong to clients, got one without: take dataset=clients_mnist, or "
                 "another of conf/dataset that is a federation."
+            )
+        if self._n_was_read:
+            raise ValueError(
+                "the number of records was read, which is private where the unit is the client: group the data first, "
+                "and use the number of clients."
             )
         self._ledger.by_client(self._num_clients)
         images, labels, clients = self.__images, self.__labels, self.__clients

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from dpgen_bench.federation.memory import Memory, Point
+from dpgen_bench.federation.engines import note_error
+from dpgen_bench.federation.memory import Exhausted, Memory, Point
 from dpgen_bench.federation.messages import Malformed, decode, encode
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, Whole, clip_rows
 from dpgen_bench.privacy.noise import Key
@@ -55,7 +57,7 @@ class ClientProgram(Protocol):
 
 
 class BrokenProgram(TypeError):
-    """A client program gives what no client program may give; the run must end, and the program be mended."""
+    """A client program gives what no client program may give; it must be mended."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class ClientSetup:
         keeps_state: whether it may; a client that is drawn in secret must not.
         place: where its state lies, and first states are shared by runs; in memory without a folder.
         diagnostics: a private file that gets norms before clipping, for debugging on public data.
+        errors: a private file that gets the tracebacks of the program.
         seen: is shown what an answer is made of, and says what is sent; for the conformance suite, in one process.
     """
 
@@ -90,6 +93,7 @@ class ClientSetup:
     place: StatePlace
     device: torch.device
     diagnostics: Path | None = None
+    errors: Path | None = None
     seen: Seen | None = None
 
     def open(self) -> Client:
@@ -103,8 +107,8 @@ class Client:
     keyed by all that the exact answer depends on but the records: the message, the round, and the history of questions
     that made the state. So the same noise is never added to two different answers, however a server asks again after a
     kill, or on purpose; and the same question, meeting the same state, gets the same answer. No more than
-    `most_answers` questions are answered; they are counted on disk before the answers leave. A client without records
-    adds nothing to a sum.
+    `most_answers` questions are answered; they are counted on disk before the answers leave. A program that fails
+    answers zeros, and nobody hears of it but the client. A client without records adds nothing to a sum.
     """
 
     def __init__(self, setup: ClientSetup) -> None:
@@ -119,12 +123,13 @@ class Client:
 
         Raises:
             Malformed: for a message that cannot be read.
-            Exhausted: beyond `most_answers`.
-            BrokenProgram: for a state or an answer of another kind than expected.
         """
         tensors, header = decode(message)
         if header.get("kind") == "start":
-            self._first_state()
+            try:
+                self._first_state()
+            except Exception:
+                self._failed(-1)
             return encode({})
         if header.get("kind") == "flush":
             self._memory.flush()
@@ -135,8 +140,11 @@ class Client:
         point = self._memory.before(round_, committed) if self._setup.keeps_state else Point()
         # All that the exact answer depends on, but for the records: so no two different ones share a key.
         question = hashlib.sha256(encode(tensors, {"round": round_, "history": point.history})).hexdigest()
-        self._memory.count(question, self._setup.most_answers)
-        exact, after = self._compute(tensors, round_, point)
+        try:
+            self._memory.count(question, self._setup.most_answers)
+        except Exhausted:
+            return encode({}, {"refused": 1})
+        exact, after = self._guarded(tensors, round_, point)
         noisy = {"value": exact["value"].float()}
         if self._setup.std > 0.0:
             key = self._setup.key.derive(self._setup.mechanism, round_, question)
@@ -144,8 +152,37 @@ class Client:
             noisy["value"] = noisy["value"] + noise
         if self._setup.seen is not None:
             noisy = self._setup.seen(round_, self._setup.client, exact, noisy)
-        self._leave(point, after, round_, committed, question)
+        if self._setup.keeps_state:
+            self._memory.leave(point, after, round_, committed, question)
         return encode({"value": noisy["value"].cpu()})
+
+    def _guarded(self, message: Parts, round_: int, point: Point) -> tuple[Parts, Parts]:
+        """The bounded answer and the next state; zeros, and the state as it was, if the program fails in any way.
+
+        Whether a program fails may depend on the records, and an error that left the client would be an answer without
+        noise. The client writes it into a private file of its own.
+        """
+        try:
+            exact, after = self._compute(message, round_, point)
+            if after and not self._setup.keeps_state:
+                raise BrokenProgram(
+                    f"expected the clients of {self._setup.mechanism!r} to leave no state, got {sorted(after)}: they "
+                    "are drawn in secret, and what remembers past draws takes away what the secret gives."
+                )
+            if after:
+                expect_parts(after)
+            self._memory.check(after)
+        except Exception:
+            self._failed(round_)
+            assert isinstance(self._setup.bound, PerRow | Whole | PerRecord)
+            return {"value": torch.zeros(self._setup.bound.shape, device=self._setup.device)}, {}
+        return exact, after
+
+    def _failed(self, round_: int) -> None:
+        """Note the error that is being handled; where the conformance suite looks on, raise it."""
+        if self._setup.seen is not None:
+            raise
+        note_error(self._setup.errors, round_, self._setup.client, traceback.format_exc())
 
     def _compute(self, message: Parts, round_: int, point: Point) -> tuple[Parts, Parts]:
         """The bounded answer without noise, {"value": ...}, and the state that it leaves."""
@@ -179,7 +216,9 @@ class Client:
         return exact, after
 
     def _records(self) -> Batch:
-        return Batch(self._setup.images.to(self._setup.device), self._setup.labels.to(self._setup.device))
+        # Copies: what a program writes into them must not be there for the next message.
+        images, labels = self._setup.images.clone(), self._setup.labels.clone()
+        return Batch(images.to(self._setup.device), labels.to(self._setup.device))
 
     def _identity(self) -> str:
         program: ClientProgram = pickle.loads(self._setup.program)
@@ -223,21 +262,6 @@ class Client:
             return nullcontext()
         make_private(self._cache)
         return FileLock(self._cache / "lock")
-
-    def _leave(self, point: Point, after: Parts, round_: int, committed: int, question: str) -> None:
-        if not self._setup.keeps_state:
-            if after:
-                raise BrokenProgram(
-                    f"expected the clients of {self._setup.mechanism!r} to leave no state, got {sorted(after)}: they "
-                    "are drawn in secret, and what remembers past draws takes away what the secret gives."
-                )
-            return
-        try:
-            if after:
-                expect_parts(after)
-            self._memory.leave(point, after, round_, committed, question)
-        except ValueError as error:
-            raise BrokenProgram(str(error)) from None
 
     def _diagnose(self, round_: int, unbounded: Tensor) -> None:
         if self._setup.diagnostics is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpgen_bench.federation.client import ClientSetup
+from dpgen_bench.federation.client import BrokenProgram, ClientSetup
 from dpgen_bench.federation.engines import Engine, Fault
 from dpgen_bench.federation.messages import Malformed, decode, encode
 from dpgen_bench.privacy.bounds import Bound, PerRecord, PerRow, Whole, clip_rows
@@ -20,8 +21,9 @@ from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.mechanism import AllowanceExhausted, Observer
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import OneClient
+from dpgen_bench.privacy.state import GlobalRandomness
 
-FATAL = ("BrokenProgram", "GlobalRandomness")  # names of errors that no round goes on after
+REFUSED = "it has given all the answers that it may give"
 SILENT_ROUNDS = 20  # at the start of a run, after which somebody must have answered
 
 
@@ -130,7 +132,11 @@ class ClientMechanism:
         self._before_records()
         size = self._parallel
         group = self._needed[number * size : (number + 1) * size]
-        self._ask(dict.fromkeys(group, encode({}, {"kind": "start"})), round_=-1, public=True)
+        sent = encode({}, {"kind": "start"})
+        books = self._books()
+        if books is not None:
+            books.count(bytes_beside_rounds=len(group) * (len(sent) + len(encode({}))))
+        self._ask(dict.fromkeys(group, sent), round_=-1, public=True)
 
     def resume_at(self, executed: int) -> None:
         """Set the number of the next round; for the harness, when it resumes a run from a checkpoint."""
@@ -182,19 +188,21 @@ class ClientMechanism:
         self._expect_life(index, len(answers))
         if at_client:
             return next(iter(answers.values())) if answers else None
-        return self._noisy_sum(index, asked, answers)
+        return self._noisy_sum(index, sent, asked, answers)
 
     def _header(self, index: int) -> dict[str, int | str]:
         return {"round": index, "committed": self._committed}
 
-    def _noisy_sum(self, index: int, asked: list[int], answers: dict[int, Tensor]) -> Tensor:
+    def _noisy_sum(self, index: int, sent: bytes, asked: list[int], answers: dict[int, Tensor]) -> Tensor:
         assert isinstance(self._bound, PerRecord)
         total = torch.zeros(self._bound.shape, dtype=torch.float64, device=self._device)
         for row in answers.values():  # clipped here again: what is proven rests on no client's word
             total += clip_rows(row.to(self._device)[None], self._bound.C)[0].double()
         exact, noisy = {"value": total}, {"value": total.float()}
         if self.std > 0.0:
-            noise = self._key.derive("noise", index).normal(self._bound.shape, self.std, self._device)
+            # By all that the sum depends on: a round that is made again in another way has noise of its own.
+            made_of = hashlib.sha256(sent + total.cpu().numpy().tobytes()).hexdigest()
+            noise = self._key.derive("noise", index, made_of).normal(self._bound.shape, self.std, self._device)
             noisy = {"value": (total + noise).float()}
         if self._observer is not None:
             noisy = self._observer.release(self, index, np.array(asked, np.int64), exact, noisy)
@@ -206,7 +214,12 @@ class ClientMechanism:
             return {}
         engine = self._opened()
         answers: dict[int, Tensor] = {}
-        for client, answer in engine.ask(messages, round=round_).items():
+        try:
+            came = engine.ask(messages, round=round_)
+        except (BrokenProgram, GlobalRandomness) as error:  # whether a program breaks may depend on records
+            self._ledger.spoil(f"a client program of {self.name!r} broke the rules ({type(error).__name__})")
+            raise
+        for client, answer in came.items():
             if isinstance(answer, bytes) and round_ < 0:
                 continue
             if isinstance(answer, bytes):
@@ -214,6 +227,9 @@ class ClientMechanism:
                 if public and books is not None:
                     books.count_bytes(client_to_server=len(answer))
                 try:
+                    if decode(answer)[1].get("refused"):
+                        self._note(round_, client, Fault("lost", REFUSED), public)
+                        continue
                     tensors, _ = decode(answer, {"value": (torch.float32, self._shape)}, finite=True)
                     answers[client] = tensors["value"].to(self._device)
                     self._to_flush.add(client)
@@ -231,9 +247,6 @@ class ClientMechanism:
 
     def _note(self, round_: int, client: int, fault: Fault, public: bool) -> None:
         """Write a fault down, and what it means for what is proven."""
-        if fault.detail in FATAL:
-            self._ledger.spoil(f"the client program of {self.name!r} broke the rules ({fault.detail})")
-            self._ledger.refuse_if_spoiled()
         if self._folder is not None:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             row = {"mechanism": self.name, "round": round_, "client": client, **vars(fault)}
@@ -242,12 +255,10 @@ class ClientMechanism:
         books = self._books()
         if public and books is not None:
             books.log(fault=fault.kind, client=client, round=round_)
-        if fault.injected or (self._vouched and fault.kind != "raised"):
-            return
+        if fault.injected or fault.detail == REFUSED or (self._vouched and fault.kind != "raised"):
+            return  # what a client has answered before is no matter of its records
         if fault.kind == "raised":
-            self._ledger.doubt(
-                "a client's program raised an error, and whether it does may depend on the client's records"
-            )
+            self._ledger.doubt("a client raised an error, and whether it does may depend on its records")
         else:
             self._ledger.doubt(
                 "a client did not answer, or not in time, or not in a form that could be read, and whether that "

@@ -80,6 +80,14 @@ class Memory:
         slot = self._rows.find(0, point.row) if point.row else None
         return self._first() if slot is None else self._rows.read(0, slot, self._device)
 
+    def check(self, after: Parts) -> None:
+        """Raise ValueError for a state of another type, or of another layout than that of earlier answers."""
+        layout = {name: tuple(part.shape) for name, part in after.items()}
+        if any(part.dtype != torch.float32 for part in after.values()):
+            raise ValueError("expected a client's state as float32 tensors.")
+        if after and self._rows.layout not in (None, layout):
+            raise ValueError(f"expected a client's state as {self._rows.layout} every time, got {layout}.")
+
     def leave(self, point: Point, after: Parts, round_: int, committed: int, history: str) -> None:
         """Keep the state after an answer that began at `point`; with {} it is as it was.
 

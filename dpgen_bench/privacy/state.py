@@ -219,15 +219,21 @@ class PrivateState:
 
 @contextmanager
 def public_randomness_untouched(what: str) -> Iterator[None]:
-    """Raise GlobalRandomness if a global generator of PyTorch, NumPy or Python moves: all later draws would tell."""
+    """Raise GlobalRandomness if a global generator of PyTorch, NumPy or Python moves: all later draws would tell.
+
+    It is moved back first.
+    """
 
     def now() -> tuple[object, ...]:
         _, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002, global is what is meant
         return torch.get_rng_state().numpy().tobytes(), np.asarray(words).tobytes(), rest, random.getstate()
 
-    before = now()
+    before, kept = now(), (torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002
     yield
     if now() != before:
+        torch.set_rng_state(kept[0])
+        np.random.set_state(kept[1])  # noqa: NPY002
+        random.setstate(kept[2])
         raise GlobalRandomness(
             f"{what} drew from a global random generator; it must draw from the coins that it is given."
         )

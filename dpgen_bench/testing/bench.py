@@ -43,9 +43,7 @@ class Tape:
     source: Tape | None = None
     releases: list[Release] = field(default_factory=list)
 
-    def release(
-        self, mechanism: Named, index: int, drawn: np.ndarray, exact: Parts, noisy: Parts
-    ) -> Parts:
+    def release(self, mechanism: Named, index: int, drawn: np.ndarray, exact: Parts, noisy: Parts) -> Parts:
         exact = {part: value.detach().clone() for part, value in exact.items()}
         noisy = {part: value.detach().clone() for part, value in noisy.items()}
         if self.source is not None:
