@@ -192,6 +192,7 @@ class ClientData:
             device=self.device,
             diagnostics=data._diagnostics,
             errors=data._private_folder and data._private_folder / "errors.txt",
+            strict=observer is not None,
             seen=seen,
         )
 

@@ -77,6 +77,7 @@ class ClientSetup:
         place: where its state lies, and first states are shared by runs; in memory without a folder.
         diagnostics: a private file that gets norms before clipping, for debugging on public data.
         errors: a private file that gets the tracebacks of the program.
+        strict: raise the program's errors, for the conformance suite.
         seen: is shown what an answer is made of, and says what is sent; for the conformance suite, in one process.
     """
 
@@ -94,6 +95,7 @@ class ClientSetup:
     device: torch.device
     diagnostics: Path | None = None
     errors: Path | None = None
+    strict: bool = False
     seen: Seen | None = None
 
     def open(self) -> Client:
@@ -180,7 +182,7 @@ class Client:
 
     def _failed(self, round_: int) -> None:
         """Note the error that is being handled; where the conformance suite looks on, raise it."""
-        if self._setup.seen is not None:
+        if self._setup.strict:
             raise
         note_error(self._setup.errors, round_, self._setup.client, traceback.format_exc())
 

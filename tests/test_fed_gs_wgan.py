@@ -1,0 +1,359 @@
+"""GS-WGAN on clients against Algorithm 2: what a client computes, what leaves it, and planted faults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from dpgen_bench.data.clients import ClientData
+from dpgen_bench.data.private import PrivateData
+from dpgen_bench.federation.mechanism import ClientMechanism
+from dpgen_bench.federation.memory import Memory
+from dpgen_bench.federation.messages import encode
+from dpgen_bench.method import Context
+from dpgen_bench.nets.wgan import ProjectionCritic
+from dpgen_bench.privacy import bounds
+from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.calibration import BudgetExceeded
+from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.sampling import OneClient, Sampling
+from dpgen_bench.specify import CONF, build_method, compose_config, specify
+from dpgen_bench.testing import ConformanceError, check_method
+from dpgen_bench.wasserstein import CriticTraining, draw_matching
+from methods import fed_gs_wgan
+from methods.fed_gs_wgan import CriticClient, FedGSWGAN
+from tests import toys
+
+SHAPE, B, DELTA = (1, 28, 28), 4, 1e-5
+PRESETS = sorted(path.stem for path in (CONF / "experiment" / "fed_gs_wgan").glob("*.yaml"))
+TINY: dict[str, Any] = dict(
+    batch_size=B, steps=8, n_critic=1, warm_start=1, generator="dcgan", width=2, critic_width=2, latent_dim=3
+)
+Answer = tuple[Tensor, dict[str, Tensor]]
+
+
+def coins(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def net(name: str, **sizes: int) -> dict[str, Any]:
+    return {"_target_": f"dpgen_bench.nets.wgan.{name}", "image_shape": [*SHAPE], "num_classes": 10, "width": 2} | sizes
+
+
+def program(n_critic: int = 2) -> CriticClient:
+    training = CriticTraining(B, n_critic, drift=0.3, latent_dim=3, lr=1e-2)
+    return CriticClient(training, net("ProjectionCritic"), net("DCGANGenerator", latent_dim=3), 1, 10)
+
+
+def records(*labels: int) -> tuple[Tensor, Tensor]:
+    return torch.rand(len(labels), *SHAPE, generator=coins(7)), torch.tensor(labels, dtype=torch.int64)
+
+
+def message(*batches: list[int], seed: int = 1) -> dict[str, Tensor]:
+    labels = torch.tensor(batches)
+    return {"images": torch.rand(*labels.shape, *SHAPE, generator=coins(seed)), "labels": labels}
+
+
+def plain(state: dict[str, Tensor]) -> ProjectionCritic:
+    critic = ProjectionCritic(SHAPE, 10, width=2)
+    critic.load_state_dict({name: state[name] for name in critic.state_dict()})
+    return critic
+
+
+def iterate(critic: ProjectionCritic) -> None:
+    """One power iteration of each norm, as any forward pass in training mode makes."""
+    with torch.no_grad():
+        critic.train()(torch.zeros(1, *SHAPE), torch.zeros(1, dtype=torch.int64))
+    critic.eval()
+
+
+def gradient_in(critic: ProjectionCritic, x: Tensor, y: Tensor) -> Tensor:
+    iterate(critic)
+    x = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(-critic(x, y).sum(), x)
+    return gradient
+
+
+def test_the_gradient_is_that_of_the_stored_critic_in_the_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fed_gs_wgan, "draw_matching", lambda *args: None)  # no update before it
+    asked, own = message([3] * B, [3, 5, 3, 5]), records(3, 5, 5)
+    state = program().start(own, coins())
+    gradient, after = program().answer(asked, own, state, coins())
+    expected = gradient_in(plain(state), asked["images"][-1], asked["labels"][-1])
+    assert torch.allclose(gradient, expected, rtol=1e-3, atol=1e-6)
+    assert float(expected.flatten(1).norm(dim=1).min()) > 1e-3
+    assert after == {}
+
+
+def test_one_update_is_adams_step_on_the_loss_of_the_matching_records() -> None:
+    """The loss, its gradient and the step once more, with a plain module and autograd."""
+    asked, own, same = message([3, 5, 5, 3]), records(5, 3, 8, 3, 5), coins(4)
+    client, (x,), (y,) = program(n_critic=1), asked["images"], asked["labels"]
+    state = client.start(own, coins())
+    gradient, after = client.answer(asked, own, state, coins(4))
+    pairs = draw_matching(own, y, B, same)
+    assert pairs is not None
+    real, mix = pairs[1], torch.rand(1, B, 1, 1, 1, generator=same)[0]
+    critic = plain(state)
+    iterate(critic)
+    adam = torch.optim.Adam(critic.parameters(), 1e-2, (0.5, 0.9))
+    between = (mix * real + (1 - mix) * x).requires_grad_()
+    (slopes,) = torch.autograd.grad(critic(between, y).sum(), between, create_graph=True)
+    penalty = (slopes.flatten(1).norm(dim=1) - 1).square().mean()
+    scores = critic(real, y)
+    (critic(x, y).mean() - scores.mean() + 10 * penalty + 0.3 * scores.square().mean()).backward()
+    adam.step()
+    assert torch.allclose(gradient, gradient_in(critic, x, y), rtol=1e-3, atol=1e-6)
+    assert all(torch.allclose(after[name], value, atol=1e-5) for name, value in critic.state_dict().items())
+    for name, parameter in critic.named_parameters():
+        moment = adam.state[parameter]["exp_avg"]
+        assert torch.allclose(after[f"exp_avg.{name}"], moment, rtol=1e-3, atol=1e-5), name
+        assert not torch.equal(after[name], state[name]), name
+    assert float(after["step"]) == 1
+
+
+def test_the_same_coins_give_the_same_answer_and_others_another() -> None:
+    asked, own = message([3] * B, [5] * B), records(3, 5, 3, 5, 3)
+    start, again = (program().start(own, coins()) for _ in range(2))
+    (one, after), (same, kept), (other, _) = (program().answer(asked, own, start, coins(s)) for s in (1, 1, 2))
+    for parts, others in ((start, again), (after, kept)):
+        assert all(torch.equal(parts[name], others[name]) for name in parts)
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+def test_labels_that_the_client_does_not_hold_train_nothing_and_get_no_gradient() -> None:
+    own, batches = records(3, 4, 3), ([3, 5, 4, 5], [5, 3, 5, 4])
+    state, asked, changed = program().start(own, coins()), message(*batches), message(*batches, seed=2)
+    strange = (asked["labels"] == 5)[..., None, None, None]
+    changed["images"] = torch.where(strange, changed["images"], asked["images"])
+    (one, after), (other, kept) = (program().answer(parts, own, state, coins(1)) for parts in (asked, changed))
+    assert (one.flatten(1).norm(dim=1) > 0).tolist() == [False, True, False, True]
+    assert torch.equal(one, other)
+    assert all(torch.equal(after[name], kept[name]) for name in after)
+    for holding in (own, records()):  # none of these, or no record at all
+        start = program().start(holding, coins())
+        nothing, unchanged = program().answer(message([5] * B, [9] * B), holding, start, coins(1))
+        assert set(plain(start).state_dict()) == set(start)
+        assert (nothing.shape, nothing.abs().max(), unchanged) == ((B, *SHAPE), 0.0, {})
+
+
+def of_values(values: Tensor, *labels: int) -> tuple[Tensor, Tensor]:
+    return values[:, None, None, None].expand(-1, *SHAPE), torch.tensor(labels)
+
+
+def test_matching_records_are_uniform_among_those_of_the_label() -> None:
+    own, wanted = of_values(torch.arange(8) / 100, 3, 1, 3, 3, 7, 1, 3, 3), torch.tensor([3, 1])
+    pairs = draw_matching(own, wanted, 6000, coins())
+    assert pairs is not None
+    places, chosen = pairs[0], (pairs[1][:, 0, 0, 0] * 100).round().long()
+    assert torch.equal(places, torch.arange(6000) % 2)
+    assert torch.equal(own[1][chosen], wanted[places])
+    for label in (3, 1):
+        assert stats.chisquare(torch.bincount(chosen, minlength=8)[own[1] == label].numpy()).pvalue > 0.01
+
+
+def test_places_without_a_record_are_left_out_others_repeated_and_pixels_cleaned() -> None:
+    own = of_values(torch.tensor([math.nan, 0.5, math.nan, -math.inf]), 3, 1, 3, 2)
+    pairs = draw_matching(own, torch.tensor([5, 3, 9, 1, 0]), 5, coins())
+    assert pairs is not None
+    assert pairs[0].tolist() == [1, 3, 1, 3, 1]
+    assert pairs[1][:, 0, 0, 0].tolist() == [0.0, 0.5, 0.0, 0.5, 0.0]
+    for nobody in (own, records()):
+        assert draw_matching(nobody, torch.tensor([5, 9]), 5, coins()) is None
+
+
+def fit(**settings: Any) -> Context:
+    """A run on four clients with ten records each, of all labels, asked in turn, without noise."""
+    ledger = Ledger(Budget(math.inf, DELTA, "replace_one", "pld"), 4)
+    data = PrivateData(*toys.records(40), 10, ledger, Key.seeded("test"), clients=np.arange(40) // 10, num_clients=4)
+    context = Context(3, data=data)
+    FedGSWGAN(**{**TINY, "schedule": "public_balanced", "n_critic": 3, **settings}).fit(data, context)
+    return context
+
+
+@pytest.mark.parametrize(("max_answers", "asked"), [(None, 6), (1, 4)])
+def test_bytes_are_those_of_the_messages_of_rounds_that_ask(max_answers: int | None, asked: int) -> None:
+    """Rounds beyond the limit pass without a message."""
+    context = fit(steps=6, max_answers=max_answers)
+    images, labels = torch.zeros(3, B, *SHAPE), torch.zeros(3, B, dtype=torch.int64)
+    sent = len(encode({"images": images, "labels": labels}, {"round": 5, "committed": 0}))
+    assert 0 < sent - 3 * B * (784 * 4 + 8) < 300
+    answer = len(encode({"value": torch.zeros(B, *SHAPE)}))
+    assert context.bytes_sent == {"server_to_client": asked * sent, "client_to_server": asked * answer}
+    assert context.counters == {"rounds": 6, "clients_asked": asked, "generator_updates": asked}
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_the_generator_descends_along_the_answers(sign: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If all pixels have one gradient, images get darker, or brighter; all that are sent differ from each other."""
+    sent: list[Tensor] = []
+
+    def answer(self: ClientMechanism, message: dict[str, Tensor]) -> Tensor:
+        sent.append(message["images"].mean((2, 3, 4)))
+        return torch.full((B, *SHAPE), sign)
+
+    monkeypatch.setattr(ClientMechanism, "__call__", answer)
+    fit(lr=1e-2, latent="normal")
+    assert all(len(means.unique()) == 3 * B for means in sent)
+    assert sign * float(sent[-1].mean() - sent[0].mean()) < -0.05
+
+
+def planned(method: FedGSWGAN, n: int, eps: float = math.inf) -> tuple[Ledger, ClientMechanism]:
+    """The allowance that the method asks of n clients at 28x28 with 36 classes; there is no record."""
+    ledger, key, nobody = Ledger(Budget(eps, DELTA, "replace_one", "pld"), n), Key.seeded("plan"), np.zeros(0, np.int64)
+    none = torch.zeros(0, *SHAPE, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
+    data = PrivateData(*none, 36, ledger, key, clients=nobody, num_clients=n)
+    return ledger, method._mechanism(data.grouped("client"), Context(0, data=data), {})
+
+
+def spent(ledger: Ledger, against: str) -> float:
+    events = ledger.events_seen_by_server() if against == "server" else ledger.events
+    assert events
+    return epsilon(events, DELTA, "replace_one", "pld")
+
+
+@pytest.mark.parametrize(
+    ("n", "most", "outsiders", "server", "claimed"),
+    [(3400, 21, 341.3, 395.9, 3.2363), (2136, 30, 467.5, 541.8, 5.3372), (866, 59, 888.5, 996.8, 14.9745)],
+)
+def test_the_published_setting(n: int, most: int, outsiders: float, server: float, claimed: float) -> None:
+    """Golden: proven figures as in the presets' comments; claims by Theorem A.1 in 40 digits, apart from this code."""
+    method = FedGSWGAN(sigma=1.07)
+    ledger, mechanism = planned(method, n)
+    assert mechanism.bound == bounds.PerRow(C=1.0, shape=(32, *SHAPE))
+    assert mechanism.std == pytest.approx(2 * 1.07)
+    assert mechanism.event.sampling == OneClient(n, "random", most)
+    found = spent(ledger, "outsiders")
+    assert found == pytest.approx(outsiders, abs=0.06)
+    assert spent(ledger, "server") == pytest.approx(server, abs=0.06)
+    assert method.epsilon_claimed([mechanism.event], DELTA) == pytest.approx(claimed, abs=1e-4)
+    conditional = method.epsilon_conditional([mechanism.event], DELTA)
+    assert conditional is not None
+    assert claimed < conditional[0] < found
+
+
+def test_what_the_paper_has_no_count_of() -> None:
+    balanced, free = FedGSWGAN(sigma=1.07, schedule="public_balanced", steps=3000), FedGSWGAN(steps=300)
+    ledger, mechanism = planned(balanced, 100)
+    assert mechanism.event.sampling == OneClient(100, "public_balanced", 30)
+    assert spent(ledger, "server") == pytest.approx(spent(ledger, "outsiders"), rel=1e-9)
+    assert balanced.epsilon_claimed(ledger.events, DELTA) is None
+    assert balanced.epsilon_conditional(ledger.events, DELTA) is None, "no index is hidden"
+    silent = planned(free, 100)[1]
+    assert (silent.std, silent.bound.C) == (0.0, math.inf)
+    assert free.epsilon_claimed([silent.event], DELTA) == math.inf
+    assert free.epsilon_claimed([silent.event] * 2, DELTA) is None, "one may be another run's"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_are_runs_within_their_budget(preset: str) -> None:
+    spec = specify(compose_config([f"experiment=fed_gs_wgan/{preset}"]))
+    method, eps = spec.method(), spec.budget().epsilon
+    assert isinstance(method, FedGSWGAN)
+    assert spec.budget() == Budget(eps, DELTA, "replace_one", "pld")
+    if preset in ("federated_emnist", "federated_emnist_all", "debugging_emnist"):
+        assert vars(method) == vars(FedGSWGAN(sigma=1.07))  # appendix C.1
+    if math.isfinite(eps):
+        ledger, _ = planned(method, spec.dataset().num_clients or 0, eps)
+        assert eps * (0.999 if method.sigma is None else 0.99) < spent(ledger, method.against) <= eps
+
+
+def test_the_defaults_are_the_published_ones() -> None:
+    """Appendix C.1: sigma 1.07, a warm start of 2K iterations, then 30K. The rest: section 4 and the authors' code."""
+    method = FedGSWGAN()
+    assert vars(build_method(compose_config(["method=fed_gs_wgan"]))) == vars(method)
+    assert (method.schedule, method.steps, method.warm_start, method.clip_norm) == ("random", 30_000, 2000, 1.0)
+    assert (method.batch_size, method.n_critic, method.gp_weight, method.lr) == (32, 5, 10.0, 1e-4)
+    with pytest.raises(BudgetExceeded, match=r"epsilon to 341\.3"):
+        planned(FedGSWGAN(sigma=1.07), 3400, 341)
+
+
+# Conformance and planted faults
+
+
+def check(prepare: Callable[[], Any] = lambda: None, **settings: Any) -> None:
+    """The suite, in which fits share a process; `prepare` comes before each, as if it had one of its own."""
+
+    def make() -> FedGSWGAN:
+        prepare()
+        return FedGSWGAN(**{**TINY, **settings})
+
+    check_method(make, records=24, budget=Budget(10.0, DELTA, "replace_one"))
+
+
+SERVER = {"against": "server", "max_answers": 2, "n_critic": 2, "steps": 10}
+
+
+@pytest.mark.parametrize("variant", [SERVER, {"schedule": "public_balanced", "steps": 12}], ids=["server", "balanced"])
+def test_variants_conform(variant: dict[str, Any]) -> None:
+    check(**variant)
+
+
+class FirstCritic(CriticClient):
+    """Cheat: clients that share a process use the critic of whoever was asked first."""
+
+    kept: ClassVar[dict[str, Tensor] | None] = None
+
+    def answer(self, message: Any, records: Any, state: Any, coins: Any) -> Answer:
+        FirstCritic.kept = FirstCritic.kept or state
+        return super().answer(message, records, FirstCritic.kept, coins)
+
+
+class Gossip(CriticClient):
+    """Cheat: an answer has in it what the client that was asked before holds."""
+
+    heard: ClassVar[Tensor] = torch.zeros(())
+
+    def answer(self, message: Any, records: Any, state: Any, coins: Any) -> Answer:
+        gradient, after = super().answer(message, records, state, coins)
+        before, Gossip.heard = Gossip.heard, records[1].float().mean()
+        return gradient + 1e-3 * before, after
+
+
+class Histogram(CriticClient):
+    """The labels' counts instead of a gradient, which does no harm as long as it is clipped."""
+
+    def answer(self, message: Any, records: Any, state: Any, coins: Any) -> Answer:
+        gradient, after = super().answer(message, records, state, coins)
+        gradient.flatten(1)[:, :10] = 100.0 * torch.bincount(records[1], minlength=10).float()
+        return gradient, after
+
+
+@pytest.mark.parametrize(("cheat", "kept", "empty"), [(FirstCritic, "kept", None), (Gossip, "heard", torch.zeros(()))])
+def test_answers_that_know_another_client_are_caught(cheat, kept, empty, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fed_gs_wgan, "CriticClient", cheat)
+    with pytest.raises(ConformanceError, match="although the record was not in its draw"):
+        check(lambda: setattr(cheat, kept, empty))
+
+
+def test_unclipped_answers_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fed_gs_wgan, "CriticClient", Histogram)
+    monkeypatch.setattr(bounds, "clip_rows", lambda rows, C: rows.nan_to_num())
+    with pytest.raises(ConformanceError, match="its declared sensitivity"):
+        check()
+
+
+def test_half_the_noise_at_the_client_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = ClientData._setup
+    monkeypatch.setattr(ClientData, "_setup", lambda *args: replace(setup(*args), std=setup(*args).std / 2))
+    with pytest.raises(ConformanceError, match=r"0\.(49|50)\d* of the standard deviation in the ledger"):
+        check()
+
+
+def test_a_client_asked_too_often_refuses_and_is_caught_if_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OneClient, "rounds", Sampling.rounds)  # the draws, without the limit
+    check(max_answers=1)  # the client keeps the limit by itself
+    monkeypatch.setattr(Memory, "count", lambda self, question, most: None)
+    with pytest.raises(ConformanceError, match=r"one client gave \d answers, and the ledger allows 1"):
+        check(max_answers=1)

@@ -1,0 +1,343 @@
+"""Fed-Avg GAN against Algorithm 1 of Augenstein et al. and their published networks; planted faults must be found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+
+from dpgen_bench.data.private import PrivateData
+from dpgen_bench.federation import client as client_side
+from dpgen_bench.federation import mechanism as server_side
+from dpgen_bench.federation.client import BrokenProgram
+from dpgen_bench.federation.faults import Faults
+from dpgen_bench.federation.mechanism import ClientMechanism
+from dpgen_bench.federation.settings import Settings
+from dpgen_bench.method import Context
+from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.bounds import PerRecord
+from dpgen_bench.privacy.claims import opacus_rdp
+from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.sampling import FixedSize, Poisson
+from dpgen_bench.specify import CONF, build_method, compose_config, specify
+from dpgen_bench.testing import ConformanceError, check_method
+from dpgen_bench.wasserstein import CriticTraining, draw_batch, draw_latents
+from methods import fedavg_gan
+from methods.fedavg_gan import DiscriminatorClient, DiscriminatorNet, FedAvgGAN, GeneratorNet, Norm, make_optimizer
+from tests import toys
+
+SHAPE, B, DELTA = (1, 28, 28), 4, 1e-5
+FREE = Budget(math.inf, DELTA, "replace_one", "pld")
+PRESETS = sorted(path.stem for path in (CONF / "experiment" / "fedavg_gan").glob("*.yaml"))
+TINY: dict[str, Any] = dict(
+    clients_per_round=3, steps=6, local_steps=1, g_steps=1, batch_size=B, latent_dim=4, width=0.01
+)
+Answer = tuple[Tensor, dict[str, Tensor]]
+
+
+def coins(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_the_networks_are_as_large_as_the_published_ones() -> None:
+    """The generator: 128*1024 + 1024 in the first layer with its shift, 1024*12544 + 12544, 256*64*16 + 64,
+    64*32*16 + 32, and 32*16 + 1 in the last convolution. The discriminator: 16*64 + 64, 64*128*16 + 128,
+    6272*1024 + 1024, and 1024 + 1. Batch normalisation has a shift and no scale.
+    """
+    with torch.device("meta"):
+        G, D = GeneratorNet(SHAPE, 36, conditional=False), DiscriminatorNet(SHAPE, 36, conditional=False)
+    assert sum(p.numel() for p in G.parameters()) == 13_285_217
+    assert sum(p.numel() for p in D.parameters()) == 6_556_865
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+def test_networks_of_both_sizes_use_labels_if_they_are_given_them(shape: tuple[int, ...], conditional: bool) -> None:
+    G = GeneratorNet(shape, 10, latent_dim=4, width=0.02, conditional=conditional)
+    D = DiscriminatorNet(shape, 10, width=0.02, conditional=conditional)
+    z, y = torch.randn(6, 4, generator=coins()), torch.arange(6)
+    x = G(z, y).detach()
+    assert x.shape == (6, *shape)
+    assert 0.0 <= float(x.min()) < float(x.max()) <= 1.0
+    scores = D(x, y)
+    assert scores.shape == (6,)
+    for one, other in ((x, G(z, y + 1).detach()), (scores, D(x, y + 1))):
+        assert torch.equal(one, other) == (not conditional)
+
+
+@pytest.mark.parametrize("shape", [(1, 30, 30), (1, 28, 32)])
+@pytest.mark.parametrize("net", [GeneratorNet, DiscriminatorNet])
+def test_other_sizes_are_refused(net: type, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="square images whose side is a multiple of 4"):
+        net(shape, 10)
+
+
+def test_norm_is_batch_normalisation_with_a_shift_and_no_scale() -> None:
+    h = 3.0 + 2.0 * torch.randn(8, 5, 4, 4, generator=coins())
+    for features in (h, h[:, :, 0, 0]):
+        ours, plain = Norm(5, running=True), nn.BatchNorm2d(5)
+        ours.shift.data, plain.bias.data = torch.arange(5.0), torch.arange(5.0)
+        assert [name for name, _ in ours.named_parameters()] == ["shift"]
+        as_images = features[..., None, None] if features.dim() == 2 else features
+        for _ in ("by the batch", "by running statistics"):
+            expected = plain(as_images).reshape(features.shape)
+            assert torch.allclose(ours(features), expected, atol=1e-6)
+            ours.eval(), plain.eval()
+        always = Norm(5, running=False).eval()(features)
+        others = [dim for dim in range(features.dim()) if dim != 1]
+        assert torch.allclose(always.mean(others), torch.zeros(5), atol=1e-5)
+        assert torch.allclose(always.var(others, correction=0), torch.ones(5), atol=1e-4)
+
+
+def program(**changes: Any) -> DiscriminatorClient:
+    d_config, config = (
+        {"_target_": f"methods.fedavg_gan.{name}", "image_shape": [*SHAPE], "num_classes": 10, "width": 0.03}
+        for name in ("DiscriminatorNet", "GeneratorNet")
+    )
+    training = CriticTraining(B, 1, drift=0.0, latent="normal", latent_dim=4)
+    options: dict[str, Any] = {"local_steps": 1, "optimizer": "sgd", "lr": 1e-3, "weight_decay": 0.1} | changes
+    return DiscriminatorClient(training, d_config, config | {"latent_dim": 4}, **options)
+
+
+def nets() -> tuple[DiscriminatorNet, GeneratorNet, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    D, G = DiscriminatorNet(SHAPE, 10, width=0.03), GeneratorNet(SHAPE, 10, latent_dim=4, width=0.03)
+    vectors = (parameters_to_vector(net.parameters()).detach() for net in (D, G))
+    return D, G, dict(zip(("discriminator", "generator"), vectors, strict=True))
+
+
+def own_records(n: int = 7) -> tuple[Tensor, Tensor]:
+    images, labels = toys.records(n)
+    return images / 255.0, labels
+
+
+def by_hand(D: DiscriminatorNet, G: GeneratorNet) -> Tensor:
+    """Gradient of L_D in the parameters, [P], for the batch that `coins(4)` draw; each batch is normalised alone."""
+    same = coins(4)
+    real, y = draw_batch(own_records(), B, same)
+    z, mix = draw_latents("normal", (B, 4), same, torch.device("cpu")), torch.rand(1, B, 1, 1, 1, generator=same)[0]
+    fake = G(z, y).detach()
+    between = (mix * real + (1 - mix) * fake).requires_grad_()
+    (slopes,) = torch.autograd.grad(D(between, y).sum(), between, create_graph=True)
+    penalty = (slopes.flatten(1).norm(dim=1) - 1).square().mean()
+    (D(fake, y).mean() - D(real, y).mean() + 10 * penalty).backward()
+    return torch.cat([p.grad.flatten() for p in D.parameters() if p.grad is not None])
+
+
+def test_one_step_of_sgd_is_minus_lr_times_the_gradient() -> None:
+    D, G, message = nets()
+    sent = {name: vector.clone() for name, vector in message.items()}
+    difference, state = program().answer(message, own_records(), {}, coins(4))
+    expected = -1e-3 * (by_hand(D, G) + 0.1 * message["discriminator"])
+    assert state == {}
+    assert float(difference.norm()) > 1e-3
+    assert torch.allclose(
+        difference, expected, rtol=1e-2, atol=2e-7
+    )  # parameters near 1, of which both sides are parts
+    assert all(torch.equal(message[name], sent[name]) for name in sent)
+
+
+def test_one_step_of_adam_begins_anew() -> None:
+    """Its first step is -lr g / (|g| + 1e-8), whatever came before; further steps are more than the first."""
+    D, G, message = nets()
+    options = {"optimizer": "adam", "weight_decay": 0.0}
+    difference, _ = program(**options).answer(message, own_records(), {}, coins(4))
+    gradient = by_hand(D, G)
+    clear = gradient.abs() > 1e-3
+    assert int(clear.sum()) > 100
+    assert torch.allclose(difference[clear], -1e-3 * gradient[clear].sign(), rtol=1e-2)
+    three, _ = program(**options, local_steps=3).answer(message, own_records(), {}, coins(4))
+    assert float(three.norm()) > 1.5 * float(difference.norm())
+    assert make_optimizer("adam", D, 1e-3, 0.0).param_groups[0]["betas"] == (0.5, 0.9)
+
+
+def test_a_client_without_records_computes_finite_numbers() -> None:
+    empty = torch.zeros(0, *SHAPE), torch.zeros(0, dtype=torch.int64)
+    assert program().start(empty, coins()) == {}
+    difference, _ = program(local_steps=3).answer(nets()[2], empty, {}, coins())
+    assert bool(difference.isfinite().all())
+
+
+# The server's round
+
+
+class Known(DiscriminatorClient):
+    """Answers its number of records in each of P entries."""
+
+    def answer(self, message: Any, records: Any, state: Any, coins: Any) -> Answer:
+        return torch.full_like(message["discriminator"], float(len(records[1]))), {}
+
+
+class Steps(Context):
+    """Keeps the discriminator as each round found it and as it left it."""
+
+    def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Iterator[int]:
+        self.rounds: list[tuple[Tensor, Tensor]] = []
+        for t in super().steps(total, phase=phase, **stateful):
+            before = parameters_to_vector(stateful["D"].parameters()).detach().clone()
+            yield t
+            self.rounds.append((before, parameters_to_vector(stateful["D"].parameters()).detach().clone()))
+
+
+def test_the_mean_is_the_sum_of_clipped_answers_over_a_fixed_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five clients of 0, 1, 1, 8 and 20 records; the norms of 8 and 20 are beyond C. Half of the answers are lost."""
+    monkeypatch.setattr(fedavg_gan, "DiscriminatorClient", Known)
+    of, played = np.repeat(np.arange(5), [0, 1, 1, 8, 20]), Settings(faults=Faults(drop=0.5))
+    ledger = Ledger(FREE, 5)
+    data = PrivateData(*toys.records(30), 10, ledger, Key.seeded("m"), clients=of, num_clients=5, federation=played)
+    context = Steps(3, data=data)
+    settings = {"steps": 12, "sigma": 1e-9, "clip_norm": 100.0, "lr_server": 0.01}
+    FedAvgGAN(**{**TINY, **settings}).fit(data, context)
+    (mechanism,) = data.mechanisms.values()
+    assert isinstance(mechanism, ClientMechanism)
+    answered = []
+    for (before, after), (t, asked) in zip(context.rounds, enumerate(mechanism._rounds), strict=True):
+        answered.append([int(c) for c in asked if mechanism._opened().injected(t, int(c)) is None])
+        highest = settings["clip_norm"] / math.sqrt(len(before))
+        total = sum(min((0.0, 1.0, 1.0, 8.0, 20.0)[c], highest) for c in answered[-1])
+        assert torch.allclose(after - before, torch.full_like(before, 0.01 * total / 3), atol=1e-6)
+    assert 1.0 < highest < 8.0
+    assert len({len(those) for those in answered}) > 2
+    assert sum(map(len, answered)) < sum(map(len, mechanism._rounds))
+
+
+@pytest.mark.parametrize("pixel", [230, 25])
+def test_the_generator_learns_how_bright_the_images_of_clients_are(pixel: int) -> None:
+    """All images have one intensity. Untrained generators make 0.45 to 0.61; other seeds come within 0.05 of it."""
+    images, of, ledger = torch.full((80, *SHAPE), pixel, dtype=torch.uint8), np.arange(80) % 20, Ledger(FREE, 20)
+    data = PrivateData(images, torch.arange(80) % 10, 10, ledger, Key.seeded("l"), clients=of, num_clients=20)
+    adam = {"optimizer_d": "adam", "optimizer_g": "adam", "lr_d": 1e-2, "lr_g": 1.5e-2, "norm": "layer"}
+    sizes = {"clients_per_round": 2, "steps": 40, "local_steps": 2, "batch_size": 8, "width": 0.03, "gp_weight": 1.0}
+    made = FedAvgGAN(**{**TINY, **adam, **sizes}).fit(data, Context(0, data=data))
+    assert float(made.sample(torch.arange(80) % 10, 1).float().mean()) == pytest.approx(pixel, abs=0.15 * 255)
+
+
+# Privacy
+
+
+def planned(method: FedAvgGAN, n: int, budget: Budget) -> ClientMechanism:
+    """The allowance that the method asks of n clients; there is no record."""
+    none = torch.zeros(0, *SHAPE, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
+    key, nobody = Key.seeded("plan"), np.zeros(0, np.int64)
+    data = PrivateData(*none, 36, Ledger(budget, n), key, clients=nobody, num_clients=n)
+    return method._mechanism(data.grouped("client"), Context(0, data=data), program(), 1000)
+
+
+def test_the_published_setting() -> None:
+    """Golden: the figure of the preset's comment, and its law: Binomial(1000, 10/3400) Gaussian releases of 2C."""
+    method = FedAvgGAN(selection="fixed", sigma=0.01)
+    mechanism = planned(method, 3400, FREE)
+    assert mechanism.bound == PerRecord(C=0.1, shape=(1000,))
+    assert mechanism.std == pytest.approx(0.001)
+    assert (mechanism.event.sampling, mechanism.times) == (FixedSize(10, 3400), 1000)
+    found = epsilon([mechanism.event], DELTA, "replace_one", "pld")
+    assert found == pytest.approx(259_528, abs=1)
+    h = np.arange(1, 60)
+    mu = np.sqrt(h) * 0.2 / 0.001
+    tail = np.exp(found + stats.norm.logcdf(-mu / 2 - found / mu))
+    delta = stats.binom.pmf(h, 1000, 10 / 3400) @ (stats.norm.cdf(mu / 2 - found / mu) - tail)
+    assert float(delta) == pytest.approx(DELTA, rel=1e-2)
+    loud = planned(FedAvgGAN(sigma=1.5), 3400, FREE).event
+    assert method.epsilon_claimed([loud], DELTA) == pytest.approx(opacus_rdp(10 / 3400, 1.5, 1000, DELTA))
+    assert method.epsilon_claimed([mechanism.event] * 2, DELTA) is None
+    silent = planned(FedAvgGAN(), 3400, FREE)
+    assert (silent.std, silent.bound.C, silent.event.sampling) == (0.0, math.inf, Poisson(10 / 3400))
+    assert method.epsilon_claimed([silent.event], DELTA) == math.inf
+    with pytest.raises(ValueError, match="at most N = 9 clients, got 10"):
+        planned(method, 9, FREE)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_are_runs_within_their_budget(preset: str) -> None:
+    """The authors' experiments: 10 clients, 6 and 6 steps, 1000 rounds, C 0.1, sigma 0.01, SGD of 5e-4 and 5e-3."""
+    spec = specify(compose_config([f"experiment=fedavg_gan/{preset}"]))
+    method, eps = spec.method(), spec.budget().epsilon
+    assert isinstance(method, FedAvgGAN)
+    assert spec.budget() == Budget(eps, DELTA, "replace_one", "pld")
+    published: dict[str, Any] = {"selection": "fixed", "sigma": 0.01, "conditional": False}
+    if preset.startswith(("federated_", "debugging_emnist")):
+        noise = float(preset.split("noise")[1]) if "noise" in preset else 0.01
+        assert vars(method) == vars(FedAvgGAN(**published | {"sigma": noise}))
+    if math.isfinite(eps):
+        mechanism = planned(method, spec.dataset().num_clients or 0, spec.budget())
+        assert 0.999 * eps < epsilon([mechanism.event], DELTA, "replace_one", "pld") <= eps
+
+
+def test_the_defaults_are_the_published_ones_but_for_sampling_noise_and_labels() -> None:
+    method = FedAvgGAN()
+    assert vars(build_method(compose_config(["method=fedavg_gan"]))) == vars(method)
+    assert (method.steps, method.clip_norm, method.clients_per_round, method.batch_size) == (1000, 0.1, 10, 32)
+    assert (method.local_steps, method.g_steps, method.lr_d, method.lr_g, method.lr_server) == (6, 6, 5e-4, 5e-3, 1.0)
+    assert (method.optimizer_d, method.optimizer_g, method.latent_dim, method.gp_weight) == ("sgd", "sgd", 128, 10.0)
+
+
+# Conformance and planted faults
+
+
+def check(budget: Budget | None = None, **settings: Any) -> None:
+    check_method(lambda: FedAvgGAN(**{**TINY, **settings}), records=24, budget=budget)
+
+
+ADAM = {"selection": "fixed", "norm": "layer", "optimizer_d": "adam", "optimizer_g": "adam"}
+VARIANTS = {
+    "poisson": (Budget(10.0, DELTA, "add_remove"), {}),
+    "fixed": (Budget(10.0, DELTA, "replace_one", "rdp"), ADAM),
+}
+
+
+@pytest.mark.parametrize(("budget", "settings"), VARIANTS.values(), ids=VARIANTS)
+def test_variants_conform(budget: Budget, settings: dict[str, Any]) -> None:
+    check(budget, **settings)
+
+
+class Keeps(DiscriminatorClient):
+    """Cheat: it leaves itself a note for the next round."""
+
+    def answer(self, message: Any, records: Any, state: Any, coins: Any) -> Answer:
+        return super().answer(message, records, state, coins)[0], {"note": records[1].float()}
+
+
+class Gossip(DiscriminatorClient):
+    """Cheat: an answer has in it what the client that was asked before holds."""
+
+    heard: ClassVar[Tensor] = torch.zeros(())
+
+    def answer(self, message: Any, records: Any, state: Any, coins: Any) -> Answer:
+        difference, _ = super().answer(message, records, state, coins)
+        before, Gossip.heard = Gossip.heard, records[1].float().mean().nan_to_num()
+        return difference + 1e-6 * before, {}
+
+
+@pytest.mark.parametrize(
+    ("cheat", "error", "reason"),
+    [
+        (Keeps, BrokenProgram, "leave no state"),
+        (Gossip, ConformanceError, "the record was not in its draw|sensitivity"),
+    ],
+)
+def test_clients_that_remember_are_caught(cheat, error, reason, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedavg_gan, "DiscriminatorClient", cheat)
+    with pytest.raises(error, match=reason):
+        check()
+
+
+def test_differences_that_nobody_clips_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    for side in (client_side, server_side):
+        monkeypatch.setattr(side, "clip_rows", lambda rows, C: rows.nan_to_num())
+    with pytest.raises(ConformanceError, match="its declared sensitivity"):
+        check(lr_d=0.1, clip_norm=1e-3)
+
+
+def test_half_the_noise_at_the_server_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClientMechanism, "std", property(lambda self: self.event.std / 2))
+    with pytest.raises(ConformanceError, match=r"0\.(49|50)\d* of the standard deviation in the ledger"):
+        check()
