@@ -319,7 +319,7 @@ def test_wrong_tables_get_one_clear_line(tmp_path, words, complaint):
     assert complaints.count("\n") == 1
 
 
-@pytest.mark.parametrize(("name", "pairs"), [("debugging", 12), ("debugging_digits", 2)])
+@pytest.mark.parametrize(("name", "pairs"), [("debugging", 8), ("debugging_digits", 2)])
 def test_the_tables_of_the_bench_are_made_of_pairs(tmp_path, name, pairs):
     table = load_table(name)
     groups = inspect_runs(table, tmp_path)

@@ -169,8 +169,7 @@ def test_places_without_a_record_are_left_out_others_repeated_and_pixels_cleaned
     assert pairs is not None
     assert pairs[0].tolist() == [1, 3, 1, 3, 1]
     assert pairs[1][:, 0, 0, 0].tolist() == [0.0, 0.5, 0.0, 0.5, 0.0]
-    for nobody in (own, records()):
-        assert draw_matching(nobody, torch.tensor([5, 9]), 5, coins()) is None
+    assert draw_matching(own, torch.tensor([5, 9]), 5, coins()) is None
 
 
 def fit(**settings: Any) -> Context:
@@ -191,7 +190,7 @@ def test_bytes_are_those_of_the_messages_of_rounds_that_ask(max_answers: int | N
     assert 0 < sent - 3 * B * (784 * 4 + 8) < 300
     answer = len(encode({"value": torch.zeros(B, *SHAPE)}))
     assert context.bytes_sent == {"server_to_client": asked * sent, "client_to_server": asked * answer}
-    assert context.counters == {"rounds": 6, "clients_asked": asked, "generator_updates": asked}
+    assert {"rounds": 6, "clients_asked": asked, "generator_updates": asked}.items() <= context.counters.items()
 
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
@@ -250,10 +249,9 @@ def test_what_the_paper_has_no_count_of() -> None:
     assert spent(ledger, "server") == pytest.approx(spent(ledger, "outsiders"), rel=1e-9)
     assert balanced.epsilon_claimed(ledger.events, DELTA) is None
     assert balanced.epsilon_conditional(ledger.events, DELTA) is None, "no index is hidden"
-    silent = planned(free, 100)[1]
-    assert (silent.std, silent.bound.C) == (0.0, math.inf)
-    assert free.epsilon_claimed([silent.event], DELTA) == math.inf
-    assert free.epsilon_claimed([silent.event] * 2, DELTA) is None, "one may be another run's"
+    silent = planned(free, 100)[1].event
+    assert (silent.std, free.epsilon_claimed([silent], DELTA)) == (0.0, math.inf)
+    assert free.epsilon_claimed([silent] * 2, DELTA) is None, "one may be another run's"
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -279,9 +277,6 @@ def test_the_defaults_are_the_published_ones() -> None:
         planned(FedGSWGAN(sigma=1.07), 3400, 341)
 
 
-# Conformance and planted faults
-
-
 def check(prepare: Callable[[], Any] = lambda: None, **settings: Any) -> None:
     """The suite, in which fits share a process; `prepare` comes before each, as if it had one of its own."""
 
@@ -292,12 +287,9 @@ def check(prepare: Callable[[], Any] = lambda: None, **settings: Any) -> None:
     check_method(make, records=24, budget=Budget(10.0, DELTA, "replace_one"))
 
 
-SERVER = {"against": "server", "max_answers": 2, "n_critic": 2, "steps": 10}
-
-
-@pytest.mark.parametrize("variant", [SERVER, {"schedule": "public_balanced", "steps": 12}], ids=["server", "balanced"])
-def test_variants_conform(variant: dict[str, Any]) -> None:
-    check(**variant)
+@pytest.mark.parametrize(("schedule", "against"), [("random", "server"), ("public_balanced", "outsiders")])
+def test_variants_conform(schedule: str, against: str) -> None:
+    check(schedule=schedule, against=against, max_answers=2, n_critic=2, steps=10)
 
 
 class FirstCritic(CriticClient):
@@ -353,7 +345,8 @@ def test_half_the_noise_at_the_client_is_caught(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_client_asked_too_often_refuses_and_is_caught_if_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OneClient, "rounds", Sampling.rounds)  # the draws, without the limit
-    check(max_answers=1)  # the client keeps the limit by itself
+    counters = fit(steps=6, max_answers=1).counters  # the client keeps the limit by itself
+    assert (counters["clients_asked"], counters["generator_updates"]) == (6, 4)
     monkeypatch.setattr(Memory, "count", lambda self, question, most: None)
     with pytest.raises(ConformanceError, match=r"one client gave \d answers, and the ledger allows 1"):
         check(max_answers=1)

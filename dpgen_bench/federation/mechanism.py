@@ -16,9 +16,8 @@ from dpgen_bench.federation.client import BrokenProgram, ClientSetup
 from dpgen_bench.federation.engines import Engine, Fault
 from dpgen_bench.federation.messages import Malformed, decode, encode
 from dpgen_bench.privacy.bounds import Bound, PerRecord, PerRow, Whole, clip_rows
-from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.ledger import Entry, Ledger
-from dpgen_bench.privacy.mechanism import AllowanceExhausted, Observer
+from dpgen_bench.privacy.mechanism import Allowance, AllowanceExhausted, Observer
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import OneClient
 from dpgen_bench.privacy.state import GlobalRandomness
@@ -37,7 +36,7 @@ class PublicBooks(Protocol):
     def log(self, **scalars: float | str) -> None: ...
 
 
-class ClientMechanism:
+class ClientMechanism(Allowance):
     """`times` rounds, in each of which the clients that `sample` draws answer one message.
 
     Made by `ClientData.mechanism` after the budget was checked. Calling it with a message, tensors by name, makes a
@@ -76,48 +75,20 @@ class ClientMechanism:
         in_loop: Callable[[], bool],
         folder: Path | None,
     ) -> None:
-        self._entry, self._bound = entry, bound
+        super().__init__(entry, bound)
         self._clients, self._ledger, self._device = clients, ledger, device
         self._open_engine, self._setup, self._books = open_engine, setup, books
         self._vouched, self._before_records, self._observer = vouched, before_records, observer
         self._in_loop, self._folder = in_loop, folder
         self._key = key.derive(entry.name)
         self._rounds = list(entry.event.sampling.rounds(np.arange(clients), self._key.derive("rounds"), self.times))
-        self._executed = self._committed = 0
+        self._committed = 0
         self._engine: Engine | None = None
         self._to_flush: set[int] = set()
         self._answers = 0
         self._keeps_state = entry.noise_at == "client"
         needed = {int(client) for clients in self._rounds for client in clients} if self._keeps_state else set()
         self._needed = sorted(needed)
-
-    @property
-    def name(self) -> str:
-        return self._entry.name
-
-    @property
-    def times(self) -> int:
-        """Rounds approved."""
-        return self._entry.event.times
-
-    @property
-    def std(self) -> float:
-        """Standard deviation of the noise on an answer, or on the sum of answers, in its units."""
-        return self._entry.event.std
-
-    @property
-    def bound(self) -> Bound:
-        return self._bound
-
-    @property
-    def executed(self) -> int:
-        """Rounds made."""
-        return self._executed
-
-    @property
-    def event(self) -> Event:
-        """What was approved, as accountants see it."""
-        return self._entry.event
 
     @property
     def groups(self) -> int:

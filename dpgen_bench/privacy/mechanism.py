@@ -27,11 +27,40 @@ class AllowanceExhausted(RuntimeError):
     """A release beyond the approved number was asked for."""
 
 
-class Named(Protocol):
-    """A mechanism, as far as an observer must know it."""
+class Allowance:
+    """What was approved, and how much of it was used: the public face of every mechanism."""
+
+    def __init__(self, entry: Entry, bound: Bound) -> None:
+        self._entry, self._bound = entry, bound
+        self._executed = 0
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        return self._entry.name
+
+    @property
+    def times(self) -> int:
+        """Releases approved."""
+        return self._entry.event.times
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the noise on the released value, in its units."""
+        return self._entry.event.std
+
+    @property
+    def bound(self) -> Bound:
+        return self._bound
+
+    @property
+    def executed(self) -> int:
+        """Releases made."""
+        return self._executed
+
+    @property
+    def event(self) -> Event:
+        """What was approved, as accountants see it."""
+        return self._entry.event
 
 
 class Observer(Protocol):
@@ -39,7 +68,7 @@ class Observer(Protocol):
 
     def release(
         self,
-        mechanism: Named,
+        mechanism: Allowance,
         index: int,
         drawn: np.ndarray,
         exact: dict[str, Tensor],
@@ -82,7 +111,7 @@ class Journal:
             save_file({key: value.contiguous().cpu() for key, value in noisy.items()}, temporary)
 
 
-class Mechanism:
+class Mechanism(Allowance):
     """`times` releases of `bound`ed values on draws of `sample`, each with fresh noise N(0, std² I).
 
     Made by `PrivateData.mechanism` after the budget was checked. Calling it with fn returns the noisy value: a
@@ -108,9 +137,7 @@ class Mechanism:
         state: PrivateState | None = None,
         in_loop: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._entry = entry
-        self._bound = bound
-        self._executed = 0
+        super().__init__(entry, bound)
         self._draw = draw
         self._device = device
         self._ids = ids
@@ -125,34 +152,6 @@ class Mechanism:
             keys = (key.derive(entry.name, index) for index in range(entry.event.times))
             visits = [state.sampling.shard(own, index) for index, own in enumerate(keys)]
             state.bind(visits, key.derive(entry.name))
-
-    @property
-    def name(self) -> str:
-        return self._entry.name
-
-    @property
-    def times(self) -> int:
-        """Releases approved."""
-        return self._entry.event.times
-
-    @property
-    def std(self) -> float:
-        """Standard deviation of the noise on the released value, in its units."""
-        return self._entry.event.std
-
-    @property
-    def bound(self) -> Bound:
-        return self._bound
-
-    @property
-    def executed(self) -> int:
-        """Releases made."""
-        return self._executed
-
-    @property
-    def event(self) -> Event:
-        """What was approved, as accountants see it."""
-        return self._entry.event
 
     def resume_at(self, executed: int) -> None:
         """Set the number of the next release; for the harness, when it resumes a run from a checkpoint."""

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
@@ -33,6 +34,12 @@ def describe_claims(epsilon: dict[str, Any]) -> str:
     """The claimed epsilon and, where the run has one, the conditional one: `9.99 (329 conditional)`."""
     claimed, conditional = (epsilon_figure(epsilon, name) for name in ("claimed", "conditional"))
     return format_epsilon(claimed) + ("" if conditional is None else f" ({format_epsilon(conditional)} conditional)")
+
+
+def describe_dataset(config: DictConfig) -> str:
+    """The data set's name and, of a choice of its clients, which: `debugging_mnist (suspected)`."""
+    choice = config.dataset.get("select")
+    return str(config.dataset.name) + (f" ({choice})" if choice else "")
 
 
 def describe_proven(epsilon: dict[str, Any]) -> str:
@@ -65,7 +72,7 @@ def describe_run(folder: RunFolder) -> list[str]:
     epsilon = folder.read_json("ledger.json").get("epsilon") or {}
     return [
         folder.id,
-        f"{config.method.name} {config.dataset.name} seed {config.seed}",
+        f"{config.method.name} {describe_dataset(config)} seed {config.seed}",
         config.scale.name,
         describe_status(folder),
         f"{float(config.privacy.epsilon):g}",

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from dpgen_bench.files import write_atomic
 from dpgen_bench.results.figures import cost, figures, notes
-from dpgen_bench.results.listing import epsilon_figure, format_epsilon, is_changed, make_console
+from dpgen_bench.results.listing import describe_dataset, epsilon_figure, format_epsilon, is_changed, make_console
 from dpgen_bench.results.reports import Report
 from dpgen_bench.results.statistics import Summary, summarise
 from dpgen_bench.results.store import RunFolder, Store
@@ -161,7 +161,7 @@ def table_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
         line: dict[str, Any] = {
             "method": config.method.name,
             **{name: str(value) for name, value in _settings(table, row).items()},
-            "dataset": config.dataset.name,
+            "dataset": describe_dataset(config),
             "ε budget": f"{float(privacy.epsilon):g}",
             "ε proven": row.epsilon("proven"),
             SERVER: row.epsilon("server"),
@@ -215,7 +215,7 @@ def long_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
                 {
                     "method": config.method.name,
                     **_settings(table, row),
-                    "dataset": config.dataset.name,
+                    "dataset": describe_dataset(config),
                     "epsilon_budget": float(config.privacy.epsilon),
                     "epsilon_proven": row.epsilon("proven"),
                     "epsilon_claimed": row.epsilon("claimed"),

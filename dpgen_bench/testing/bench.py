@@ -14,7 +14,7 @@ from dpgen_bench.generator import Generator
 from dpgen_bench.method import Context, Method
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.mechanism import Named
+from dpgen_bench.privacy.mechanism import Allowance
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.state import StatePlace
 
@@ -43,7 +43,7 @@ class Tape:
     source: Tape | None = None
     releases: list[Release] = field(default_factory=list)
 
-    def release(self, mechanism: Named, index: int, drawn: np.ndarray, exact: Parts, noisy: Parts) -> Parts:
+    def release(self, mechanism: Allowance, index: int, drawn: np.ndarray, exact: Parts, noisy: Parts) -> Parts:
         exact = {part: value.detach().clone() for part, value in exact.items()}
         noisy = {part: value.detach().clone() for part, value in noisy.items()}
         if self.source is not None:
