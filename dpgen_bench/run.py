@@ -211,8 +211,13 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
         memory=memory,
     )
     context.append(ctx)
-    with contextlib.closing(data):
+    try:
         generator = spec.method().fit(data, ctx)
+    except BaseException:
+        with contextlib.suppress(Exception):  # a client that does not end in time must not hide why the run stopped
+            data.close()
+        raise
+    data.close()
     ledger.refuse_if_spoiled()
     if ledger.budget != spec.budget():
         raise ValueError(f"the method changed the ledger's budget to {ledger.budget}; it was {spec.budget()}.")
