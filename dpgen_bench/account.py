@@ -344,8 +344,8 @@ def _planned(arguments: argparse.Namespace, overrides: list[str]) -> tuple[list[
     if overrides:
         from dpgen_bench.run import plan
 
-        ledger = plan(overrides)
-        return ledger.events, arguments.delta or ledger.budget.delta, ledger.budget
+        events, budget = plan(overrides)
+        return events, arguments.delta or budget.delta, budget
     from dpgen_bench.privacy.events import Event, Sensitivity
     from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson, Sampling
 

@@ -20,7 +20,7 @@ from dpgen_bench.evaluate.protocol import build_metrics, measure
 from dpgen_bench.files import write_atomic
 from dpgen_bench.method import Context, Method, Preempted
 from dpgen_bench.privacy.accountants import NotCovered, epsilon
-from dpgen_bench.privacy.events import Event
+from dpgen_bench.privacy.events import Budget, Event
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Journal, Observer
 from dpgen_bench.privacy.noise import Key
@@ -86,8 +86,8 @@ def execute(config: DictConfig) -> RunFolder:
     return folder
 
 
-def plan(overrides: list[str]) -> Ledger:
-    """The ledger, with its budget, of what the run of these overrides would ask for before its first release.
+def plan(overrides: list[str]) -> tuple[list[Event], Budget]:
+    """The allowances that the run of these overrides would ask for before its first release, and its budget.
 
     Nothing is released: `fit` is stopped where it would first touch a record.
     """
@@ -109,7 +109,7 @@ def plan(overrides: list[str]) -> Ledger:
     )
     with contextlib.suppress(_PlanMade):
         spec.method().fit(data, Context(spec.seed, "cpu", scale=spec.scale(), data=data))
-    return ledger
+    return ledger.events, spec.budget()
 
 
 def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
