@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -22,6 +23,7 @@ from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import OneClient
 from dpgen_bench.privacy.state import GlobalRandomness
 
+NoiseAt = Literal["client", "server"]
 REFUSED = "it has given all the answers that it may give"
 SILENT_ROUNDS = 20  # at the start of a run, after which somebody must have answered
 
@@ -86,9 +88,8 @@ class ClientMechanism(Allowance):
         self._engine: Engine | None = None
         self._to_flush: set[int] = set()
         self._answers = 0
-        self._keeps_state = entry.noise_at == "client"
-        needed = {int(client) for clients in self._rounds for client in clients} if self._keeps_state else set()
-        self._needed = sorted(needed)
+        with_state = self._rounds if entry.noise_at == "client" else []
+        self._needed = sorted({int(client) for clients in with_state for client in clients})
 
     @property
     def groups(self) -> int:
@@ -152,7 +153,8 @@ class ClientMechanism(Allowance):
         self._executed = index + 1
         self._ledger.record(self.name, self._executed)
         asked = [int(client) for client in self._rounds[index]]
-        sent = encode({name: tensor.detach().cpu() for name, tensor in message.items()}, self._header(index))
+        header = {"round": index, "committed": self._committed}
+        sent = encode({name: tensor.detach().cpu() for name, tensor in message.items()}, header)
         at_client = self._entry.noise_at == "client"
         self._count(len(asked), len(sent))
         answers = self._ask(dict.fromkeys(asked, sent), index, public=at_client)
@@ -160,9 +162,6 @@ class ClientMechanism(Allowance):
         if at_client:
             return next(iter(answers.values())) if answers else None
         return self._noisy_sum(index, sent, asked, answers)
-
-    def _header(self, index: int) -> dict[str, int | str]:
-        return {"round": index, "committed": self._committed}
 
     def _noisy_sum(self, index: int, sent: bytes, asked: list[int], answers: dict[int, Tensor]) -> Tensor:
         assert isinstance(self._bound, PerRecord)
@@ -198,16 +197,14 @@ class ClientMechanism(Allowance):
                 if public and books is not None:
                     books.count_bytes(client_to_server=len(answer))
                 try:
-                    if decode(answer)[1].get("refused"):
-                        self._note(round_, client, Fault("lost", REFUSED), public)
-                        continue
                     tensors, _ = decode(answer, {"value": (torch.float32, self._shape)}, finite=True)
                     answers[client] = tensors["value"].to(self._device)
                     self._to_flush.add(client)
                     continue
                 except Malformed as error:
                     injected = engine.injected(round_, client) == "malformed"
-                    answer = Fault("malformed", str(error), injected)
+                    refused = _is_refusal(answer)
+                    answer = Fault("lost", REFUSED) if refused else Fault("malformed", str(error), injected)
             self._note(round_, client, answer, public)
         return answers
 
@@ -238,8 +235,10 @@ class ClientMechanism(Allowance):
 
     def _expect_life(self, index: int, answers: int) -> None:
         self._answers += answers
+        if self._answers:
+            return
         asked = sum(len(clients) for clients in self._rounds[: index + 1])
-        if self._answers == 0 and index + 1 >= self._committed + SILENT_ROUNDS and asked >= SILENT_ROUNDS:
+        if index + 1 >= self._committed + SILENT_ROUNDS and asked >= SILENT_ROUNDS:
             raise RuntimeError(
                 f"mechanism {self.name!r}: no client gave an answer that could be used in {index + 1} rounds; the "
                 f"faults are in {self._folder}/faults.jsonl, and what clients raised beside it."
@@ -255,9 +254,12 @@ class ClientMechanism(Allowance):
             books.count_bytes(server_to_client=asked * size)  # answers are counted as they come
             return
         expected = round(self.event.sampling.rate * self._clients)
-        answer = len(encode({"value": torch.zeros(self._shape)}))
         books.count(rounds=1, clients_asked=expected)
-        books.count_bytes(server_to_client=expected * size, client_to_server=expected * answer)
+        books.count_bytes(server_to_client=expected * size, client_to_server=expected * self._answer_size)
+
+    @cached_property
+    def _answer_size(self) -> int:
+        return len(encode({"value": torch.zeros(self._shape)}))
 
     def _opened(self) -> Engine:
         if self._engine is None:
@@ -265,4 +267,9 @@ class ClientMechanism(Allowance):
         return self._engine
 
 
-NoiseAt = Literal["client", "server"]
+def _is_refusal(answer: bytes) -> bool:
+    """Whether a client says that it has given all its answers."""
+    try:
+        return bool(decode(answer)[1].get("refused"))
+    except Malformed:
+        return False
