@@ -9,7 +9,7 @@ NAME ?= demo
 export DPGEN_RESULTS ?= results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types tests test-slow test-gpu tables sweep bench clean
+.PHONY: help setup demo test check format lint types tests test-slow test-gpu tables report sweep bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -33,8 +33,11 @@ demo: setup ## a real sweep on the embedded digits, then its table (about six mi
 sweep: setup ## launch what a table lacks: make sweep NAME=demo
 	$(RUN)/dpgen sweep $(NAME)
 
-tables: setup ## regenerate every table in conf/table
-	@for table in conf/table/*.yaml; do $(RUN)/dpgen tables $$(basename $$table .yaml) || exit 1; done
+tables: setup ## regenerate every table and plot into results/tables and results/plots
+	$(RUN)/dpgen tables --all
+
+report: setup ## everything under results/ as one HTML file, results/report.html
+	$(RUN)/dpgen report
 
 check: setup format lint types tests ## before a commit: format, lint, types, fast tests
 

@@ -24,9 +24,12 @@ USAGE = """dpgen VERB [OVERRIDES]
   account [...]              epsilon by RDP, PRV and PLD under both relations (dpgen account --help)
   evaluate RUN [protocol=P]  measure an existing generator again, without training
   sample RUN --n N --out F   draw images from a finished generator
-  tables NAME                print a table and write it to results/tables/
+  tables NAME... | --all [scale=quick] [--format md,tex,csv,html]
+                             tables, a paper's with the distance to each printed figure, into results/tables/
   debugging [NAME]           the bug in the samples of a debugging table's runs: verdicts, errors, a picture
-  sweep NAME                 launch the runs of a table that are not finished
+  sweep NAME [scale=quick] [--dry-run] [OVERRIDES]
+                             launch the runs that a table lacks, or only list them, with an estimate of their time
+  report                     everything under results/ in one HTML file, which needs no server and no network
   fetch dataset=NAME         download a dataset into data_root
 """
 
@@ -103,13 +106,45 @@ def _sample(argv: list[str]) -> int:
 
 
 def _tables(argv: list[str]) -> int:
-    from dpgen_bench.results.tables import print_table
+    from dpgen_bench.results.formats import FORMATS, print_table
+    from dpgen_bench.results.rows import table_names
 
-    parser = argparse.ArgumentParser("dpgen tables")
-    parser.add_argument("name", help="a table in conf/table/")
+    parser = argparse.ArgumentParser("dpgen tables", allow_abbrev=False)
+    parser.add_argument("names", nargs="*", help="tables in conf/table/")
+    parser.add_argument("--all", action="store_true", help="every table, and what was measured of each at scale quick")
+    parser.add_argument("--format", default="md,csv", help=f"which files to write: {','.join(FORMATS)}")
     parser.add_argument("--results", type=Path, default=_results())
     given = parser.parse_args(argv)
-    print_table(given.name, given.results)
+    names, scale = _take_scale(given.names)
+    if bool(names) == given.all:
+        raise ValueError(
+            f"expected names of tables, or --all, got {' '.join(argv) or 'neither'}; tables: {' '.join(table_names())}"
+        )
+    formats = given.format.split(",")
+    if not given.all:
+        for name in names:
+            print_table(name, given.results, scale, formats)
+        return 0
+    for name in table_names():
+        for each in ("paper", "quick"):
+            print_table(name, given.results, each, formats, quiet=True)
+    return 0
+
+
+def _take_scale(words: list[str]) -> tuple[list[str], str]:
+    """The words without scale=..., and that scale; "paper" where none says."""
+    scales = [word.split("=", 1)[1] for word in words if word.startswith("scale=")]
+    return [word for word in words if not word.startswith("scale=")], scales[-1] if scales else "paper"
+
+
+def _report(argv: list[str]) -> int:
+    from dpgen_bench.results.report import build_report
+
+    parser = argparse.ArgumentParser("dpgen report")
+    parser.add_argument("--results", type=Path, default=_results())
+    parser.add_argument("--out", type=Path, help="the file to write; report.html in the results if not said")
+    given = parser.parse_args(argv)
+    print(build_report(given.results, given.out))
     return 0
 
 
@@ -125,13 +160,21 @@ def _debugging(argv: list[str]) -> int:
 
 
 def _sweep(argv: list[str]) -> int:
-    from dpgen_bench.results.tables import launch_sweeps
+    from dpgen_bench.results.sweeps import launch_sweeps, print_plan
 
-    parser = argparse.ArgumentParser("dpgen sweep")
+    parser = argparse.ArgumentParser("dpgen sweep", allow_abbrev=False)
     parser.add_argument("name", help="a table in conf/table/")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="list the missing runs, with their steps and time, and stop"
+    )
     parser.add_argument("--results", type=Path, default=_results())
-    given, overrides = parser.parse_known_args(argv)
-    return launch_sweeps(given.name, given.results, overrides)
+    parser.epilog = "then scale=quick, and overrides for every run: hydra/launcher=joblib, runtime.device=..."
+    given, rest = parser.parse_known_args(argv)
+    overrides, scale = _take_scale(rest)
+    if given.dry_run:
+        print_plan(given.name, given.results, scale)
+        return 0
+    return launch_sweeps(given.name, given.results, overrides, scale)
 
 
 def _fetch(argv: list[str]) -> int:
@@ -150,6 +193,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "evaluate": _evaluate,
     "sample": _sample,
     "tables": _tables,
+    "report": _report,
     "debugging": _debugging,
     "sweep": _sweep,
     "fetch": _fetch,

@@ -29,6 +29,7 @@ from dpgen_bench.progress import Shown, Silent
 from dpgen_bench.results.diagnostics import draw_norms
 from dpgen_bench.results.figures import unmeasured
 from dpgen_bench.results.store import RunFolder, Store
+from dpgen_bench.results.trajectory import extract, kept_steps, settled_steps
 from dpgen_bench.signals import StopSignals
 from dpgen_bench.specify import RunSpec, check_evaluation, compose_config, specify
 
@@ -52,7 +53,8 @@ def execute(config: DictConfig) -> RunFolder:
     if config.runtime.threads is not None:
         torch.set_num_threads(int(config.runtime.threads))
     folder = Store(_root(config)).folder(spec.id)
-    if folder.done and folder.trained and folder.reports.settled(spec.protocol_record()):
+    settled = folder.reports.settled(spec.protocol_record()) and settled_steps(spec, folder)
+    if folder.done and folder.trained and settled:
         print(f"run {spec.id} ({_title(spec)}) is finished: skipped")
         return folder
     build_metrics(config.protocol)  # a misspelt metric is found now, not after the training
@@ -73,6 +75,7 @@ def execute(config: DictConfig) -> RunFolder:
                 phase = "measure"
                 folder.mark("running", phase)
                 report = measure(spec, folder, _device(spec))
+                _measure_kept(spec, folder)
                 folder.finish()
         except Preempted as stopped:
             folder.mark("preempted", phase, stopped)
@@ -133,7 +136,19 @@ def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
     with folder.locked():
         done = bool(folder.reports.of(spec.protocol_record()))
         measure(spec, folder, choose_device(config.runtime.device), anew=done)
+        _measure_kept(spec, folder, anew=done)
     return folder
+
+
+def _measure_kept(spec: RunSpec, folder: RunFolder, anew: bool = False) -> None:
+    """With `runtime.measure_kept`, measure the generator of each kept step as the run's own was."""
+    if not spec.config.runtime.get("measure_kept", False):
+        return
+    for step in kept_steps(spec, folder):
+        place = extract(folder, step)
+        done = place.reports.settled(spec.protocol_record())
+        print(f"  {spec.id}: step {step:,}" + (" is measured" if done and not anew else ""), flush=True)
+        measure(spec, place, _device(spec), anew=anew, cache=folder.path.parent.parent / "cache")
 
 
 def _config_to_measure(config: DictConfig, overrides: list[str]) -> DictConfig:

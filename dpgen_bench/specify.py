@@ -42,8 +42,7 @@ class RunSpec:
 
     @property
     def id(self) -> str:
-        text = json.dumps(self.training, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return identify(self.training)
 
     @property
     def seed(self) -> int:
@@ -85,6 +84,12 @@ class RunSpec:
         return Scale(self.config.scale.name, self.config.scale.max_steps)
 
 
+def identify(training: dict[str, Any]) -> str:
+    """The run id of what a run is, as `RunSpec.training` and the run's identity.json have it."""
+    text = json.dumps(training, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
 def compose_config(overrides: list[str]) -> DictConfig:
     """The config that `dpgen run` would get from these overrides, `--config-dir DIR` (also `=DIR`) included."""
     directory, rest, queue = None, [], list(overrides)
@@ -103,12 +108,15 @@ def compose_config(overrides: list[str]) -> DictConfig:
         return compose("config", rest)
 
 
-def specify(config: DictConfig) -> RunSpec:
+def specify(config: DictConfig, planned: bool = False) -> RunSpec:
     """Resolve and check a config, and work out the run's identity.
 
     Identity: method with its arguments, dataset, privacy, scale, seed, parent run, a fingerprint of the method's
     source file and TRAINING_VERSION. Not: protocol, device, paths, launcher, experiment names,
     where the programs of clients run (but faults that are played, if there are any).
+
+    Args:
+        planned: the run is not made now, and the parent that it names by its whole id need not be there yet.
 
     Raises:
         ValueError: for a value that no run can have (the budget is checked here, before any data is read).
@@ -134,7 +142,7 @@ def specify(config: DictConfig) -> RunSpec:
         "privacy": OmegaConf.to_container(config.privacy),
         "scale": OmegaConf.to_container(config.scale),
         "seed": config.seed,
-        "restart": _restart(config),
+        "restart": _restart(config, planned),
         "source": source_fingerprint(config.method["_target_"]),
         "training_version": TRAINING_VERSION,
     }
@@ -184,12 +192,19 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _restart(config: DictConfig) -> dict[str, str] | None:
+def _restart(config: DictConfig, planned: bool) -> dict[str, str] | None:
     """The parent by its whole id, however it was abbreviated."""
     if not config.restart:
         return None
-    parent = Store(Path(str(config.results))).find(str(config.restart.run))
-    return {"run": parent.id, "checkpoint": str(config.restart.get("checkpoint", "last"))}
+    if not isinstance(config.restart.run, str):  # an id such as 12e456789012 is read as a number
+        raise ValueError(
+            f"expected restart.run to be a run's id as text, got the number {config.restart.run!r}; put the id into quotes: "
+            "'restart={run: \"ID\", checkpoint: last}'."
+        )
+    named = config.restart.run
+    whole = planned and re.fullmatch("[0-9a-f]{12}", named)
+    run = named if whole else Store(Path(str(config.results))).find(named).id
+    return {"run": run, "checkpoint": str(config.restart.get("checkpoint", "last"))}
 
 
 def build_dataset(config: DictConfig) -> DatasetSpec:

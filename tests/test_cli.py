@@ -16,10 +16,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.cli import main
+from dpgen_bench.results.formats import long_frame, print_table, side_by_side
 from dpgen_bench.results.listing import describe_run
 from dpgen_bench.results.statistics import t_interval
 from dpgen_bench.results.store import Store
-from dpgen_bench.results.tables import expand, load_table, long_frame, print_table, table_frame, table_rows
+from dpgen_bench.results.tables import assemble, expand, load_table
 from dpgen_bench.specify import CONF, compose_config, specify
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -139,20 +140,20 @@ def test_a_table_tells_repeats_from_seeds_and_shows_no_other_protocols_figures(t
     fake_run(tmp_path, [*first, "seed=1"], [91.0, 97.0])
     other = specify(compose_config([*first, "protocol.num_samples=1000"])).protocol_record()
     fake_run(tmp_path, ["experiment=demo/dp_merf", "privacy.epsilon=1", "protocol=quick", "seed=0"], 99.0, other)
-    one, ten, *_ = table_frame(table, table_rows(table, tmp_path)).to_dict("records")
+    one, ten, *_ = side_by_side(assemble("demo", table, tmp_path)).to_dict("records")
     assert ten["acc_logreg_pct"] == "92.0 ± 2.8 (repeats ± 3.2)"
-    assert (one["acc_logreg_pct"], one["seeds"]) == ("–", 0)
-    assert one["status"] == "0 measured, 1 finished, 1 not run"
+    assert (one["acc_logreg_pct"], one["seeds"]) == ("–", "0")
+    assert one["status"] == "0 measured, 1 finished but not measured so, 1 not run"
 
 
 def test_a_run_that_two_sweeps_name_is_one_run(tmp_path):
     run = "experiment=demo/dp_merf privacy.epsilon=10"
     fake_run(tmp_path, [*run.split(), "protocol=quick", "seed=0"], 90.0)
     sweeps = [f"{run} seed=0", f"{run} seed=0,1", f"{run} seed=0 protocol=quick protocol.repeats=3"]
-    table = OmegaConf.create({"protocol": "quick", "sweeps": sweeps, "metrics": ["acc_logreg_pct"]})
-    once, thrice = table_frame(table, table_rows(table, tmp_path)).to_dict("records")
-    assert (once["acc_logreg_pct"], once["seeds"], once["status"]) == ("90.0", 1, "1 measured, 1 not run")
-    assert (thrice["acc_logreg_pct"], thrice["seeds"]) == ("–", 0)
+    table = OmegaConf.create({"title": "t", "protocol": "quick", "sweeps": sweeps, "metrics": ["acc_logreg_pct"]})
+    once, thrice = side_by_side(assemble("demo", table, tmp_path)).to_dict("records")
+    assert (once["acc_logreg_pct"], once["seeds"], once["status"]) == ("90.0", "1", "1 measured, 1 not run")
+    assert (thrice["acc_logreg_pct"], thrice["seeds"]) == ("–", "0")
 
 
 def test_a_figure_that_one_of_two_seeds_lacks_says_so(tmp_path):
@@ -163,26 +164,32 @@ def test_a_figure_that_one_of_two_seeds_lacks_says_so(tmp_path):
     report["repeats"][0]["metrics"]["logreg"] |= {"status": "failed", "values": {}, "reason": "no"}
     run.reports.write(report)
     table = OmegaConf.merge(load_table("demo"), {"sweeps": ["experiment=demo/dp_merf privacy.epsilon=10 seed=0,1"]})
-    rows = table_rows(table, tmp_path)
-    (line,) = table_frame(table, rows).to_dict("records")
+    built = assemble("demo", table, tmp_path)
+    (line,) = side_by_side(built).to_dict("records")
     assert line["acc_logreg_pct"] == "90.0 (1 of 2 seeds)"
-    assert "logreg: failed: no" in rows[0].notes()
+    assert "logreg: failed: no" in built.rows[0].notes()
     assert "not measured: logreg" in "".join(describe_run(run))
 
 
 def test_a_table_shows_the_settings_its_rows_differ_in(tmp_path):
     sweeps = ["experiment=demo/dp_merf method.steps=100,200", "experiment=demo/dpgan"]
     table = OmegaConf.create(
-        {"protocol": "quick", "sweeps": sweeps, "settings": ["steps", "n_d"], "metrics": ["acc_logreg_pct"]}
+        {
+            "title": "t",
+            "protocol": "quick",
+            "sweeps": sweeps,
+            "settings": ["steps", "n_d"],
+            "metrics": ["acc_logreg_pct"],
+        }
     )
-    rows = table_rows(table, tmp_path)
-    frame = table_frame(table, rows)
+    built = assemble("demo", table, tmp_path)
+    frame = side_by_side(built)
     assert list(frame["steps"]) == ["100", "200", "900"]
     assert list(frame["n_d"]) == ["–", "–", "1"]
-    assert list(long_frame(table, rows)["steps"]) == [100, 200, 900]
+    assert list(long_frame(built)["steps"]) == ["100", "200", "900"]
     table.settings = ["stepz"]
     with pytest.raises(ValueError, match="names of method settings, got 'stepz'"):
-        table_frame(table, rows)
+        assemble("demo", table, tmp_path)
 
 
 def test_runs_marks_figures_of_a_changed_protocol(tmp_path):
@@ -213,12 +220,13 @@ def test_a_presets_runtime_wins_over_the_defaults_and_loses_to_the_command_line(
 def test_a_row_may_name_another_protocol_and_says_so(tmp_path):
     table = OmegaConf.create(
         {
+            "title": "t",
             "protocol": "quick",
             "sweeps": ["experiment=demo/dp_merf", "experiment=demo/dp_merf protocol=standard_utility"],
             "metrics": ["acc_logreg_pct"],
         }
     )
-    frame = table_frame(table, table_rows(table, tmp_path))
+    frame = side_by_side(assemble("demo", table, tmp_path))
     assert list(frame["protocol"]) == ["quick", "standard_utility"]
 
 
@@ -228,7 +236,7 @@ def test_a_table_with_missing_failed_and_measured_runs(tmp_path):
     fake_run(tmp_path, [*first, "seed=0"], 90.0)
     fake_run(tmp_path, [*first, "seed=1"], 94.0)
     fake_run(tmp_path, ["experiment=demo/dp_merf", "privacy.epsilon=1", "protocol=quick", "seed=0"], None)
-    frame = table_frame(table, table_rows(table, tmp_path))
+    frame = side_by_side(assemble("demo", table, tmp_path))
     by = {(line["method"], line["ε budget"]): line for line in frame.to_dict("records")}
     assert list(by) == [
         ("dp_merf", "1"),
@@ -236,9 +244,9 @@ def test_a_table_with_missing_failed_and_measured_runs(tmp_path):
     ]
     ten = by["dp_merf", "10"]
     assert ten["acc_logreg_pct"] == "92.0 ± 2.8"  # mean and std (n - 1) of 90 and 94
-    assert (ten["ε proven"], ten["ε claimed"], ten["seeds"], ten["status"]) == ("9.5", "–", 2, "measured")
-    assert by["dp_merf", "1"]["status"] == "0 measured, 1 failed, 1 not run"
-    assert by["dpgan", "inf"]["status"] == "0 measured, 1 not run"
+    assert (ten["ε proven"], ten["ε claimed"], ten["seeds"], ten["status"]) == ("9.5", "–", "2", "measured")
+    assert by["dp_merf", "1"]["status"] == "0 measured, 1 failed: train: RuntimeError: no, 1 not run"
+    assert by["dpgan", "inf"]["status"] == "not run"
     assert by["dpgan", "inf"]["acc_logreg_pct"] == "–"
     print_table("demo", tmp_path)
     assert "- dp_merf digits ε=10: logreg: few" in (tmp_path / "tables" / "demo.md").read_text()

@@ -20,7 +20,7 @@ from dpgen_bench.data.datasets import Digits
 from dpgen_bench.debugging import DebuggingClients, expected_intensity
 from dpgen_bench.evaluate.samples import draw_samples
 from dpgen_bench.generator import NetGenerator
-from dpgen_bench.results import tables
+from dpgen_bench.results import rows
 from dpgen_bench.results.debugging import inspect_runs, model_samples, report_frame
 from dpgen_bench.results.store import RunFolder, Store
 from dpgen_bench.results.tables import load_table
@@ -73,7 +73,7 @@ def dpgen(conf: Path, *words: str) -> tuple[int, str, str]:
     """`dpgen WORDS` with the tables of `conf`: exit status, output, complaints."""
     shown, complaints = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "CONF", conf)
+        patch.setattr(rows, "CONF", conf)
         with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(complaints):
             status = main(words)
     return status, shown.getvalue(), complaints.getvalue()

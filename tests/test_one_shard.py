@@ -28,9 +28,10 @@ from dpgen_bench.privacy.hits import hits_law, log_delta_gaussian, mixture_delta
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Full, OneShard, Poisson, Sampling, sampling_from_dict
+from dpgen_bench.results.formats import long_frame, side_by_side
 from dpgen_bench.results.listing import describe_run
 from dpgen_bench.results.store import Store
-from dpgen_bench.results.tables import load_table, long_frame, table_frame, table_rows
+from dpgen_bench.results.tables import assemble, load_table
 from dpgen_bench.run import _account
 from tests.test_cli import fake_run
 
@@ -504,20 +505,20 @@ def test_tables_show_conditional_figures_where_a_row_has_one(tmp_path) -> None:
         load_table("demo"), {"sweeps": ["experiment=demo/dp_merf privacy.epsilon=10", "experiment=demo/dpgan"]}
     )
     one = fake_run(tmp_path, ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"], 90.0)
-    rows = table_rows(table, tmp_path)
-    assert "ε conditional" not in table_frame(table, rows)
-    assert "epsilon_conditional" not in long_frame(table, rows)
+    built = assemble("demo", table, tmp_path)
+    assert "ε conditional" not in side_by_side(built)
+    assert "epsilon_conditional" not in long_frame(built)
     folder = Store(tmp_path).folder(one)
     before = describe_run(folder)
     figures = {"proven": 610.34, "claimed": 9.9926, "conditional": {"epsilon": 329.42, "assumption": "if so"}}
     folder.write_json("ledger.json", {"epsilon": figures})
-    rows = table_rows(table, tmp_path)
-    frame = table_frame(table, rows)
+    built = assemble("demo", table, tmp_path)
+    frame = side_by_side(built)
     names = list(frame.columns)
     assert names[names.index("ε claimed") + 1] == "ε conditional"
     assert list(frame["ε conditional"]) == ["329", "–"]
-    assert set(long_frame(table, rows)["epsilon_conditional"]) == {"329", "–"}
-    assert "ε conditional: if so" in rows[0].notes()
+    assert set(long_frame(built)["epsilon_conditional"]) == {"329", "–"}
+    assert "ε conditional: if so" in built.rows[0].notes()
     assert [cell for cell in describe_run(folder) if cell not in before] == ["610", "9.99 (329 conditional)"]
     folder.write_json("ledger.json", {"epsilon": {**figures, "conditional": "failed: RuntimeError: no luck"}})
-    assert table_rows(table, tmp_path)[0].epsilon("conditional") == "failed: RuntimeError: no luck"
+    assert assemble("demo", table, tmp_path).rows[0].epsilon("conditional") == "failed: RuntimeError: no luck"

@@ -9,6 +9,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,12 +31,18 @@ FOR_RELEASE = (
 )
 
 
-def measure(spec: RunSpec, folder: RunFolder, device: torch.device, anew: bool = False) -> Report:
+def measure(
+    spec: RunSpec, folder: RunFolder, device: torch.device, anew: bool = False, cache: Path | None = None
+) -> Report:
     """Write the run's report by its config's protocol, metric by metric: killed, it goes on where it was.
 
     What a complete report of the same protocol has already measured is kept, and the rest tried again; with `anew`
     everything is measured again, and the old report stays until the new one is complete. Test records are loaded here,
     after training, and go nowhere but into the metrics.
+
+    Args:
+        folder: where the generator lies and the report goes: a run's folder, or that of one of its kept steps.
+        cache: see `EvalContext`; None is the one beside the runs.
     """
     protocol, wanted = spec.config.protocol, spec.protocol_record()
     if folder.reports.settled(wanted) and not anew:
@@ -65,7 +72,7 @@ def measure(spec: RunSpec, folder: RunFolder, device: torch.device, anew: bool =
             seed=seed,
             device=device,
             num_classes=dataset.num_classes,
-            cache=folder.path.parent.parent / "cache",
+            cache=cache or folder.path.parent.parent / "cache",
             dataset=dataset,
             train_closed=FOR_RELEASE if is_for_release(spec.config) else None,
             scratch=scratch,

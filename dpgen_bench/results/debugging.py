@@ -31,8 +31,8 @@ from dpgen_bench.evaluate.samples import sample_labels
 from dpgen_bench.files import atomic, write_atomic
 from dpgen_bench.generator import Generator
 from dpgen_bench.results.listing import epsilon_figure, format_epsilon, make_console
+from dpgen_bench.results.rows import load_table, table_rows
 from dpgen_bench.results.store import RunFolder
-from dpgen_bench.results.tables import load_table, table_rows
 from dpgen_bench.specify import RunSpec
 
 SAMPLES = 2_000  # images whose mean is taken

@@ -110,11 +110,12 @@ def describe_report(report: Report) -> str:
 def is_changed(protocol: Protocol) -> bool:
     """Whether a protocol differs from the one of its name in conf/protocol now (one that is not there is not known)."""
     name = str(protocol["name"])
-    return (CONF / "protocol" / f"{name}.yaml").exists() and protocol != _plain_protocol(name)
+    return (CONF / "protocol" / f"{name}.yaml").exists() and protocol != plain_protocol(name)
 
 
 @lru_cache
-def _plain_protocol(name: str) -> Protocol:
+def plain_protocol(name: str) -> Protocol:
+    """The protocol of that name in conf/protocol, as a report of it would hold it."""
     return RunSpec(compose_config([f"protocol={name}"]), training={}).protocol_record()
 
 

@@ -58,6 +58,21 @@ class Reports:
         found = [self._read(path) for path in sorted((self.path / "metrics").glob("*.json"))]
         return [report for report in found if report.get("complete")]
 
+    def assembled(self, wanted: Protocol) -> Report:
+        """The complete report of exactly this protocol; what it lacks is taken from complete ones of its parts. Or {}.
+
+        A part draws the same samples (all but `name` and `metrics` agrees) and has a metric word for word; a metric
+        made of others, `of` them, counts if those agree too. So what a part measured is what the whole would measure.
+        `parts` names the protocols that something was taken from.
+        """
+        whole = self.of(wanted)
+        for part in self.all():
+            if part["protocol"] == wanted or _drawing(part["protocol"]) != _drawing(wanted):
+                continue
+            shared = _shared_metrics(part["protocol"], wanted)
+            whole = _with_part(whole or {"protocol": wanted, "repeats": [], "complete": True}, part, shared)
+        return whole if any(repeat["metrics"] for repeat in whole.get("repeats", [])) else {}
+
     def settled(self, protocol: Protocol) -> bool:
         """Whether there is a complete report of exactly this protocol in which every metric was measured."""
         report = self.of(protocol)
@@ -83,3 +98,42 @@ class Reports:
             problem = f"cannot be read ({type(error).__name__}: {error})"
         warnings.warn(f"the report {path} {problem}; it counts as not there.", stacklevel=3)
         return {}
+
+
+def _drawing(protocol: Protocol) -> dict[str, Any]:
+    """What says how samples are drawn, and how often."""
+    return {key: value for key, value in protocol.items() if key not in ("name", "metrics")}
+
+
+def _shared_metrics(part: Protocol, wanted: Protocol) -> list[str]:
+    """Keys of the metrics that both have word for word, with the others that they are made of."""
+    alike = {key for key, metric in wanted["metrics"].items() if part["metrics"].get(key) == metric}
+    return [
+        key
+        for key in wanted["metrics"]
+        if key in alike
+        and all(
+            other in alike for other, metric in wanted["metrics"].items() if _enters(metric, wanted["metrics"][key])
+        )
+    ]
+
+
+def _enters(metric: Mapping[str, Any], combined: Mapping[str, Any]) -> bool:
+    return "name" in metric and metric["name"] in (combined.get("of") or [])
+
+
+def _with_part(whole: Report, part: Report, shared: list[str]) -> Report:
+    """A copy of `whole` with the part's measured results of the shared metrics where it has none of its own."""
+    repeats, used = [], False
+    for number in range(max(len(whole["repeats"]), len(part["repeats"]))):
+        theirs = part["repeats"][number] if number < len(part["repeats"]) else {"metrics": {}, "samples": {}}
+        ours = whole["repeats"][number] if number < len(whole["repeats"]) else {**theirs, "metrics": {}}
+        metrics = dict(ours["metrics"])
+        for key in shared:
+            result = theirs["metrics"].get(key)
+            lacks = key not in metrics or metrics[key]["status"] != "measured"
+            if result and result["status"] == "measured" and lacks:
+                metrics[key], used = result, True
+        repeats.append({**ours, "metrics": metrics})
+    names = [*whole.get("parts", []), *([part["protocol"]["name"]] if used else [])]
+    return {**whole, "repeats": repeats, "parts": names}

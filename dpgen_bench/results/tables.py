@@ -1,334 +1,371 @@
-"""Tables: which runs they are made of, how those are launched, and how their figures are put side by side."""
+"""A table put together: what is printed, what was measured, how far apart they are, and whether they compare."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import subprocess
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
-from rich.table import Table
+from omegaconf import DictConfig
 
-from dpgen_bench.files import write_atomic
-from dpgen_bench.results.figures import cost, figures, notes
-from dpgen_bench.results.listing import describe_dataset, epsilon_figure, format_epsilon, is_changed, make_console
-from dpgen_bench.results.reports import Report
-from dpgen_bench.results.statistics import Summary, summarise
-from dpgen_bench.results.store import RunFolder, Store
-from dpgen_bench.specify import CONF, RunSpec, compose_config, specify
-
-SPREADS = (
-    "`±`: standard deviation over training seeds; `repeats ±`: over drawings of samples from one generator, with "
-    "classifiers trained anew. The CSV beside this file has every figure unrounded, with 95% intervals."
+from dpgen_bench.results.listing import describe_dataset, is_changed, plain_protocol
+from dpgen_bench.results.published import METRICS, PublishedCell, PublishedRow, published_rows
+from dpgen_bench.results.rows import (
+    TableRow,
+    check_scale,
+    expand,
+    line_of,
+    load_table,
+    parent_ids,
+    rows_of,
+    table_names,
+    table_rows,
 )
+from dpgen_bench.results.statistics import Summary, format_figure
 
+__all__ = [
+    "Built",
+    "Cell",
+    "Line",
+    "TableRow",
+    "assemble",
+    "build",
+    "expand",
+    "load_table",
+    "table_names",
+    "table_rows",
+]
 
 SERVER, CONDITIONAL = "ε against the server", "ε conditional"  # columns that are shown where a row has them
+ILLEGIBLE = "not legible in the source"
+NOT_ALIKE = "†"  # marks a figure that does not count as a reproduction of the printed one beside it
 
 
 @dataclass(frozen=True)
-class TableRow:
-    """Runs that differ in their seed alone, measured by one protocol, the same to its last setting."""
+class Cell:
+    """One figure of one line: as printed, as measured here, and their distance.
 
-    specs: tuple[RunSpec, ...]
-    folders: tuple[RunFolder, ...]
+    Args:
+        published, published_std, note: as printed, in our unit; None: nothing is printed, or (`illegible`) not legibly.
+        ours: the measured figure over seeds and repeats, None where there is none; words: it as text.
+        alike: a measured figure was made at the paper's scale and by the paper's protocol, as far as this figure goes.
+        unlike: why a measured figure is not alike, in words; "" where it is, or where nothing is measured or printed.
+    """
+
+    published: float | None = None
+    published_std: float | None = None
+    note: str = ""
+    illegible: bool = False
+    ours: Summary | None = None
+    words: str = "–"
+    unlike: str = ""
 
     @property
-    def protocol(self) -> str:
-        return str(self.specs[0].config.protocol.name)
+    def difference(self) -> float | None:
+        """Ours minus the published figure; None where either is missing."""
+        return None if self.ours is None or self.published is None else self.ours.mean - self.published
 
     @property
-    def measured(self) -> list[RunFolder]:
-        """Those measured by the protocol as it is now; figures of an earlier text of it are not shown."""
-        return [folder for folder in self.folders if folder.id in self.reports]
+    def alike(self) -> bool:
+        return self.difference is not None and not self.unlike
 
-    @cached_property
-    def reports(self) -> dict[str, Report]:
-        """The measured runs' reports by run id; read once, however many figures a table takes from them."""
-        wanted = self.specs[0].protocol_record()
-        return {folder.id: report for folder in self.folders if (report := folder.reports.of(wanted))}
+    @property
+    def printed(self) -> str:
+        """The published figure in words: `18.5 ± 0.9`; with `*` where a note goes with it."""
+        if self.published is None:
+            return ILLEGIBLE if self.illegible else "–"
+        spread = "" if self.published_std is None else f" ± {self.published_std:g}"
+        return f"{self.published:g}{spread}" + ("*" if self.note else "")
 
-    @cached_property
-    def known(self) -> list[dict[str, list[float]]]:
-        """All figures of each measured run by name."""
-        return [{**cost(folder), **figures(self.reports[folder.id])} for folder in self.measured]
-
-    def status(self) -> str:
-        """`measured`, or how many of the seeds are, and what became of the others."""
-        others = [_words(folder.status()) for folder in self.folders if folder not in self.measured]
-        counted = [f"{others.count(kind)} {kind}" for kind in sorted(set(others))]
-        return ", ".join([f"{len(self.measured)} measured", *counted]) if others else "measured"
-
-    def summary(self, metric: str) -> Summary | None:
-        """The metric over seeds and repeats, or None where no run has it."""
-        values = [found[metric] for found in self.known if metric in found]
-        return summarise(values) if values else None
-
-    def cell(self, metric: str) -> str:
-        """The summary in words, with how many of the row's measured seeds have the metric if not all do."""
-        summary, runs = self.summary(metric), len(self.measured)
-        if summary is None:
+    @property
+    def distance(self) -> str:
+        """The difference with its sign: `+2.3`, marked where it is no reproduction's."""
+        if self.difference is None or self.ours is None:
             return "–"
-        return summary.text() + (f" ({summary.seeds} of {runs} seeds)" if summary.seeds < runs else "")
+        size = format_figure(abs(self.difference), max(abs(self.ours.mean), abs(self.published or 0.0)))
+        zero = float(size.replace(",", "")) == 0.0
+        return ("0" if zero else ("+" if self.difference > 0 else "−") + size) + (
+            f" {NOT_ALIKE}" if self.unlike else ""
+        )
 
-    def notes(self) -> list[str]:
-        """What the runs' reports say besides their figures, and what a conditional epsilon assumes; each line once."""
-        ledgers = [folder.read_json("ledger.json").get("epsilon") or {} for folder in self.measured]
-        given = [figure["assumption"] for ledger in ledgers if isinstance(figure := ledger.get("conditional"), dict)]
-        assumed = [f"ε conditional: {assumption}" for assumption in given]
-        assumed += [f"nothing is proven: {ledger['reason']}" for ledger in ledgers if "reason" in ledger]
-        return list(dict.fromkeys([*assumed, *(line for report in self.reports.values() for line in notes(report))]))
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a table: what it is, its figures, and how they came about. `row` is None where nothing can be run."""
+
+    head: dict[str, str]
+    cells: dict[str, Cell]
+    tail: dict[str, str]
+    row: TableRow | None = None
+    printed: PublishedRow | None = None
+
+
+@dataclass(frozen=True)
+class Built:
+    """A table with its content. `published`: it has printed numbers to stand beside."""
+
+    name: str
+    title: str
+    note: str
+    scale: str
+    metrics: list[str]
+    lines: list[Line]
+    remarks: list[str]
+    published: bool
 
     @property
-    def unit(self) -> str:
-        """Whom the row's epsilons protect, "record" or "client"; "" while nothing is measured."""
-        return next((str(folder.read_json("ledger.json").get("unit", "record")) for folder in self.measured), "")
+    def rows(self) -> list[TableRow]:
+        return [line.row for line in self.lines if line.row is not None]
 
-    def epsilon(self, name: str) -> str:
-        """The largest figure among the row's runs (seeds do not change it)."""
-        found = [epsilon_figure(folder.read_json("ledger.json").get("epsilon"), name) for folder in self.measured]
-        if failed := [value for value in found if str(value).startswith("failed")]:
-            return str(failed[0])
-        known = [float(value) for value in found if value is not None]
-        return format_epsilon(max(known)) if known else "–"
+    @property
+    def measured(self) -> bool:
+        return any(row.measured for row in self.rows)
+
+    def reproduced(self) -> str:
+        """How many of the printed figures have a counterpart here, and of which kind; "" for a table of our own."""
+        if not self.published:
+            return ""
+        cells = [cell for line in self.lines for cell in line.cells.values() if cell.published is not None]
+        alike, others = sum(cell.alike for cell in cells), sum(bool(cell.unlike) for cell in cells)
+        return (
+            f"{alike} of {len(cells)} printed figures were measured at the paper's scale and by its protocol; "
+            f"{others} otherwise ({NOT_ALIKE}: no reproduction), {len(cells) - alike - others} not."
+        )
+
+    def marks(self) -> list[str]:
+        """What the marks in the cells stand for, notes on printed figures and reasons for †: each with whose they are."""
+        whose: dict[str, dict[str, None]] = {}
+        for line in self.lines:
+            who = ", ".join(dict.fromkeys(v for k, v in line.head.items() if k in _WHO and v != "–"))
+            for cell in line.cells.values():
+                if cell.note and (cell.published is not None or cell.illegible):
+                    whose.setdefault(f"* {cell.note}", {})[who] = None
+                if cell.unlike:
+                    whose.setdefault(f"{NOT_ALIKE} {cell.unlike}", {})[who] = None
+        return [f"{mark}: {'; '.join(lines)}" for mark, lines in whose.items()]
 
 
-def load_table(name: str) -> DictConfig:
-    """A table's yaml.
+_WHO = ("method", "variant", "dataset", "ε printed")
+
+
+def build(name: str, results: Path, scale: str = "paper") -> Built:
+    """The table of that name in conf/table, filled with what is under `results`.
 
     Raises:
-        ValueError: if there is none of that name.
+        ValueError: for a table or scale that there is not, or a yaml that contradicts itself.
     """
-    path = CONF / "table" / f"{name}.yaml"
-    if not path.exists():
-        there = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
-        raise ValueError(f"expected a table in {path.parent} ({there}), got {name!r}.")
-    loaded = OmegaConf.load(path)
-    assert isinstance(loaded, DictConfig)
-    return loaded
+    return assemble(name, load_table(name), results, scale)
 
 
-def expand(sweep: str) -> list[list[str]]:
-    """The jobs of one multirun line, as Hydra's basic sweeper would launch them: every combination of its choices."""
-    choices = []
-    for override in OverridesParser.create().parse_overrides(sweep.split()):
-        key = override.get_key_element()
-        if override.is_sweep_override():
-            choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
-        else:
-            choices.append([f"{key}={override.get_value_element_as_str()}"])
-    return [list(job) for job in itertools.product(*choices)]
+def assemble(name: str, table: DictConfig, results: Path, scale: str = "paper") -> Built:
+    """`build` for a table's content."""
+    check_scale(scale)
+    parents = parent_ids(table, results, scale)
+    found: list[tuple[PublishedRow | None, TableRow | None, str]] = []
+    metrics: list[str] = [str(metric) for metric in table.get("metrics", [])]
+    printed = _printed_rows(table)
+    if printed:
+        metrics = metrics or list(dict.fromkeys(metric for row in printed for metric in row.cells))
+        found = [(row, *_answer(table, row, entry, results, parents, scale)) for row, entry in _entries(table, printed)]
+    own = table_rows(_without_rows(table), results, scale) if table.get("sweeps") else []
+    found = [*((None, row, "") for row in own), *found]
+    check_settings(table, own)
+    lines = [_line(table, metrics, row, ours, why) for row, ours, why in found]
+    if table.get("leaderboard"):
+        from dpgen_bench.results.leaderboard import ranked
+
+        lines = ranked(table, lines)
+    note = " ".join(str(table.get("note", "")).split())
+    remarks = _remarks([line.row for line in lines if line.row is not None])
+    return Built(name, str(table.title), note, scale, metrics, lines, remarks, bool(printed))
 
 
-def table_rows(table: DictConfig, results: Path) -> list[TableRow]:
-    """The table's rows in the order of its sweeps; runs that differ in seed alone share a row.
+def _without_rows(table: DictConfig) -> DictConfig:
+    copied = table.copy()
+    copied.pop("rows", None)
+    return copied
 
-    A sweep may name a protocol of its own; other rows have the table's. Each row says which it was measured by.
+
+def _printed_rows(table: DictConfig) -> list[PublishedRow]:
+    if bool(table.get("paper")) != bool(table.get("published")):
+        raise ValueError(
+            "expected `paper` and `published` both, or neither: the source and the table in results/published."
+        )
+    return published_rows(str(table.paper), str(table.published)) if table.get("paper") else []
+
+
+def _entries(table: DictConfig, printed: Sequence[PublishedRow]) -> list[tuple[PublishedRow, DictConfig | None]]:
+    """Each printed row with the entry of `rows` that names it, if one does.
+
+    Raises:
+        ValueError: if an entry names no printed row, two name the same, or an entry has neither `run` nor `why`.
     """
-    groups: dict[str, dict[str, RunSpec]] = {}
-    for sweep in table.sweeps:
-        for job in expand(sweep):
-            spec = specify(compose_config([f"results={results}", *_measured_by(table, job)]))
-            alike = str((spec.protocol_record(), {**spec.training, "seed": None}))
-            groups.setdefault(alike, {})[spec.id] = spec  # a run that two sweeps name is one run
-    store = Store(results)
-    return [
-        TableRow(tuple(specs.values()), tuple(store.folder(run_id) for run_id in specs)) for specs in groups.values()
-    ]
+    named: dict[int, DictConfig] = {}
+    for entry in table.get("rows", []):
+        if not (entry.get("run") or entry.get("why")):
+            raise ValueError(f"expected `run` or `why` in the entry of rows of {dict(entry.of)}, got {sorted(entry)}.")
+        wanted = {str(key): str(value) for key, value in entry.of.items()}
+        if unknown := wanted.keys() - PublishedRow.__dataclass_fields__.keys():
+            raise ValueError(f"expected under `of` fields of a printed row, got {sorted(unknown)}.")
+        matching = [i for i, row in enumerate(printed) if all(getattr(row, key) == wanted[key] for key in wanted)]
+        if not matching:
+            raise ValueError(f"expected `of` to name a printed row of {table.paper} {table.published}, got {wanted}.")
+        if taken := [i for i in matching if i in named]:
+            raise ValueError(
+                f"expected each printed row to be named once; {printed[taken[0]]} is also named by {wanted}."
+            )
+        named.update(dict.fromkeys(matching, entry))
+    return [(row, named.get(i)) for i, row in enumerate(printed)]
 
 
-def table_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
-    """One line per row: what was run, at which epsilon claimed and proven, what came of it; then what is published.
+def _answer(
+    table: DictConfig,
+    printed: PublishedRow,
+    entry: DictConfig | None,
+    results: Path,
+    parents: dict[str, str],
+    scale: str,
+) -> tuple[TableRow | None, str]:
+    """The runs that answer a printed row, or None and why there are none."""
+    if entry is None:
+        return None, "not implemented"
+    line = line_of(table, entry, scale)
+    if line is None:
+        return None, f"not run: {entry.why}"
+    rows = rows_of([line], results, parents)
+    if len(rows) != 1:
+        raise ValueError(
+            f"expected runs that differ in their seed alone for {printed.method}, got {len(rows)} by: {line}"
+        )
+    return rows[0], ""
 
+
+def check_settings(table: DictConfig, rows: Sequence[TableRow]) -> None:
+    """
     Raises:
         ValueError: if the table names a setting that none of its methods has.
     """
     for name in table.get("settings", []):
         if rows and not any(name in row.specs[0].config.method for row in rows):
             raise ValueError(f"expected under `settings` the names of method settings, got {name!r}, which none has.")
-    lines: list[dict[str, Any]] = []
-    for row in rows:
-        config = row.specs[0].config
-        privacy = config.privacy
-        line: dict[str, Any] = {
-            "method": config.method.name,
-            **{name: str(value) for name, value in _settings(table, row).items()},
-            "dataset": describe_dataset(config),
-            "ε budget": f"{float(privacy.epsilon):g}",
-            "ε proven": row.epsilon("proven"),
-            SERVER: row.epsilon("server"),
-            "ε claimed": row.epsilon("claimed"),
-            CONDITIONAL: row.epsilon("conditional"),
-            "relation, δ, by": "–"
-            if math.isinf(privacy.epsilon)
-            else f"{privacy.relation}, {privacy.delta:g}, {privacy.accountant}"
-            + (" (of clients)" if row.unit == "client" else ""),
+
+
+def _line(
+    table: DictConfig, metrics: Sequence[str], printed: PublishedRow | None, row: TableRow | None, why: str
+) -> Line:
+    cells = {metric: _cell(table, metric, printed, row) for metric in metrics}
+    return Line(_head(table, printed, row), cells, _tail(row, why), row, printed)
+
+
+def _head(table: DictConfig, printed: PublishedRow | None, row: TableRow | None) -> dict[str, str]:
+    """What the line is: as printed, or else as configured; then its epsilons here."""
+    head: dict[str, str] = {}
+    config = row.specs[0].config if row else None
+    if printed:
+        said = {"method": printed.method, "variant": printed.variant, "reported in": printed.reported_in}
+        head = {
+            **said,
+            "dataset": printed.dataset,
+            "ε printed": printed.epsilon or ILLEGIBLE,
+            "δ printed": printed.delta,
         }
-        line |= {metric: row.cell(metric) for metric in table.metrics}
-        line |= {
-            "seeds": len(row.measured),
-            "scale": config.scale.name,
-            "protocol": row.protocol + (" (changed)" if is_changed(row.specs[0].protocol_record()) else ""),
-            "status": row.status(),
-        }
-        lines.append(line)
-    columns = list(lines[0]) if lines else []
-    for printed in table.get("published", []):
-        if unknown := set(printed) - set(columns):
-            raise ValueError(f"expected under `published` columns of the table ({columns}), got {sorted(unknown)}.")
-        line = {column: str(printed.get(column, "–")) for column in columns}
-        lines.append({**line, "seeds": "–", "scale": "paper", "status": "published"})
-    return _without_unused(pd.DataFrame(lines), (SERVER, CONDITIONAL))
+        head = {key: value or "–" for key, value in head.items()}
+        if "this paper" in head["reported in"]:
+            head["reported in"] = "–"
+    if config and not printed:
+        head = {"method": str(config.method.name)}
+    for name in table.get("settings", []):
+        head[str(name)] = "–" if config is None else str(config.method.get(name, "–"))
+    if not printed:
+        head["dataset"] = describe_dataset(config) if config else "–"
+    if config is None or row is None:
+        blank = ("ε budget", "ε proven", SERVER, "ε claimed", CONDITIONAL, "relation, δ, by")
+        return {**head, **dict.fromkeys(blank, "–")}
+    privacy = config.privacy
+    by = f"{privacy.relation}, {privacy.delta:g}, {privacy.accountant}" + (
+        " (of clients)" if row.unit == "client" else ""
+    )
+    return {
+        **head,
+        "ε budget": f"{float(privacy.epsilon):g}",
+        "ε proven": row.epsilon("proven"),
+        SERVER: row.epsilon("server"),
+        "ε claimed": row.epsilon("claimed"),
+        CONDITIONAL: row.epsilon("conditional"),
+        "relation, δ, by": "–" if math.isinf(privacy.epsilon) else by,
+    }
 
 
-def _without_unused(frame: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
-    """The table without those of the columns of epsilons that no row has."""
-    return frame.drop(columns=[name for name in columns if name in frame and (frame[name] == "–").all()])
+def _tail(row: TableRow | None, why: str) -> dict[str, str]:
+    """How the line's figures came about."""
+    if row is None:
+        return {"seeds": "–", "scale": "–", "protocol": "–", "status": why}
+    parts = sorted({part for report in row.reports.values() for part in report.get("parts", [])})
+    changed = " (changed)" if is_changed(row.specs[0].protocol_record()) else ""
+    return {
+        "seeds": str(len(row.measured)),
+        "scale": row.scale,
+        "protocol": row.protocol + changed + (f" (part: {', '.join(parts)})" if parts else ""),
+        "status": row.status(),
+    }
 
 
-def _settings(table: DictConfig, row: TableRow) -> dict[str, Any]:
-    """The method's settings that the table names under `settings`: what its rows differ in besides data and budget.
-
-    A method without such a setting has a dash.
-    """
-    method = row.specs[0].config.method
-    return {name: method.get(name, "–") for name in table.get("settings", [])}
-
-
-def long_frame(table: DictConfig, rows: list[TableRow]) -> pd.DataFrame:
-    """One line per row and metric, with unrounded numbers: mean, both spreads, interval, seeds, repeats, epsilons."""
-    lines: list[dict[str, Any]] = []
-    for row in rows:
-        config = row.specs[0].config
-        for metric in table.metrics:
-            summary = row.summary(metric)
-            low, high = (summary.ci95 if summary else None) or (None, None)
-            lines.append(
-                {
-                    "method": config.method.name,
-                    **_settings(table, row),
-                    "dataset": describe_dataset(config),
-                    "epsilon_budget": float(config.privacy.epsilon),
-                    "epsilon_proven": row.epsilon("proven"),
-                    "epsilon_claimed": row.epsilon("claimed"),
-                    "epsilon_server": row.epsilon("server"),
-                    "epsilon_conditional": row.epsilon("conditional"),
-                    "unit": row.unit,
-                    "delta": float(config.privacy.delta),
-                    "relation": config.privacy.relation,
-                    "accountant": config.privacy.accountant,
-                    "metric": metric,
-                    "mean": summary and summary.mean,
-                    "std_seeds": summary and summary.std_seeds,
-                    "std_repeats": summary and summary.std_repeats,
-                    "ci95_low": low,
-                    "ci95_high": high,
-                    "ci95_over": summary and summary.ci_over,
-                    "seeds": summary.seeds if summary else 0,
-                    "repeats": summary.repeats if summary else 0,
-                    "scale": config.scale.name,
-                    "protocol": row.protocol,
-                    "status": row.status(),
-                    "runs": " ".join(folder.id for folder in row.measured),
-                }
-            )
-    return _without_unused(pd.DataFrame(lines), ("epsilon_server", "epsilon_conditional"))
+def _cell(table: DictConfig, metric: str, printed: PublishedRow | None, row: TableRow | None) -> Cell:
+    ours = row.summary(metric) if row else None
+    words = row.cell(metric) if row else "–"
+    theirs = printed.cells.get(metric) if printed else None
+    if theirs is None:
+        return Cell(ours=ours, words=words)
+    unlike = _unlike(table, metric, theirs, row) if row and ours else ""
+    said = "" if theirs.value is None and not theirs.note else theirs.note
+    return Cell(theirs.value, theirs.std, said, theirs.value is None, ours, words, unlike)
 
 
-def print_table(name: str, results: Path) -> None:
-    """Print a table and write it as results/tables/NAME.md and .csv; one without a single figure is not written."""
-    table = load_table(name)
-    rows = table_rows(table, results)
-    frame = table_frame(table, rows)
-    console = make_console()
-    console.print(_for_console(frame, table, console.width))
-    for row in rows:
-        for folder in row.measured:
-            config = folder.config
-            what = f"{config.method.name} ε={float(config.privacy.epsilon):g} seed {config.seed}"
-            console.print(f"  samples of {what}: {folder.path / 'samples.png'}", highlight=False, soft_wrap=True)
-    if not any(row.measured for row in rows):
-        console.print(f"nothing is measured yet, so no file is written; `dpgen sweep {name}` makes the runs")
-        return
-    place = results / "tables"
-    remarks = _remarks(rows)
-    for remark in remarks:
-        console.print(f"  {remark}", highlight=False, soft_wrap=True)
-    paragraphs = [f"# {table.title}", _markdown(frame), str(table.get("note", "")), SPREADS, _bullets(remarks)]
-    write_atomic(place / f"{name}.md", "\n\n".join(part for part in paragraphs if part) + "\n")
-    write_atomic(place / f"{name}.csv", long_frame(table, rows).to_csv(index=False))
+def _unlike(table: DictConfig, metric: str, printed: PublishedCell, row: TableRow) -> str:
+    """Why a measured figure does not count as a reproduction of the printed one; "" where it does."""
+    reasons = [one.unlike for one in METRICS.values() if one.name == metric and one.unlike]
+    if row.scale != "paper":
+        reasons.append(f"scale {row.scale}")
+    if metric in _of_reports(row):
+        theirs, ours = plain_protocol(str(table.protocol)), row.specs[0].protocol_record()
+        if not _measured_alike(metric, row, theirs, ours):
+            reasons.append(f"protocol {row.protocol} (the paper's: {table.protocol})")
+    return "; ".join(dict.fromkeys(reasons))
 
 
-def launch_sweeps(name: str, results: Path, overrides: list[str]) -> int:
-    """Launch the multiruns of a table's sweeps that hold an unfinished run; 0 if all end well, else 1.
-
-    `overrides` go to every multirun (a launcher, a device).
-    """
-    table = load_table(name)
-    failed = False
-    for sweep in table.sweeps:
-        rows = table_rows(OmegaConf.merge(table, {"sweeps": [sweep]}), results)  # type: ignore[arg-type]
-        folders = [folder for row in rows for folder in row.folders]
-        done = {
-            folder.id
-            for row in rows
-            for folder in row.folders
-            if folder.done and folder.reports.settled(row.specs[0].protocol_record())
-        }
-        missing = [folder for folder in folders if folder.id not in done]
-        print(f"{sweep}: {len(folders) - len(missing)} of {len(folders)} runs finished", flush=True)
-        if missing:
-            words = [*_measured_by(table, sweep.split()), f"results={results}", *overrides]
-            command = [sys.executable, "-m", "dpgen_bench.cli", "run", "-m", *words]
-            failed |= subprocess.run(command).returncode != 0
-    return int(failed)
+def _of_reports(row: TableRow) -> set[str]:
+    """Names of the row's figures that a protocol measured; the others are costs."""
+    return {
+        name
+        for report in row.reports.values()
+        for repeat in report["repeats"]
+        for result in repeat["metrics"].values()
+        for name in result["values"]
+    }
 
 
-def _measured_by(table: DictConfig, words: list[str]) -> list[str]:
-    """The overrides with the table's protocol, unless they name one."""
-    named = any(word.startswith("protocol=") for word in words)
-    return words if named else [*words, f"protocol={table.protocol}"]
+def _measured_alike(metric: str, row: TableRow, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """Whether both protocols draw the same samples and have the metric that gives the figure word for word."""
+    drawing = [{k: v for k, v in protocol.items() if k not in ("name", "metrics")} for protocol in (theirs, ours)]
+    if drawing[0] != drawing[1]:
+        return False
+    keys = {
+        key
+        for report in row.reports.values()
+        for repeat in report["repeats"]
+        for key, result in repeat["metrics"].items()
+        if metric in result["values"]
+    }
+    return all(theirs["metrics"].get(key) == ours["metrics"].get(key) for key in keys)
 
 
-def _for_console(frame: pd.DataFrame, table: DictConfig, width: int) -> Table:
-    """The table as it is or, where its columns would be cut to a few letters each, turned on its side."""
-    if 10 * len(frame.columns) <= width:
-        shown = Table(*frame.columns, title=table.title, caption=table.get("note"))
-        lines = frame.astype(str).values.tolist()
-    else:
-        shown = Table("", *(str(i + 1) for i in range(len(frame))), title=table.title, caption=table.get("note"))
-        lines = [[name, *frame[name].astype(str)] for name in frame.columns]
-    for line in lines:
-        shown.add_row(*line)
-    return shown
-
-
-def _remarks(rows: list[TableRow]) -> list[str]:
+def _remarks(rows: Iterable[TableRow]) -> list[str]:
     """`method dataset ε: remark` for each remark in the rows' reports."""
     lines = []
     for row in rows:
         config = row.specs[0].config
         who = f"{config.method.name} {config.dataset.name} ε={float(config.privacy.epsilon):g}"
         lines += [f"{who}: {note}" for note in row.notes()]
-    return lines
-
-
-def _bullets(lines: list[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def _words(status: str) -> str:
-    return "not run" if status == "empty" else status
-
-
-def _markdown(frame: pd.DataFrame) -> str:
-    lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(str).values.tolist()]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return list(dict.fromkeys(lines))

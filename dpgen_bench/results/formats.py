@@ -1,0 +1,236 @@
+"""A table as text: side by side for people (md, tex, html, the console), one line per figure for programs (csv)."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.table import Table
+
+from dpgen_bench.files import write_atomic
+from dpgen_bench.results.listing import make_console
+from dpgen_bench.results.tables import CONDITIONAL, SERVER, Built, Line, build, load_table
+
+FORMATS = ("md", "tex", "csv", "html")
+WIDE = 4  # printed tables with more figures than this are turned: a line for each figure
+OPTIONAL = ("variant", "reported in", "δ printed", SERVER, CONDITIONAL)  # columns shown where a line has them
+
+SPREADS = (
+    "`±`: standard deviation over training seeds; `repeats ±`: over drawings of samples from one generator, with "
+    "classifiers trained anew. The CSV beside this file has every figure unrounded, with 95% intervals."
+)
+COLUMNS = (
+    "`printed` is the paper's figure (`*`: see the notes; its `±` is the paper's own), the column after it what was "
+    "measured here, `Δ` ours minus printed. ε proven is what the ledger of our runs proves, never above the ε budget, and ε "
+    "claimed what the paper's count makes of the same runs."
+)
+
+
+def side_by_side(built: Built) -> pd.DataFrame:
+    """The table for people, all cells text: in printed tables each figure as printed, as measured, and the difference.
+
+    With more than four figures a printed table has a line for each figure.
+    """
+    turned = built.published and len(built.metrics) > WIDE
+    lines = [_turned(line) if turned else [_flat(line, built)] for line in built.lines]
+    frame = pd.DataFrame([line for several in lines for line in several])
+    return frame.drop(columns=[name for name in OPTIONAL if name in frame and (frame[name] == "–").all()])
+
+
+def _flat(line: Line, built: Built) -> dict[str, str]:
+    figures: dict[str, str] = {}
+    for metric, cell in line.cells.items():
+        if built.published:
+            figures |= {f"{metric} printed": cell.printed, metric: cell.words, f"Δ {metric}": cell.distance}
+        else:
+            figures[metric] = cell.words
+    return {**line.head, **figures, **line.tail}
+
+
+def _turned(line: Line) -> list[dict[str, str]]:
+    return [
+        {**line.head, "figure": metric, "printed": cell.printed, "here": cell.words, "Δ": cell.distance, **line.tail}
+        for metric, cell in line.cells.items()
+        if cell.printed != "–" or cell.ours
+    ]
+
+
+def long_frame(built: Built) -> pd.DataFrame:
+    """One line per line and figure, with unrounded numbers; blank where there is none.
+
+    `difference` is mean minus published; `reproduction` says `yes` where the measured figure is of the paper's scale
+    and protocol, else `no` with the reason in `unlike`.
+    """
+    lines: list[dict[str, Any]] = []
+    for line in built.lines:
+        lines += [_long(built, line, metric) for metric in line.cells]
+    frame = pd.DataFrame(lines)
+    blank = ("epsilon_server", "epsilon_conditional")
+    unused = [name for name in blank if name in frame and frame[name].isin(["–", ""]).all()]
+    return frame.drop(columns=unused)
+
+
+def _long(built: Built, line: Line, metric: str) -> dict[str, Any]:
+    cell, row = line.cells[metric], line.row
+    config = row.specs[0].config if row else None
+    summary = cell.ours
+    low, high = (summary.ci95 if summary else None) or (None, None)
+    theirs = {
+        "published": cell.published,
+        "published_std": cell.published_std,
+        "published_note": cell.note,
+        "difference": cell.difference,
+        "reproduction": "" if cell.difference is None else "yes" if cell.alike else "no",
+        "unlike": cell.unlike,
+    }
+    return {
+        **{name: value for name, value in line.head.items() if name not in _EPSILONS},
+        **({"run_method": config.method.name} if config and built.published else {}),
+        "epsilon_budget": float(config.privacy.epsilon) if config else None,
+        "epsilon_proven": row.epsilon("proven") if row else "–",
+        "epsilon_claimed": row.epsilon("claimed") if row else "–",
+        "epsilon_server": row.epsilon("server") if row else "–",
+        "epsilon_conditional": row.epsilon("conditional") if row else "–",
+        "unit": row.unit if row else "",
+        "delta": float(config.privacy.delta) if config else None,
+        "relation": config.privacy.relation if config else "",
+        "accountant": config.privacy.accountant if config else "",
+        "metric": metric,
+        **(theirs if built.published else {}),
+        "mean": summary and summary.mean,
+        "std_seeds": summary and summary.std_seeds,
+        "std_repeats": summary and summary.std_repeats,
+        "ci95_low": low,
+        "ci95_high": high,
+        "ci95_over": summary and summary.ci_over,
+        "seeds": summary.seeds if summary else 0,
+        "repeats": summary.repeats if summary else 0,
+        "scale": line.tail["scale"],
+        "protocol": row.protocol if row else "–",
+        "status": line.tail["status"],
+        "runs": " ".join(folder.id for folder in row.measured) if row else "",
+    }
+
+
+_EPSILONS = ("ε budget", "ε proven", SERVER, "ε claimed", CONDITIONAL, "relation, δ, by")
+
+
+def paragraphs(built: Built) -> list[str]:
+    """What goes with a table, in the order in which it stands below it."""
+    marks = "\n".join(f"- {mark}" for mark in built.marks())
+    remarks = "\n".join(f"- {remark}" for remark in built.remarks)
+    told = [built.reproduced(), built.note, COLUMNS if built.published else "", SPREADS, marks, remarks]
+    return [part for part in told if part]
+
+
+def to_markdown(built: Built) -> str:
+    frame = side_by_side(built)
+    lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(str).values.tolist()]
+    table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return "\n\n".join([f"# {_title(built)}", table, *paragraphs(built)]) + "\n"
+
+
+def to_latex(built: Built) -> str:
+    """A `longtable`, which breaks over pages; needs the packages longtable, booktabs and, for wide ones, pdflscape."""
+    frame = side_by_side(built)
+    names = {name: _for_latex(name) for name in frame.columns}
+    shown = frame.rename(columns=names).map(_for_latex)
+    caption = _for_latex(" ".join([_title(built), built.reproduced()]).strip())
+    return str(shown.to_latex(index=False, escape=False, longtable=True, caption=caption, label=f"tab:{built.name}"))
+
+
+_LATEX = {
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{"ε": r"$\varepsilon$", "δ": r"$\delta$", "σ": r"$\sigma$", "Δ": r"$\Delta$", "±": r"$\pm$", "−": "$-$"},
+    **{"†": r"$\dagger$", "–": "--", "×": r"$\times$", "𝒟": r"$\mathcal{D}$", "𝒢": r"$\mathcal{G}$"},
+}
+
+
+def _for_latex(text: Any) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in str(text))
+
+
+def to_html(built: Built) -> str:
+    """A page of its own, without style or script."""
+    title = html.escape(_title(built))
+    told = "".join(f"<p>{html.escape(part)}</p>\n" for part in paragraphs(built))
+    table = side_by_side(built).to_html(index=False, escape=True, border=0)
+    head = f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n<h1>{title}</h1>\n'
+    return f"{head}{table}\n{told}</html>\n"
+
+
+def _title(built: Built) -> str:
+    return built.title + (" · scale quick" if built.scale == "quick" else "")
+
+
+def to_csv(built: Built) -> str:
+    return str(long_frame(built).to_csv(index=False))
+
+
+WRITERS = {"md": to_markdown, "tex": to_latex, "csv": to_csv, "html": to_html}
+
+
+def print_table(
+    name: str, results: Path, scale: str = "paper", formats: Sequence[str] = ("md", "csv"), quiet: bool = False
+) -> list[Path]:
+    """Print a table and write it as results/tables/NAME.FORMAT (NAME_quick.FORMAT at that scale), its plots beside it.
+
+    A table of our own without a single figure is not written, nor one of a paper at scale quick: there is nothing that
+    results/published does not hold.
+
+    Raises:
+        ValueError: for a format that there is not, see `build` for more.
+    """
+    if unknown := [kind for kind in formats if kind not in FORMATS]:
+        raise ValueError(f"expected formats {','.join(FORMATS)}, got {','.join(unknown)}.")
+    built = build(name, results, scale)
+    console = make_console()
+    if not quiet:
+        console.print(_for_console(side_by_side(built), built, console.width))
+        for row in built.rows:
+            for folder in row.measured:
+                config = folder.config
+                what = f"{config.method.name} ε={float(config.privacy.epsilon):g} seed {config.seed}"
+                console.print(f"  samples of {what}: {folder.path / 'samples.png'}", highlight=False, soft_wrap=True)
+    of_quick = " scale=quick" if scale == "quick" else ""
+    if not built.measured and (scale == "quick" or not built.published):
+        console.print(
+            f"{name}: nothing is measured yet, so no file is written; `dpgen sweep {name}{of_quick}` makes the runs"
+        )
+        return []
+    if not quiet:
+        for remark in [built.reproduced(), *built.remarks]:
+            console.print(f"  {remark}", highlight=False, soft_wrap=True)
+    stem = name + ("_quick" if scale == "quick" else "")
+    written = []
+    for kind in formats:
+        path = results / "tables" / f"{stem}.{kind}"
+        write_atomic(path, WRITERS[kind](built))
+        written.append(path)
+    table = load_table(name)
+    if table.get("plot"):
+        from dpgen_bench.results.plots import draw
+
+        written += draw(stem, table, built.rows, results)
+    console.print(f"{name}: " + " ".join(str(path) for path in written), highlight=False, soft_wrap=True)
+    return written
+
+
+def _for_console(frame: pd.DataFrame, built: Built, width: int) -> Table:
+    """The table as it is or, where its columns would be cut to a few letters each, turned on its side."""
+    caption = built.note or None
+    if 10 * len(frame.columns) <= width:
+        shown = Table(*frame.columns, title=built.title, caption=caption)
+        lines = frame.astype(str).values.tolist()
+    else:
+        shown = Table("", *(str(i + 1) for i in range(len(frame))), title=built.title, caption=caption)
+        lines = [[name, *frame[name].astype(str)] for name in frame.columns]
+    for line in lines:
+        shown.add_row(*line)
+    return shown

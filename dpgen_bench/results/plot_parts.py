@@ -1,0 +1,298 @@
+"""What pictures of runs are made of: names of axes, colours, an axis that also has room for words and infinity, and the
+lines below a picture that say what it shows."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from dpgen_bench.results.listing import describe_dataset, epsilon_figure, format_epsilon
+from dpgen_bench.results.store import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from dpgen_bench.results.rows import TableRow
+
+# Okabe and Ito's colours, which people with any kind of colour vision tell apart; their yellow is too light for lines.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", ":", "-.")
+
+# The papers' symbols.
+LABELS = {
+    "dataset.name": "data set",
+    "epsilon_claimed": r"$\varepsilon$ claimed by the paper's count",
+    "epsilon_proven": r"$\varepsilon$ proven",
+    "method.batch_size": "$B$",
+    "method.clip_norm": "$C$",
+    "method.cost": "cost",
+    "method.d_d": r"$d_\mathcal{D}$",
+    "method.lr": "learning rate",
+    "method.lr_d": r"$\mathcal{D}$ learning rate",
+    "method.lr_g": r"$\mathcal{G}$ learning rate",
+    "method.m": "$m$",
+    "method.n_d": r"$n_\mathcal{D}$",
+    "method.name": "method",
+    "method.p": "$p$",
+    "method.shards": "$K$",
+    "method.sigma": r"$\sigma$",
+    "method.steps": "$T$",
+    "privacy.epsilon": r"$\varepsilon$ (budget)",
+    "restart.checkpoint": "restart from",
+    "fid": "FID",
+    "kid": "KID",
+    "inception_score": "Inception Score",
+    "d_accuracy_on_fakes": r"accuracy of $\mathcal{D}$ on fakes",
+}
+CLASSIFIERS = {"cnn": "CNN", "mlp": "MLP", "logreg": "logistic regression"}
+
+
+def label_of(name: str) -> str:
+    """A key or a figure in words, in mathtext where the papers have a symbol."""
+    if name in LABELS:
+        return LABELS[name]
+    if name.startswith("acc_") and name.endswith("_pct"):
+        middle = name[4:-4]
+        calibrated, middle = middle.endswith("calibrated"), middle.removesuffix("calibrated").strip("_")
+        who = {"": "average", "avg": "average"}.get(middle, CLASSIFIERS.get(middle, middle.replace("_", " ")))
+        return f"{'calibrated accuracy' if calibrated else 'accuracy'}, {who} (%)"
+    return name.rsplit(".", 1)[-1].replace("_", " ")
+
+
+def listed(value: Any) -> list[str]:
+    """A yaml's entry that may be one name, several, or nothing."""
+    plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+    return [] if plain is None else [str(name) for name in plain] if isinstance(plain, list) else [str(plain)]
+
+
+def epsilon_of(folder: RunFolder, name: str) -> float | None:
+    """The run's "proven" or "claimed" epsilon as a number; None where there is none, or its count failed."""
+    found = epsilon_figure(folder.read_json("ledger.json").get("epsilon"), name)
+    return None if found is None or str(found).startswith("failed") else float(found)
+
+
+def value_of(row: TableRow, key: str) -> Any:
+    """A row's value of a dotted config key, or of epsilon_proven and epsilon_claimed; None where it has none."""
+    if key in ("epsilon_proven", "epsilon_claimed"):
+        found = [epsilon_of(folder, key.removeprefix("epsilon_")) for folder in row.folders]
+        return max((value for value in found if value is not None), default=None)
+    return OmegaConf.select(row.specs[0].config, key)
+
+
+def check_keys(rows: Sequence[TableRow], keys: Iterable[str]) -> None:
+    """
+    Raises:
+        ValueError: if no row's config has one of the keys.
+    """
+    for key in keys:
+        if rows and not key.startswith("epsilon_") and all(value_of(row, key) is None for row in rows):
+            raise ValueError(
+                f"expected in a plot a config key that a row has, such as method.n_d or privacy.epsilon, got {key!r}."
+            )
+
+
+def words_of(value: Any) -> str:
+    """A value for a legend: ∞ for infinity, a dash for none."""
+    if value is None:
+        return "–"
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        return "∞" if math.isinf(value) else f"{value:g}"
+    return str(value)
+
+
+def order_of(values: Iterable[Any]) -> list[Any]:
+    """Different values: numbers first in their order, infinity last among them, then words."""
+
+    def rank(value: Any) -> tuple[int, float, str]:
+        number = isinstance(value, float | int) and not isinstance(value, bool)
+        return (0, float(value), "") if number else (1, 0.0, words_of(value))
+
+    different = {words_of(value): value for value in values}
+    return sorted(different.values(), key=rank)
+
+
+@dataclass
+class Style:
+    """Colour, marker and dashes of each of a picture's lines, by name, in the order in which they are first met."""
+
+    names: list[str] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> dict[str, str]:
+        if name not in self.names:
+            self.names.append(name)
+        i = self.names.index(name)
+        dashes = DASHES[i // len(COLOURS) % len(DASHES)]
+        return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "linestyle": dashes}
+
+
+class XAxis:
+    """Where values stand on an axis: numbers at themselves; words, then infinity, in places of their own at the right.
+
+    Args:
+        values: all that will be drawn.
+        log: logarithmic; numbers must be positive.
+
+    Raises:
+        ValueError: for a number <= 0 on a logarithmic axis.
+    """
+
+    def __init__(self, values: Iterable[Any], log: bool = False) -> None:
+        self.log = log
+        ordered = order_of(values)
+        self.numbers = [float(value) for value in ordered if self._is_number(value)]
+        if log and self.numbers and self.numbers[0] <= 0:
+            raise ValueError(f"expected positive numbers on a logarithmic axis, got {self.numbers[0]:g}: no log_x.")
+        words = [value for value in ordered if not self._is_number(value)]
+        others = [words_of(value) for value in sorted(words, key=lambda value: words_of(value) == "∞")]
+        place = self._scaled(self.numbers[-1]) if self.numbers else 0.0
+        span = place - self._scaled(self.numbers[0]) if self.numbers else 0.0
+        gap = 0.18 * span or (math.log10(3.0) if log else max(abs(place), 1.0))
+        self.others = {word: self._unscaled(place + gap * (i + bool(self.numbers))) for i, word in enumerate(others)}
+        self.parted = self._unscaled(place + gap / 2) if self.numbers and others else None
+
+    @staticmethod
+    def _is_number(value: Any) -> bool:
+        return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
+
+    def _scaled(self, value: float) -> float:
+        return math.log10(value) if self.log else value
+
+    def _unscaled(self, place: float) -> float:
+        return 10.0**place if self.log else place
+
+    def place(self, value: Any) -> float:
+        return float(value) if self._is_number(value) else self.others[words_of(value)]
+
+    def apply(self, panel: Axes) -> None:
+        """Set scale and ticks; a dotted line parts the numbers from what stands beside them."""
+        from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+
+        if self.log:
+            panel.set_xscale("log")
+        spaced = [self._scaled(value) for value in self.numbers]
+        near = min(np.diff(spaced), default=math.inf) < 0.07 * (spaced[-1] - spaced[0]) if spaced else False
+        if near and not self.log and not self.others:
+            return
+        ticks = self.numbers
+        if near:
+            ticks = self._apart() if self.log else list(MaxNLocator(6).tick_values(spaced[0], spaced[-1]))
+            ticks = [tick for tick in ticks if self.numbers[0] <= tick <= self.numbers[-1]]
+        labels = [f"{tick:g}" for tick in ticks]
+        panel.xaxis.set_major_locator(FixedLocator([*ticks, *self.others.values()]))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.set_xticklabels([*labels, *self.others])
+        if self.parted is not None:
+            panel.axvline(self.parted, color="0.6", linestyle=":", linewidth=0.8)
+
+    def _apart(self) -> list[float]:
+        """As many of the numbers, from the right, as a logarithmic axis has room for."""
+        least = 0.07 * (self._scaled(self.numbers[-1]) - self._scaled(self.numbers[0]))
+        kept = [self.numbers[-1]]
+        for value in reversed(self.numbers[:-1]):
+            if self._scaled(kept[0]) - self._scaled(value) >= least:
+                kept.insert(0, value)
+        return kept
+
+
+def read_log(path: Path, name: str) -> np.ndarray:
+    """The values of one scalar in a run's log.jsonl, in their order; rows without it are left out."""
+    values = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:  # a kill while the line was written
+            continue
+        value = row.get(name) if isinstance(row, dict) else None
+        if isinstance(value, float | int) and not isinstance(value, bool):
+            values.append(float(value))
+    return np.array(values)
+
+
+def averaged(values: np.ndarray, decay: float) -> np.ndarray:
+    """Exponential moving average that starts at the first value: a_t = decay a_(t-1) + (1 - decay) v_t."""
+    out = np.empty_like(values)
+    for t, value in enumerate(values):
+        out[t] = value if t == 0 else decay * out[t - 1] + (1.0 - decay) * value
+    return out
+
+
+def caption(rows: Sequence[TableRow], folders: Mapping[int, Sequence[RunFolder]], how: str) -> str:
+    """What must be known of the runs in a picture: scale, protocol, seeds, epsilons.
+
+    Args:
+        folders: of each row (by its place in `rows`), the runs that are drawn.
+        how: what lines and bars mean.
+    """
+    drawn = [row for i, row in enumerate(rows) if folders.get(i)]
+    runs = [folder for i in range(len(rows)) for folder in folders.get(i, ())]
+    seeds = sorted({len(folders[i]) for i in range(len(rows)) if folders.get(i)})
+    scales = _different(row.specs[0].config.scale.name for row in drawn)
+    parts = [f"scale {', '.join(scales)}"]
+    parts.append(f"protocol {', '.join(_different(row.protocol for row in drawn))}")
+    parts.append(f"{_range(seeds)} seed{'' if seeds == [1] else 's'} each")
+    private = [row.specs[0].config.privacy for row in drawn if not math.isinf(row.specs[0].config.privacy.epsilon)]
+    parts.append(f"ε proven {_epsilons(runs, 'proven')}")
+    if private:
+        relations = ", ".join(_different(str(privacy.relation).replace("_", "-") for privacy in private))
+        parts[-1] += f" ({relations}, δ = {', '.join(_different(f'{privacy.delta:g}' for privacy in private))})"
+    if claimed := _epsilons(runs, "claimed", finite=True):
+        parts.append(f"claimed by the papers' counts {claimed}")
+    lines = ["; ".join(parts) + "."]
+    if {str(privacy.relation) for privacy in private} == {"add_remove", "replace_one"}:
+        lines.append("Beware: an ε under replace-one does not compare with one under add-remove.")
+    if other := [scale for scale in scales if scale != "paper"]:
+        lines.append(f"Not a reproduction: scale {', '.join(other)}.")
+    return "\n".join([*lines, how])
+
+
+def row_name(row: TableRow, table: DictConfig, apart: Iterable[str] = ()) -> str:
+    """A row in words: method, data set, the table's `settings`, and what `apart` names."""
+    config = row.specs[0].config
+    words = [str(config.method.name), describe_dataset(config)]
+    keys = [*(f"method.{name}" for name in listed(table.get("settings"))), *apart]
+    words += [f"{label_of(key)} = {words_of(value)}" for key in keys if (value := value_of(row, key)) is not None]
+    return ", ".join(words)
+
+
+def proven_words(folder: RunFolder) -> str:
+    """`ε proven 10`, with the claim where there is one: `ε proven 610 (claimed 9.99)`."""
+    proven, claimed = epsilon_of(folder, "proven"), epsilon_of(folder, "claimed")
+    if proven is not None and math.isinf(proven):
+        return "no privacy (ε = ∞)"
+    return f"ε proven {format_epsilon(proven)}" + ("" if claimed is None else f" (claimed {format_epsilon(claimed)})")
+
+
+def write_below(figure: Figure, title: str, text: str) -> None:
+    """The title above all panels and the caption below them, both wrapped to the figure's width."""
+    width = float(figure.get_figwidth())
+    figure.suptitle(textwrap.fill(title, int(9.5 * width)), fontsize=11)
+    wrapped = [textwrap.fill(line, int(15.5 * width)) for line in text.splitlines() if line]
+    figure.supxlabel("\n".join(wrapped), fontsize=7.5, x=0.01, ha="left")
+
+
+def _epsilons(runs: Sequence[RunFolder], name: str, finite: bool = False) -> str:
+    """The runs' epsilons of that name, each once; lowest and highest where they are many."""
+    found = {value for folder in runs if (value := epsilon_of(folder, name)) is not None}
+    values = sorted(value for value in found if not (finite and math.isinf(value)))
+    words = _different(words_of(float(format_epsilon(value))) for value in values)
+    if len(words) > 5:
+        return f"{words[0]} to {words[-1]}"
+    return ", ".join(words) or ("" if finite else "not known")
+
+
+def _different(words: Iterable[Any]) -> list[str]:
+    return list(dict.fromkeys(str(word) for word in words))
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"

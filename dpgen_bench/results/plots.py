@@ -1,0 +1,91 @@
+"""A table's pictures: results/plots/NAME.png and .svg, as the `plot` of conf/table/NAME.yaml asks for them.
+
+The same runs give the same bytes: the style is fixed, whatever matplotlibrc says, and no file has a date or a version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, ListConfig
+
+from dpgen_bench.files import atomic
+from dpgen_bench.results import plot_kinds, plot_pictures
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dpgen_bench.results.rows import TableRow
+
+KINDS = {**plot_kinds.KINDS, **plot_pictures.KINDS}
+WITHOUT_RUNS = ("bias_variance",)  # kinds that are drawn though no run was made
+
+STYLE: dict[str, Any] = {
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.facecolor": "white",
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that no machine has another
+    "font.size": 9.0,
+    "legend.frameon": False,
+    "mathtext.fontset": "dejavusans",
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "dpgen_bench",
+}
+
+
+def draw(name: str, table: DictConfig, rows: Sequence[TableRow], results: Path) -> list[Path]:
+    """Write the table's pictures, as PNG and SVG each, and return the files: NAME, or NAME-1, NAME-2, ... of several.
+
+    Where no run has what an entry of `plot` asks for, nothing is written for it; files of earlier calls stay.
+
+    Args:
+        table: the content of conf/table/NAME.yaml; its title stands above each picture.
+        rows: the table's rows, in their order.
+
+    Raises:
+        ValueError: for an entry of a kind that there is not, or with a key that its kind does not have.
+    """
+    from matplotlib import style
+
+    written: list[Path] = []
+    entries = plot_entries(table)
+    for number, spec in enumerate(entries, start=1):
+        with style.context(["default", STYLE]):
+            figure = KINDS[str(spec.kind)][0](spec, table, rows)
+            if figure is not None:
+                stem = results / "plots" / (name if len(entries) == 1 else f"{name}-{number}")
+                written += _save(figure, stem, str(table.title))
+    return written
+
+
+def plot_entries(table: DictConfig) -> list[DictConfig]:
+    """The entries of a table's `plot`, which may be one or a list.
+
+    Raises:
+        ValueError: as `draw`.
+    """
+    plot = table.get("plot")
+    entries = [] if plot is None else list(plot) if isinstance(plot, ListConfig) else [plot]
+    for spec in entries:
+        if not isinstance(spec, DictConfig) or str(spec.get("kind")) not in KINDS:
+            raise ValueError(f"expected a plot with a kind among {', '.join(KINDS)}, got {spec}.")
+        if unknown := sorted(set(map(str, spec)) - KINDS[str(spec.kind)][1] - {"kind"}):
+            known = ", ".join(sorted(KINDS[str(spec.kind)][1]))
+            raise ValueError(f"expected in a plot of kind {spec.kind} the keys {known}, got {', '.join(unknown)}.")
+    return entries
+
+
+def _save(figure: Figure, stem: Path, title: str) -> list[Path]:
+    metadata: dict[str, dict[str, Any]] = {
+        "png": {"Software": None, "Title": title},
+        "svg": {"Date": None, "Creator": None, "Title": title},
+    }
+    paths = []
+    for kind, told in metadata.items():
+        path = stem.with_name(f"{stem.name}.{kind}")
+        with atomic(path) as temporary:
+            figure.savefig(temporary, format=kind, dpi=150, metadata=told)
+        paths.append(path)
+    return paths

@@ -1,0 +1,198 @@
+"""`dpgen report`: all runs, tables, plots and samples of a results folder in one HTML file that needs nothing else.
+
+The same results give the same bytes: no time, no path and no name of the machine enters it. Nothing of a run's
+private/ folder is read.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from dpgen_bench.files import write_atomic
+from dpgen_bench.results.report_lines import FIGURES, FILTERS, NUMBERS, WORDS, leaderboard
+from dpgen_bench.results.report_runs import Run, panel, read_runs
+from dpgen_bench.results.report_text import data_uri, describe_error, plain, without_paths
+from dpgen_bench.results.tables import NOT_ALIKE, Built, Cell, build, load_table, table_names
+
+NOTE = "‡"  # marks a remark on a printed figure
+NEAR = (0.05, 0.2, 0.5)  # bounds between the four sizes of a difference, as shares of the printed figure
+
+NO_REPRODUCTION = "No figure below is a reproduction of a paper's"
+
+
+def build_report(results: Path, out: Path | None = None) -> Path:
+    """Write the report of the runs below `results`; returns its path, results/report.html by default.
+
+    Raises:
+        ValueError: if `results` is no folder.
+    """
+    if not results.is_dir():
+        raise ValueError(f"expected a folder of results, got {results}, which is none; `dpgen run` makes one.")
+    path = out or results / "report.html"
+    write_atomic(path, render(collect(results)))
+    return path
+
+
+def collect(results: Path) -> dict[str, Any]:
+    """All that the report shows; JSON-able, in an order of its own, the same for the same results.
+
+    `head`: counts and remarks; `columns`, `filters`, `lines`: the leaderboard; `tables`; `plots`; `runs`: one panel for
+    each folder.
+    """
+    runs = read_runs(results)
+    content = {
+        "head": _head(runs),
+        "columns": [
+            {"key": key, "label": label, "kind": "number" if key in NUMBERS else "word"}
+            for key, label in {**WORDS, **FIGURES}.items()
+        ],
+        "filters": [{"key": key, "label": label} for key, label in FILTERS.items()],
+        "lines": leaderboard(runs),
+        "tables": _tables(results, runs),
+        "plots": _plots(results),
+        "runs": [panel(run, results) for run in runs],
+    }
+    found = plain(content)
+    assert isinstance(found, dict)
+    return found
+
+
+def render(content: dict[str, Any]) -> str:
+    """The HTML of what `collect` gives.
+
+    Words of runs are escaped where the template writes them. The page's script finds its data as JSON in which <, >
+    and & are escaped, so that no word of a run ends the block, and puts them in as text, never as HTML.
+    """
+    environment = Environment(
+        loader=PackageLoader("dpgen_bench.results", "templates"), autoescape=True, undefined=StrictUndefined
+    )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": True, "allow_nan": False, "separators": (",", ":")}
+    data = {key: content[key] for key in ("columns", "filters", "lines", "runs")}
+    return environment.get_template("report.html.j2").render(**content, data=data, near=NEAR)
+
+
+def _head(runs: Sequence[Run]) -> dict[str, Any]:
+    """How many runs there are, in which states and at which scales, and whether anything can be a reproduction."""
+    counted = [run for run in runs if run.state != "duplicate"]
+    finished = [run for run in runs if run.state == "finished"]
+    scales = Counter(str(run.config.scale.name) for run in finished)
+    return {
+        "runs": len(counted),
+        "duplicates": len(runs) - len(counted),
+        "states": sorted(Counter(run.state for run in counted).items()),
+        "scales": sorted(scales.items()),
+        "reproduction": _reproduction(finished),
+    }
+
+
+def _reproduction(finished: Sequence[Run]) -> str:
+    """The sentence that no figure is a reproduction, where none is; "" where a model was trained at a paper's scale."""
+    at_scale = [run for run in finished if str(run.config.scale.name) == "paper"]
+    if not at_scale:
+        return f"{NO_REPRODUCTION}."
+    if all(run.trained_nothing for run in at_scale):
+        return (
+            f"{NO_REPRODUCTION}, except for those of real data: the runs at scale paper "
+            f"({len(at_scale)}) train nothing."
+        )
+    return ""
+
+
+def _tables(results: Path, runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Each table with a figure that was measured or printed; one that cannot be built says why."""
+    quick = any(run.sound and str(run.config.scale.name) == "quick" for run in runs)
+    found = []
+    for name in table_names():
+        try:
+            table = load_table(name)
+            # Without a run of scale quick only a row's own stand-in can have been measured: each build takes seconds.
+            stands_in = any(row.get("quick") for row in table.get("rows", []))
+            built = [build(name, results, "paper")]
+            built += [build(name, results, "quick")] if quick or stands_in else []
+        except Exception as error:  # one table that contradicts itself must not hide the others
+            found.append({"name": name, "scale": "", "error": describe_error(error)})
+            continue
+        found += [_table(each) for each in built if each.measured or (each.published and each.scale == "paper")]
+    return found
+
+
+def _table(built: Built) -> dict[str, Any]:
+    """One table in words: heads, cells, and numbered marks with what they stand for."""
+    marks: dict[tuple[str, str], str] = {}
+
+    def mark(sign: str, reason: str) -> str:
+        if not reason:
+            return ""
+        number = sum(known == sign for known, _ in marks) + 1
+        return marks.setdefault((sign, without_paths(reason)), f"{sign}{number}")
+
+    def cell(of: Cell) -> dict[str, Any]:
+        shown = of.note if of.published is not None or of.illegible else ""
+        return {
+            "printed": of.printed.removesuffix("*"),
+            "note": mark(NOTE, shown),
+            "ours": without_paths(of.words),
+            "difference": "" if of.difference is None else of.distance.removesuffix(f" {NOT_ALIKE}"),
+            "size": _size(of),
+            "unlike": mark(NOT_ALIKE, of.unlike if of.difference is not None else ""),
+        }
+
+    def used(columns: list[dict[str, str]]) -> list[str]:
+        """Names of the columns in which some line has more than a dash."""
+        return list(dict.fromkeys(name for each in columns for name, word in each.items() if word != "–"))
+
+    head, tail = used([line.head for line in built.lines]), used([line.tail for line in built.lines])
+    rows = [
+        {
+            "head": [without_paths(line.head.get(name, "–")) for name in head],
+            "cells": [cell(line.cells.get(metric, Cell())) for metric in built.metrics],
+            "tail": [without_paths(line.tail.get(name, "–")) for name in tail],
+        }
+        for line in built.lines
+    ]
+    return {
+        **{"name": built.name, "title": built.title, "note": without_paths(built.note), "scale": built.scale},
+        **{"error": "", "head": head, "metrics": built.metrics, "tail": tail, "rows": rows},
+        "published": built.published,
+        "measured": built.measured,
+        "summary": built.reproduced(),
+        "marks": [[number, reason] for (_, reason), number in marks.items()],
+        "remarks": [without_paths(remark) for remark in built.remarks],
+    }
+
+
+def _size(cell: Cell) -> int | None:
+    """0 to 3: how large the difference is beside the printed figure, by `NEAR`; None where there is no difference."""
+    if cell.difference is None or cell.published is None:
+        return None
+    reach = abs(cell.published)
+    share = abs(cell.difference) / reach if reach else float(cell.difference != 0) * 2 * NEAR[-1]
+    return sum(share > bound for bound in NEAR)
+
+
+def _plots(results: Path) -> list[dict[str, str]]:
+    """Every results/plots/*.svg as a data URI, with its stem and its title."""
+    plots = []
+    for path in sorted((results / "plots").glob("*.svg"), key=lambda path: path.name):
+        content = path.read_bytes()
+        try:
+            tree = ElementTree.fromstring(content)
+        except ElementTree.ParseError as error:
+            plots.append({"name": path.stem, "title": f"cannot be read ({error})", "picture": ""})
+            continue
+        words = [part.text for part in tree.iter() if part.tag.rsplit("}", 1)[-1] == "title" and part.text]
+        title = without_paths(words[0].strip()) if words else _table_title(path.stem)
+        plots.append({"name": path.stem, "title": title, "picture": data_uri(content, "image/svg+xml")})
+    return plots
+
+
+def _table_title(stem: str) -> str:
+    """The title of the table that a plot is named after, or "": `NAME` or `NAME_WHAT`."""
+    named = [name for name in table_names() if stem == name or stem.startswith((f"{name}_", f"{name}-", f"{name}."))]
+    return str(load_table(max(named, key=len)).title) if named else ""

@@ -1,0 +1,198 @@
+"""The report's leaderboard: finished runs put into lines as a table's rows are, with what the page filters by."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpgen_bench.cost import cost_values
+from dpgen_bench.results.figures import figures
+from dpgen_bench.results.listing import describe_dataset, epsilon_figure, format_epsilon, is_changed
+from dpgen_bench.results.report_runs import Run
+from dpgen_bench.results.report_text import describe_value, flatten, in_words, plain, without_paths
+from dpgen_bench.results.reports import Report
+from dpgen_bench.results.statistics import summarise
+
+# Columns by key: their heading, and how they sort. Figures come between `scale` and `runs`.
+WORDS = {
+    "method": "method",
+    "dataset": "dataset",
+    "epsilon": "ε budget",
+    "proven": "ε proven",
+    "claimed": "ε claimed",
+    "relation": "relation, δ, by",
+    "unit": "unit",
+    "scale": "scale",
+    "protocol": "protocol",
+    "seeds": "seeds",
+}
+FIGURES = {
+    "fid": "FID",
+    "inception_score": "IS",
+    "acc_logreg_pct": "logreg %",
+    "acc_mlp_pct": "MLP %",
+    "acc_cnn_pct": "CNN %",
+    "acc_avg_pct": "average %",
+    "seconds_total": "seconds",
+    "parameters_released_generator": "generator's parameters",
+}
+NUMBERS = ("epsilon", "proven", "claimed", "seeds", *FIGURES)
+FILTERS = {
+    "dataset": "dataset",
+    "epsilon": "ε budget",
+    "protocol": "protocol",
+    "scale": "scale",
+    "unit": "unit",
+    "relation": "relation",
+    "method": "method",
+}
+NO_RELATION = "none (no privacy)"  # an infinite budget bounds no difference between neighbours
+
+# What a line has a column for, or what no setting of a method is.
+_ELSEWHERE = {
+    *("seed", "method.name", "method._target_", "dataset.name", "dataset.select", "scale.name", "training_version"),
+    *(f"privacy.{name}" for name in ("epsilon", "delta", "relation", "accountant")),
+}
+
+
+@dataclass(frozen=True)
+class _Line:
+    """Runs that differ in seed alone, with each one's report by one protocol (None: not measured)."""
+
+    runs: tuple[Run, ...]
+    reports: tuple[Report | None, ...]
+
+    @property
+    def first(self) -> Run:
+        return self.runs[0]
+
+    @property
+    def report(self) -> Report | None:
+        return self.reports[0]
+
+    @property
+    def family(self) -> tuple[str, str, str]:
+        """Lines among which settings are compared, to say what tells them apart."""
+        config = self.first.config
+        return str(config.method.name), describe_dataset(config), str(config.scale.name)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        flat = flatten(self.first.identity)
+        found = {name: describe_value(value) for name, value in flat.items() if name not in _ELSEWHERE}
+        return {**found, "source": found.get("source", "")[:6]}
+
+
+def leaderboard(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """One line per settings and protocol, by data set, protocol, epsilon, method, then settings; JSON-able.
+
+    Each has `filters` (what the page filters by), `cells` {column: {"text", "value", "detail" if any}} where value is a
+    number, "inf", a word or None, `settings` (what tells it from its neighbours), `runs` [{"id", "seed"}] and `stale`.
+    """
+    grouped: dict[str, list[tuple[Run, Report | None]]] = {}
+    for run in runs:
+        if run.state == "finished":
+            reports: list[Report | None] = [*run.reports]
+            for report in reports or [None]:
+                alike = [report and report["protocol"], {**run.identity, "seed": None}]
+                grouped.setdefault(json.dumps(plain(alike)), []).append((run, report))
+    found = []
+    for pairs in grouped.values():
+        ordered = sorted(pairs, key=lambda pair: (int(pair[0].config.seed), pair[0].id))
+        found.append(_Line(tuple(run for run, _ in ordered), tuple(report for _, report in ordered)))
+    families: dict[tuple[str, str, str], list[_Line]] = {}
+    for each in found:
+        families.setdefault(each.family, []).append(each)
+    lines = [_content(each, _varying(families[each.family])) for each in found]
+    return sorted(lines, key=_order)
+
+
+def _order(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    filters = line["filters"]
+    key = filters["dataset"], filters["protocol"], float(filters["epsilon"]), filters["method"]
+    return *key, line["settings"], [run["id"] for run in line["runs"]]
+
+
+def _varying(lines: Sequence[_Line]) -> set[str]:
+    """Names of the settings that are not the same in all of these lines."""
+    every = [line.settings for line in lines]
+    names = {name for settings in every for name in settings}
+    return {name for name in names if len({settings.get(name) for settings in every}) > 1}
+
+
+def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
+    run, config = line.first, line.first.config
+    privacy = run.identity["privacy"]
+    private = not math.isinf(float(privacy["epsilon"]))
+    relation = str(privacy["relation"]) if private else NO_RELATION
+    record = line.report and line.report["protocol"]
+    changed = " (changed)" if record and is_changed(record) else ""
+    protocol = f"{record['name']}{changed}" if record else "not measured"
+    worst = max(line.runs, key=lambda each: _number(each.epsilon.get("proven"), math.inf))
+    words = {
+        "method": str(config.method.name),
+        "dataset": describe_dataset(config),
+        "relation": f"{relation}, {float(privacy['delta']):g}, {privacy['accountant']}" if private else "–",
+        "unit": run.unit,
+        "scale": str(config.scale.name),
+        "protocol": protocol,
+    }
+    cells: dict[str, dict[str, Any]] = {name: {"text": text, "value": text} for name, text in words.items()}
+    cells["epsilon"] = {"text": run.budget, "value": plain(float(privacy["epsilon"]))}
+    cells["proven"] = {"text": _epsilon(worst, "proven"), "value": _sortable(worst, "proven")}
+    cells["claimed"] = {"text": _epsilon(worst, "claimed"), "value": _sortable(worst, "claimed")}
+    for column, other, words_of in (
+        ("proven", "server", "against the server"),
+        ("claimed", "conditional", "conditional"),
+    ):
+        if private and epsilon_figure(worst.epsilon, other) is not None:
+            cells[column]["detail"] = f"{_epsilon(worst, other)} {words_of}"
+    cells["seeds"] = {"text": str(len(line.runs)), "value": len(line.runs)}
+    cells.update(_figures(line))
+    return {
+        "filters": {name: relation if name == "relation" else words.get(name, run.budget) for name in FILTERS},
+        "cells": cells,
+        "settings": ", ".join(
+            f"{name.removeprefix('method.')}={text}" for name, text in sorted(line.settings.items()) if name in varying
+        ),
+        "stale": run.stale,
+        "runs": [{"id": each.id, "seed": str(each.config.seed)} for each in line.runs],
+    }
+
+
+def _figures(line: _Line) -> dict[str, dict[str, Any]]:
+    """The cells of `FIGURES`: mean and spreads, and how many seeds have the figure if not all do."""
+    known = [
+        {**{name: [value] for name, value in cost_values(run.training).items()}, **(figures(report) if report else {})}
+        for run, report in zip(line.runs, line.reports, strict=True)
+    ]
+    cells: dict[str, dict[str, Any]] = {}
+    for name in FIGURES:
+        values = [each[name] for each in known if name in each]
+        if not values:
+            cells[name] = {"text": "–", "value": None}
+            continue
+        summary = summarise(values)
+        some = f" ({summary.seeds} of {len(line.runs)} seeds)" if summary.seeds < len(line.runs) else ""
+        cells[name] = {"text": in_words(summary) + some, "value": plain(summary.mean)}
+    return cells
+
+
+def _epsilon(run: Run, name: str) -> str:
+    return without_paths(format_epsilon(epsilon_figure(run.epsilon, name)))
+
+
+def _sortable(run: Run, name: str) -> float | str | None:
+    figure = _number(epsilon_figure(run.epsilon, name), math.nan)
+    return None if math.isnan(figure) else plain(figure)
+
+
+def _number(value: Any, otherwise: float) -> float:
+    """The figure, or `otherwise` for None and for words such as `failed: ...`."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return otherwise

@@ -1,0 +1,294 @@
+"""The report's runs: which folders are runs, which are damaged or copies, and what one run's panel says.
+
+Nothing of a run's private/ folder is read.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from dpgen_bench.cost import cost_values
+from dpgen_bench.privacy.sampling import sampling_from_dict
+from dpgen_bench.results.figures import figures, notes
+from dpgen_bench.results.listing import (
+    describe_claims,
+    describe_dataset,
+    describe_proven,
+    format_epsilon,
+    is_changed,
+)
+from dpgen_bench.results.report_command import command_of
+from dpgen_bench.results.report_text import (
+    describe_error,
+    describe_value,
+    first_line,
+    flatten,
+    in_words,
+    once,
+    plain,
+    small_picture,
+    without_paths,
+)
+from dpgen_bench.results.reports import Report
+from dpgen_bench.results.statistics import summarise
+from dpgen_bench.results.store import RunFolder
+from dpgen_bench.specify import identify, is_stale
+
+
+@dataclass
+class Run:
+    """One folder below results/runs.
+
+    id: the hash of its identity.json, whatever the folder is called; the folder's name where that cannot be told.
+    state: finished, running, failed, preempted, interrupted, empty, damaged or duplicate.
+    remark: why it is damaged, how it failed, what it is a duplicate of; no path.
+    unread: files of reports that cannot be read.
+    """
+
+    folder: RunFolder
+    id: str
+    state: str = "damaged"
+    remark: str = ""
+    config: DictConfig = field(default_factory=lambda: OmegaConf.create({}))
+    identity: dict[str, Any] = field(default_factory=dict)
+    ledger: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)
+    reports: list[Report] = field(default_factory=list)
+    unread: int = 0
+
+    @property
+    def sound(self) -> bool:
+        """Whether its files could be read and it is counted."""
+        return self.state not in ("damaged", "duplicate")
+
+    @property
+    def epsilon(self) -> dict[str, Any]:
+        return self.ledger.get("epsilon") or {}
+
+    @property
+    def unit(self) -> str:
+        return str(self.ledger.get("unit", "record"))
+
+    @property
+    def stale(self) -> bool:
+        return is_stale(self.config, str(self.identity.get("source", "")))
+
+    @property
+    def trained_nothing(self) -> bool:
+        """Whether no loop of training ran, as for real data."""
+        return not self.training.get("steps")
+
+    @property
+    def budget(self) -> str:
+        """The epsilon of the budget in words: `10`, `inf`."""
+        return f"{float(self.identity['privacy']['epsilon']):g}"
+
+
+def read_runs(results: Path) -> list[Run]:
+    """Every folder below results/runs by name, copies marked as such."""
+    places = sorted((path for path in (results / "runs").glob("*") if path.is_dir()), key=lambda path: path.name)
+    runs = [_read(RunFolder(path)) for path in places if not path.name.startswith(".")]
+    sound = sorted((run for run in runs if run.sound), key=lambda run: (run.folder.id != run.id, run.folder.id))
+    first: dict[str, Run] = {}
+    for run in sound:  # the folder that has the id's name comes first
+        kept = first.setdefault(run.id, run)
+        if kept is not run:
+            run.state, run.remark = "duplicate", f"duplicate of {run.id}"
+        elif run.folder.id != run.id:
+            run.remark = "; ".join(part for part in (run.remark, f"its folder is called {run.folder.id}") if part)
+    return runs
+
+
+def _read(folder: RunFolder) -> Run:
+    run = Run(folder, folder.id)
+    try:
+        if not (folder.path / "config.yaml").exists():
+            raise ValueError("expected a config.yaml, got none: it ended before it began, or is no run")
+        run.identity = _mapping(folder, "identity.json")
+        if not run.identity:
+            raise ValueError("expected an identity.json, got none: its settings cannot be trusted")
+        run.config, run.ledger = folder.config, _mapping(folder, "ledger.json")
+        run.id = identify(run.identity)
+        _check_config(run)
+        run.training = _mapping(folder, "training.json")
+        files = len(list((folder.path / "metrics").glob("*.json")))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the store's warning of a damaged report; the run's panel says it
+            run.reports = folder.reports.all()
+        run.unread = files - len(run.reports)
+        if folder.done and not run.ledger:
+            raise ValueError("expected the ledger.json of a finished run, got none")
+        _ = run.budget, figures_by_protocol(run), cost_values(run.training), ledger_panel(run)
+        run.state, run.remark = folder.status(), ""
+        if run.state == "failed":
+            run.remark = f"while it was to {_mapping(folder, 'status.json').get('phase', '?')}: "
+        if run.state in ("failed", "preempted"):
+            run.remark += first_line(str(_mapping(folder, "status.json").get("error", "")))
+    except Exception as error:  # one damaged run must not hide the others
+        run.state, run.remark = "damaged", describe_error(error)
+    return run
+
+
+def _mapping(folder: RunFolder, name: str) -> dict[str, Any]:
+    content: Any = folder.read_json(name)
+    if not isinstance(content, dict):
+        raise ValueError(f"expected a mapping in {name}, got {type(content).__name__}")
+    return content
+
+
+def _check_config(run: Run) -> None:
+    """Raise ValueError if config.yaml is not the config that was hashed: one of the two was edited."""
+    config = OmegaConf.to_container(run.config)
+    assert isinstance(config, dict)
+    config["method"].pop("check", None)
+    for key in ("method", "privacy", "scale", "seed"):
+        if plain(config[key]) != plain(run.identity[key]):
+            raise ValueError(f"expected the same {key} in config.yaml and identity.json, got two: one was edited")
+
+
+def figures_by_protocol(run: Run) -> list[dict[str, Any]]:
+    """All figures of a run, report by report, with what must be known besides."""
+    return [
+        {
+            "protocol": str(report["protocol"]["name"]) + (" (changed)" if is_changed(report["protocol"]) else ""),
+            "samples": f"{report['protocol'].get('num_samples', '?')} samples, {len(report['repeats'])} drawing(s)",
+            "figures": [[name, in_words(summarise([values]))] for name, values in sorted(figures(report).items())],
+            "notes": [without_paths(note) for note in notes(report)],
+        }
+        for report in run.reports
+    ]
+
+
+def panel(run: Run, results: Path) -> dict[str, Any]:
+    """All that the report says of one run; JSON-able, the same for the same files."""
+    content: dict[str, Any] = {"id": run.id, "folder": run.folder.id, "state": run.state, "remark": run.remark}
+    if not run.sound:
+        return content
+    config, status = run.config, run.folder.read_json("environment.json")
+    command = command_of(config, run.identity, _words(status), results)
+    remarks = [f"{run.unread} of its reports cannot be read and count as not there"] if run.unread else []
+    return {
+        **content,
+        "method": str(config.method.name),
+        "dataset": describe_dataset(config),
+        "seed": str(config.seed),
+        "scale": str(config.scale.name),
+        "epsilon": run.budget,
+        "stale": run.stale,
+        "command": {"line": command.line, "same": command.same, "note": command.note},
+        "settings": [[name, describe_value(value)] for name, value in sorted(_settings(run).items())],
+        "ledger": ledger_panel(run),
+        "reports": figures_by_protocol(run),
+        "cost": [[name, in_words(summarise([[value]]))] for name, value in sorted(cost_values(run.training).items())],
+        "environment": _environment(status),
+        "remarks": remarks,
+        **_picture(run),
+    }
+
+
+def _picture(run: Run) -> dict[str, Any]:
+    """{"picture": data URI, "alt": words}, or why there is none."""
+    path = run.folder.path / "samples.png"
+    if not path.exists():
+        return {"picture": "", "alt": "no samples yet"}
+    try:
+        picture = small_picture(path)
+    except (OSError, ValueError) as error:
+        return {"picture": "", "alt": f"samples.png cannot be read ({type(error).__name__})"}
+    what = f"{run.config.method.name}, {describe_dataset(run.config)}, ε budget {run.budget}, seed {run.config.seed}"
+    return {"picture": picture, "alt": f"grid of generated samples: {what}"}
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """What the run's id hashes, flat, without what the panel says elsewhere and without the class's place."""
+    flat = flatten(run.identity)
+    said = ("method._target_", "method.name", "dataset.name", "scale.name", "seed")
+    return {name.removeprefix("method."): value for name, value in flat.items() if name not in said}
+
+
+def _words(environment: Mapping[str, Any]) -> list[str]:
+    command = environment.get("command")
+    return [str(word) for word in command] if isinstance(command, list) else []
+
+
+def _environment(environment: Mapping[str, Any]) -> list[list[str]]:
+    """Device and versions; neither the machine's name nor a path."""
+    machine, packages = environment.get("machine") or {}, environment.get("packages") or {}
+    found = {
+        "device": machine.get("device"),
+        "cores": machine.get("cores"),
+        "torch threads": machine.get("torch_threads"),
+        "python": environment.get("python"),
+        "commit": environment.get("commit"),
+        **packages,
+    }
+    return [[name, without_paths(str(value))] for name, value in found.items() if value is not None]
+
+
+def ledger_panel(run: Run) -> dict[str, Any]:
+    """A run's ledger: what was approved, what that proves under both relations, and every reason for doubt."""
+    ledger, epsilon = run.ledger, run.epsilon
+    if not ledger:
+        return {}
+    budget, unit = ledger["budget"], run.unit
+    mode = ledger["noise"]["mode"]
+    warnings_ = [f"not for release: {ledger['noise']['meaning'].split(': ', 1)[-1]}"] if mode == "seeded" else []
+    if ledger.get("diagnostics") == "unsafe":
+        warnings_.append("not for release: unsafe diagnostics were kept")
+    if "reason" in epsilon:
+        warnings_.append(f"nothing is proven: {epsilon['reason']}")
+    warnings_ += [f"doubt: {doubt}" for doubt in ledger.get("doubts", [])]
+    conditional, server = epsilon.get("conditional"), epsilon.get("server")
+    if isinstance(conditional, dict):
+        warnings_.append(f"ε conditional holds only {conditional['assumption']}")
+    if isinstance(server, dict) and "reason" in server:
+        warnings_.append(f"against the server: {server['reason']}")
+    table = epsilon.get("table") or {}
+    accountants = once(name for row in table.values() for name in row)
+    return {
+        "pairs": [
+            ["budget", f"ε {format_epsilon(float(budget['epsilon']))}, δ {float(budget['delta']):g}"],
+            ["relation, accountant", f"{budget['relation']}, {budget['accountant']}"],
+            ["unit", f"{unit}; {ledger['records']:,} {unit}s"],
+            ["ε proven", without_paths(describe_proven(epsilon))],
+            ["ε claimed", without_paths(describe_claims(epsilon))],
+            ["noise", f"{mode}: not for release" if mode == "seeded" else str(mode)],
+        ],
+        "warnings": [without_paths(line) for line in once(warnings_)],
+        "events": {
+            "head": ["release", "bound", "C", "noise std", "sampling", "rate", "times", "executed", "noise by", "from"],
+            "rows": [_event(entry) for entry in ledger["entries"]],
+        },
+        "table": {
+            "head": ["ε by", *accountants],
+            "rows": [
+                [relation, *(without_paths(format_epsilon(row.get(name))) for name in accountants)]
+                for relation, row in table.items()
+            ],
+        },
+        "out_of_scope": [without_paths(line) for line in ledger.get("out_of_scope", [])],
+    }
+
+
+def _event(entry: Mapping[str, Any]) -> list[str]:
+    bound, sampling = entry["bound"], sampling_from_dict(entry["sampling"])
+    rows = f", {bound['rows']} rows" if bound.get("rows", 1) != 1 else ""
+    how = "" if entry["calibrated"] == "nothing" else f" ({entry['calibrated']} calibrated)"
+    return [
+        str(entry["name"]),
+        f"{bound['kind']}{rows}",
+        f"{float(bound['C']):g}",
+        f"{float(entry['std']):.6g}{how}",
+        str(sampling),
+        f"{float(entry['sampling']['rate']):.6g}",
+        f"{entry['times']:,}",
+        f"{entry['executed']:,}",
+        str(entry.get("noise_at", "server")),
+        str(entry["inherited_from"] or "this run"),
+    ]

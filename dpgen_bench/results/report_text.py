@@ -1,0 +1,118 @@
+"""What goes into the report as text or picture: words without paths, values that JSON has, small pictures."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from dpgen_bench.results.statistics import Summary
+
+LONGEST = 320  # pixels of the longer side of a sample grid in the report
+GREYS = 16  # shades of a grey one: an image of noise takes 20 kB
+
+# A path tells whose machine it was. Quoted ones may hold spaces; "add/remove" and "5/7" are none.
+_QUOTED = re.compile(r"""(['"`])(?:file://|~?/|\.{1,2}/|[A-Za-z]:[\\/])[^'"`\n]*\1""")
+_BARE = re.compile(
+    r"""(?:file://|(?<![\w.~-])(?:~|\.{1,2})?/(?=[\w.~-])|(?<!\w)[A-Za-z]:[\\/])[^\s'"`,;:)(\]\[<>]*"""
+    r"""|(?<![\w/.-])[\w.-]+(?:[/\\][\w.-]+){2,}/?"""
+)
+
+
+def without_paths(text: str) -> str:
+    """The text with `[path]` for each absolute path, and for each relative one of three parts or more."""
+    return _BARE.sub("[path]", _QUOTED.sub("[path]", text))
+
+
+def first_line(text: str) -> str:
+    """The first line that is not blank, without paths, 300 characters at most."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    line = without_paths(line)
+    return line if len(line) <= 300 else line[:299] + "…"
+
+
+def describe_error(error: BaseException) -> str:
+    """`ValueError: ...`, as `first_line` gives it."""
+    return first_line(f"{type(error).__name__}: {error}")
+
+
+def plain(value: Any) -> Any:
+    """The value with words for numbers that JSON does not have, and with sorted keys.
+
+    Raises:
+        ValueError: for something that JSON does not have either.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(value[key]) for key in sorted(value, key=str)}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if value is None or isinstance(value, str | int):
+        return value
+    raise ValueError(f"expected a value that JSON has, got {value!r} of type {type(value).__name__}.")
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` as `{"a.b": 1}`; lists stay whole."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        flat.update(flatten(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value})
+    return flat
+
+
+def describe_value(value: Any) -> str:
+    """A setting in words, without paths: `null`, `true`, `0.5`, `[1, 2]`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(describe_value, value))}]"
+    return without_paths(str(value))
+
+
+def in_words(summary: Summary) -> str:
+    """The summary as text; counts such as 2,000 samples without a decimal."""
+    mean, spread = summary.mean, bool(summary.std_seeds or summary.std_repeats)
+    return f"{mean:,.0f}" if not spread and mean.is_integer() and abs(mean) >= 100 else summary.text()
+
+
+def once(lines: Iterable[str]) -> list[str]:
+    """Each line once, in the order of their first appearance."""
+    return list(dict.fromkeys(lines))
+
+
+def data_uri(content: bytes, kind: str) -> str:
+    """`data:KIND;base64,...`"""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def small_picture(path: Path) -> str:
+    """An image file as a data URI, at most `LONGEST` pixels wide and high.
+
+    Grey ones become PNG with 16 shades, which keeps edges; others WebP, since a palette spoils colours.
+
+    Raises:
+        OSError: if it is no image that can be read.
+    """
+    with Image.open(path) as opened:
+        image = opened.convert("RGB")
+    image.thumbnail((LONGEST, LONGEST), Image.Resampling.LANCZOS)
+    pixels = np.asarray(image)
+    kept = io.BytesIO()
+    if (pixels == pixels[..., :1]).all():
+        image.convert("L").quantize(GREYS).save(kept, format="PNG", optimize=True)
+        return data_uri(kept.getvalue(), "image/png")
+    image.save(kept, format="WEBP", quality=60, method=6)
+    return data_uri(kept.getvalue(), "image/webp")

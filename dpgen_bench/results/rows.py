@@ -1,0 +1,285 @@
+"""What a table is made of: its yaml, the runs that its lines name, and what those runs have been found to be."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+from dpgen_bench.results.figures import cost, figures, notes
+from dpgen_bench.results.listing import epsilon_figure, format_epsilon
+from dpgen_bench.results.reports import Report
+from dpgen_bench.results.statistics import Summary, summarise
+from dpgen_bench.results.store import RunFolder, Store
+from dpgen_bench.specify import CONF, RunSpec, compose_config, identify, specify
+
+SCALES = ("paper", "quick")
+QUICK_PROTOCOL = "standard_1k_cpu"  # of a table's quick runs, where its yaml names none
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """Runs that differ in their seed alone, measured by one protocol, the same to its last setting."""
+
+    specs: tuple[RunSpec, ...]
+    folders: tuple[RunFolder, ...]
+
+    @property
+    def protocol(self) -> str:
+        return str(self.specs[0].config.protocol.name)
+
+    @property
+    def scale(self) -> str:
+        return str(self.specs[0].config.scale.name)
+
+    @property
+    def measured(self) -> list[RunFolder]:
+        """Those measured by the protocol as it is now; figures of an earlier text of it are not shown."""
+        return [folder for folder in self.folders if folder.id in self.reports]
+
+    @cached_property
+    def damage(self) -> dict[str, str]:
+        """What is wrong with the folders that cannot be read, or that hold another run than their name says."""
+        return {folder.id: problem for folder in self.folders if (problem := _damage(folder))}
+
+    @cached_property
+    def reports(self) -> dict[str, Report]:
+        """The measured runs' reports by run id; read once, however many figures a table takes from them.
+
+        What the row's protocol lacks is taken from reports of its parts, see `Reports.assembled`.
+        """
+        wanted = self.specs[0].protocol_record()
+        sound = [folder for folder in self.folders if folder.id not in self.damage]
+        return {folder.id: report for folder in sound if (report := folder.reports.assembled(wanted))}
+
+    @cached_property
+    def known(self) -> list[dict[str, list[float]]]:
+        """All figures of each measured run by name."""
+        return [{**cost(folder), **figures(self.reports[folder.id])} for folder in self.measured]
+
+    def status(self) -> str:
+        """`measured`, or how many of the seeds are, and what became of the others: `1 measured, 1 failed: why`."""
+        others = [self._state(folder) for folder in self.folders if folder not in self.measured]
+        counted = [f"{others.count(kind)} {kind}" for kind in sorted(set(others))]
+        if not others:
+            return "measured"
+        if set(others) == {"not run"} and not self.measured:
+            return "not run"
+        return ", ".join([f"{len(self.measured)} measured", *counted])
+
+    def _state(self, folder: RunFolder) -> str:
+        if folder.id in self.damage:
+            return f"damaged: {self.damage[folder.id]}"
+        state = folder.status()
+        if state == "failed":
+            return f"failed: {failure(folder)}"
+        return {"empty": "not run", "finished": "finished but not measured so"}.get(state, state)
+
+    def summary(self, metric: str) -> Summary | None:
+        """The metric over seeds and repeats, or None where no run has it."""
+        values = [found[metric] for found in self.known if metric in found]
+        return summarise(values) if values else None
+
+    def cell(self, metric: str) -> str:
+        """The summary in words, with how many of the row's measured seeds have the metric if not all do."""
+        summary, runs = self.summary(metric), len(self.measured)
+        if summary is None:
+            return "–"
+        return summary.text() + (f" ({summary.seeds} of {runs} seeds)" if summary.seeds < runs else "")
+
+    def notes(self) -> list[str]:
+        """What the runs' reports say besides their figures, and what a conditional epsilon assumes; each line once."""
+        ledgers = [folder.read_json("ledger.json").get("epsilon") or {} for folder in self.measured]
+        given = [figure["assumption"] for ledger in ledgers if isinstance(figure := ledger.get("conditional"), dict)]
+        assumed = [f"ε conditional: {assumption}" for assumption in given]
+        assumed += [f"nothing is proven: {ledger['reason']}" for ledger in ledgers if "reason" in ledger]
+        return list(dict.fromkeys([*assumed, *(line for report in self.reports.values() for line in notes(report))]))
+
+    @property
+    def unit(self) -> str:
+        """Whom the row's epsilons protect, "record" or "client"; "" while nothing is measured."""
+        return next((str(folder.read_json("ledger.json").get("unit", "record")) for folder in self.measured), "")
+
+    def epsilon_value(self, name: str) -> float | None:
+        """The largest figure of that name among the row's measured runs; None where none has it as a number."""
+        found = [epsilon_figure(folder.read_json("ledger.json").get("epsilon"), name) for folder in self.measured]
+        known = [float(value) for value in found if value is not None and not str(value).startswith("failed")]
+        return max(known) if known else None
+
+    def epsilon(self, name: str) -> str:
+        """That figure in words (seeds do not change it); if a run's failed, how."""
+        found = [epsilon_figure(folder.read_json("ledger.json").get("epsilon"), name) for folder in self.measured]
+        if failed := [value for value in found if str(value).startswith("failed")]:
+            return str(failed[0])
+        return format_epsilon(self.epsilon_value(name))
+
+
+def failure(folder: RunFolder) -> str:
+    """Why a run failed, in one line without paths of the machine: the phase and the error."""
+    told = folder.read_json("status.json")
+    lines = str(told.get("error") or "no reason is kept").strip().splitlines()
+    without_paths = re.sub(r"(?<![\w.])/(?:[^\s/:'\",)]+/)+", "", lines[0])
+    words = f"{told.get('phase', '?')}: {without_paths}"
+    return words if len(words) <= 160 else words[:159] + "…"
+
+
+def _damage(folder: RunFolder) -> str:
+    """Why a folder's content cannot be used, "" if it can."""
+    try:
+        if not folder.path.exists():
+            return ""
+        for name in ("ledger.json", "training.json", "status.json"):
+            folder.read_json(name)
+        identity = folder.read_json("identity.json")
+    except ValueError:
+        return "a file of it cannot be read"
+    holds = identify(identity) if identity else folder.id
+    return "" if holds == folder.id else f"it holds run {holds}"
+
+
+def table_names() -> list[str]:
+    """The tables in conf/table, in the order of their names with numbers as numbers."""
+    names = (path.stem for path in (CONF / "table").glob("*.yaml"))
+    return sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
+
+
+def load_table(name: str) -> DictConfig:
+    """A table's yaml.
+
+    Raises:
+        ValueError: if there is none of that name.
+    """
+    path = CONF / "table" / f"{name}.yaml"
+    if not path.exists():
+        raise ValueError(f"expected a table in {path.parent} ({', '.join(table_names())}), got {name!r}.")
+    loaded = OmegaConf.load(path)
+    assert isinstance(loaded, DictConfig)
+    return loaded
+
+
+def expand(sweep: str) -> list[list[str]]:
+    """The jobs of one multirun line, as Hydra's basic sweeper would launch them: every combination of its choices."""
+    choices = []
+    for override in OverridesParser.create().parse_overrides(sweep.split()):
+        key = override.get_key_element()
+        if override.is_sweep_override():
+            choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        else:
+            choices.append([f"{key}={override.get_value_element_as_str()}"])
+    return [list(job) for job in itertools.product(*choices)]
+
+
+def parent_ids(table: DictConfig, results: Path, scale: str = "paper") -> dict[str, str]:
+    """Ids of the table's `parents`, runs that others restart from, by name.
+
+    Raises:
+        ValueError: if a parent's line is not one run.
+    """
+    ids = {}
+    for name, line in table.get("parents", {}).items():
+        jobs = expand(str(line))
+        if len(jobs) != 1:
+            raise ValueError(f"expected the line of one run for the parent {name!r}, got {len(jobs)}: {line}")
+        words = [*measured_by(table, jobs[0]), *(["scale=quick"] if scale == "quick" else [])]
+        ids[str(name)] = specify(compose_config([f"results={results}", *words])).id
+    return ids
+
+
+def lines_of(table: DictConfig, scale: str = "paper") -> list[str]:
+    """The multirun lines of the table at that scale, of its printed rows and of its own, with their protocol.
+
+    At scale quick a printed row has its own stand-in (`quick`), or else its run with scale=quick, as all others have.
+    """
+    check_scale(scale)
+    entries = [line for entry in table.get("rows", []) if (line := line_of(table, entry, scale))]
+    return [*entries, *(_at_scale(table, str(sweep), scale) for sweep in table.get("sweeps", []))]
+
+
+def line_of(table: DictConfig, entry: DictConfig, scale: str) -> str | None:
+    """The multirun line of one entry of `rows`; None where no run can answer it."""
+    check_scale(scale)
+    if scale == "quick" and entry.get("quick"):
+        return " ".join(_with_protocol(str(entry.quick).split(), _quick_protocol(table)))
+    return _at_scale(table, str(entry.run), scale) if entry.get("run") else None
+
+
+def check_scale(scale: str) -> None:
+    """
+    Raises:
+        ValueError: for anything but `paper` or `quick`.
+    """
+    if scale not in SCALES:
+        raise ValueError(f"expected scale={' or scale='.join(SCALES)}, got {scale!r}.")
+
+
+def _at_scale(table: DictConfig, line: str, scale: str) -> str:
+    if scale == "paper":
+        return " ".join(measured_by(table, line.split()))
+    named = any(word.startswith("protocol=") for word in line.split())
+    words = line.split() if named and not table.get("published") else _without_protocol(line.split())
+    return " ".join([*_with_protocol(words, _quick_protocol(table)), "scale=quick"])
+
+
+def _quick_protocol(table: DictConfig) -> str:
+    return str((table.get("quick") or {}).get("protocol", QUICK_PROTOCOL))
+
+
+def _without_protocol(words: Sequence[str]) -> list[str]:
+    return [word for word in words if not word.startswith("protocol")]
+
+
+def measured_by(table: DictConfig, words: Sequence[str]) -> list[str]:
+    """The overrides with the table's protocol, unless they name one."""
+    return _with_protocol(words, str(table.protocol))
+
+
+def _with_protocol(words: Sequence[str], protocol: str) -> list[str]:
+    named = any(word.startswith("protocol=") for word in words)
+    return [*words] if named else [*words, f"protocol={protocol}"]
+
+
+def jobs_of(line: str, parents: dict[str, str]) -> list[list[str]]:
+    """The jobs of a line, with the ids of parents in place of their names.
+
+    Raises:
+        ValueError: for a name that `parents` lacks.
+    """
+    for name in re.findall(r"@([A-Za-z]\w*)", line):
+        if name not in parents:
+            raise ValueError(f"expected @ before the name of a parent of the table ({sorted(parents)}), got @{name}.")
+        line = re.sub(rf"@{name}\b", f'"{parents[name]}"', line)  # quoted: some ids look like numbers
+    return expand(line)
+
+
+def table_rows(table: DictConfig, results: Path, scale: str = "paper") -> list[TableRow]:
+    """The table's rows in the order of its lines; runs that differ in seed alone share a row.
+
+    A line may name a protocol of its own; other rows have the table's. Each row says which it was measured by.
+    """
+    return rows_of(lines_of(table, scale), results, parent_ids(table, results, scale))
+
+
+def rows_of(lines: Iterable[str], results: Path, parents: dict[str, str]) -> list[TableRow]:
+    """The rows of multirun lines that name their protocol."""
+    groups: dict[str, dict[str, RunSpec]] = {}
+    for line in lines:
+        for job in jobs_of(line, parents):
+            spec = specify(compose_config([f"results={results}", *job]), planned=True)
+            alike = str((spec.protocol_record(), {**spec.training, "seed": None}))
+            groups.setdefault(alike, {})[spec.id] = spec  # a run that two lines name is one run
+    store = Store(results)
+    return [
+        TableRow(tuple(specs.values()), tuple(store.folder(run_id) for run_id in specs)) for specs in groups.values()
+    ]
+
+
+def setting(row: TableRow, name: str) -> Any:
+    """A setting of the row's method, or its relation, clip and the like by dotted name; a dash where it has none."""
+    return row.specs[0].config.method.get(name, "–")

@@ -1,0 +1,288 @@
+"""conf/table/PAPER_tableN.yaml: which run answers which printed row, against the printed rows and the presets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from dpgen_bench.results.published import PAPERS, PUBLISHED, PublishedRow, published_rows
+from dpgen_bench.results.tables import expand
+from dpgen_bench.specify import CONF, RunSpec, compose_config, specify
+
+FILES = {  # how a paper's yamls are called
+    "dpgan": "dpgan_revisited",
+    "dp_sinkhorn": "dp_sinkhorn_final",
+    "dp_sinkhorn_early": "dp_sinkhorn_earlier",
+    "gs_wgan": "gs_wgan",
+}
+OWN_PROTOCOL = {
+    "dpgan_revisited": {"dpgan_revisited"},
+    "dp_sinkhorn_final": {"dp_sinkhorn"},
+    "dp_sinkhorn_earlier": {"dp_sinkhorn"},
+    "gs_wgan": {"gs_wgan", "federated"},
+}
+NAMES = sorted(path.stem for paper in FILES for path in (CONF / "table").glob(f"{paper}_table*.yaml"))
+WITH_NUMBERS = [name for name in NAMES if name != "dpgan_table5"]
+
+# Printed methods that the bench does not have, in any table; every other row has a run, or a sentence why not.
+NOT_IMPLEMENTED = {
+    "PSG", "DPDM", "PATE-GAN", "G-PATE", "DataLens", "Datalens", "DP-HP", "DP-CGAN", "DP-SGD GAN", "DP-Merf AE",
+}  # fmt: skip
+METHODS = {
+    "Real data": "real_data",
+    "Real": "real_data",
+    "Our DPGAN": "dpgan",
+    "DPGAN discriminator": "dpgan",
+    "DP-MERF": "dp_merf",
+    "DP-Sinkhorn": "dp_sinkhorn",
+    "Non-priv Sinkhorn": "dp_sinkhorn",
+    "Sinkhorn": "dp_sinkhorn",
+    "DCGAN+DP-Sinkhorn": "dp_sinkhorn",
+    "BigGAN+DP-Sinkhorn": "dp_sinkhorn",
+    "GS-WGAN": "gs_wgan",
+    "GS-WGAN (federated)": "fed_gs_wgan",
+    "Fed Avg GAN": "fedavg_gan",
+}
+DATASETS = {
+    "MNIST": {"mnist"},
+    "FashionMNIST": {"fashion_mnist"},
+    "CelebA-Gender 32x32": {"celeba_gender", "celeba_gender_trainval"},
+    "Federated EMNIST": {"debugging_emnist"},  # its users chosen by a classifier
+}
+
+
+@cache
+def table(name: str) -> DictConfig:
+    loaded = OmegaConf.load(CONF / "table" / f"{name}.yaml")
+    assert isinstance(loaded, DictConfig)
+    return loaded
+
+
+@cache
+def rows(name: str) -> list[PublishedRow]:
+    return published_rows(table(name).paper, table(name).published)
+
+
+@cache
+def specified(*words: str) -> RunSpec:
+    return specify(compose_config(list(words)))
+
+
+def first(line: str) -> RunSpec:
+    """The first job of a line; its seed left out, so that tables that share a run share the composition."""
+    return specified(*(word for word in expand(line)[0] if not word.startswith("seed=")))
+
+
+def named(row: PublishedRow, of: DictConfig) -> bool:
+    return all(getattr(row, str(field)) == str(value) for field, value in of.items())
+
+
+def answers(name: str) -> list[tuple[PublishedRow, DictConfig]]:
+    """Each printed row that an entry with a run names, with that entry."""
+    return [(row, entry) for entry in table(name).rows if "run" in entry for row in rows(name) if named(row, entry.of)]
+
+
+def test_every_published_table_has_a_yaml() -> None:
+    """And "Private GANs, Revisited" Table 5, which prints no number."""
+    assert len(NAMES) == 21
+    there = {path.stem.replace("_table", " ") for path in PUBLISHED.glob("*_table*.csv")}
+    assert {f"{PAPERS[table(name).paper]} {table(name).published}" for name in WITH_NUMBERS} == there
+    for name in WITH_NUMBERS:
+        file, _, number = name.partition("_table")
+        assert (FILES[file], number.upper()) == (table(name).paper, table(name).published)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_says_what_it_is_and_how_it_is_measured(name: str) -> None:
+    conf = table(name)
+    known = {
+        "title",
+        "note",
+        "paper",
+        "published",
+        "protocol",
+        "quick",
+        "rows",
+        "sweeps",
+        "metrics",
+        "settings",
+        "plot",
+    }
+    assert set(conf) <= known | {"parents"}
+    assert f"Table {conf.get('published', '5')}" in conf.title
+    assert len(conf.title) < 100
+    assert "\n" not in conf.title
+    assert conf.protocol in OWN_PROTOCOL[FILES[name.partition("_table")[0]]]
+    if "metrics" in conf and "paper" in conf:
+        assert set(conf.metrics) <= {figure for row in rows(name) for figure in row.cells}
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_entries_name_rows_each_once(name: str) -> None:
+    for entry in table(name).rows:
+        assert set(entry) in ({"of", "run"}, {"of", "run", "quick"}, {"of", "why"})
+        assert all(isinstance(value, str) for value in entry.of.values()), entry.of
+        count = sum(named(row, entry.of) for row in rows(name))
+        assert count == 1 or ("why" in entry and count > 1), (entry.of, count)
+    for row in rows(name):
+        naming = [dict(entry.of) for entry in table(name).rows if named(row, entry.of)]
+        assert len(naming) <= 1, naming
+
+
+def test_no_method_of_the_bench_is_left_out() -> None:
+    """What no entry names is exactly what the bench does not have."""
+    left = {
+        row.method
+        for name in WITH_NUMBERS
+        for row in rows(name)
+        if not any(named(row, entry.of) for entry in table(name).rows)
+    }
+    assert left == NOT_IMPLEMENTED
+    mapped = {row.method for name in WITH_NUMBERS for row, _ in answers(name)}
+    assert mapped == {*METHODS, "GAN (non-private)"}
+
+
+def test_a_reason_is_one_sentence() -> None:
+    whys = [entry.why for name in WITH_NUMBERS for entry in table(name).rows if "why" in entry]
+    assert whys
+    for why in whys:
+        assert why.endswith(".")
+        assert 20 < len(why) < 200
+        assert "\n" not in why
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_runs_are_of_the_printed_method_data_and_budget(name: str) -> None:
+    for row, entry in answers(name):
+        config = first(entry.run).config
+        gan = "dpgan" if row.paper == "dpgan_revisited" else "gs_wgan"
+        assert config.method.name == METHODS.get(row.method, gan), entry.run
+        assert config.dataset.name in DATASETS[row.dataset], entry.run
+        if "+DP-Sinkhorn" in row.method:
+            assert config.method.generator == row.method.partition("+")[0].lower(), entry.run
+        if row.epsilon:
+            assert math.isinf(config.privacy.epsilon) == (row.epsilon == "inf"), entry.run
+        if row.delta:
+            assert float(config.privacy.delta) == float(row.delta), entry.run
+        if row.dataset.startswith("CelebA"):  # Private GANs, Revisited trains on the validation part too (appendix C)
+            trainval = row.paper == "dpgan_revisited" and config.method.name != "dp_sinkhorn"
+            assert (config.dataset.name == "celeba_gender_trainval") == trainval, entry.run
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_NUMBERS if name.startswith("dpgan")])
+def test_budgets_of_dpgan_are_those_that_the_paper_aims_at(name: str) -> None:
+    """Its 9.32, 9.39 and 0.912 are a tighter count of 10 and 1 (Table 2's caption)."""
+    aims = {"9.32": 10, "9.39": 10, "10": 10, "0.912": 1, "1": 1, "inf": math.inf}
+    for row, entry in answers(name):
+        if row.method == "Our DPGAN":
+            assert first(entry.run).config.privacy.epsilon == aims[row.epsilon], entry.run
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_no_run_answers_two_rows(name: str) -> None:
+    runs = [first(entry.run).id for _, entry in answers(name)]
+    assert len(set(runs)) == len(runs)
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_lines_differ_in_seed_alone_and_have_the_seeds_of_the_printed_spread(name: str) -> None:
+    """Three for "Private GANs, Revisited", five for Tables A1 and A2, one where neither spread nor count is printed."""
+    for row, entry in answers(name):
+        jobs = expand(entry.run)
+        alike = {tuple(word for word in job if not word.startswith("seed=")) for job in jobs}
+        assert len(alike) == 1, entry.run
+        seeds = sorted(int(word.removeprefix("seed=")) for job in jobs for word in job if word.startswith("seed="))
+        spread = any(cell.std is not None for cell in row.cells.values())
+        five = any("five runs" in cell.note for cell in row.cells.values())
+        assert seeds == list(range(3 if spread else 5 if five else 1)), entry.run
+
+
+# What a row's `variant` says of its settings, as the CSVs write it: our setting, and how the text is read.
+SETTINGS: dict[str, tuple[str, Any]] = {
+    "B": ("batch_size", int),
+    "T": ("steps", int),
+    "n_D": ("n_d", int),
+    "d_D": ("d_d", lambda text: {"196": 192}.get(text, int(text))),  # misprinted: see dpgan_table4
+    "sigma": ("sigma", lambda text: None if text == "none" else float(text)),
+    "Delta": ("clip_norm", float),
+    "p": ("p", float),
+    "perturb": ("perturb", str),
+    "loss": ("cost", lambda text: text.removesuffix(" (inferred)").lower()),
+    "debias": ("p", lambda text: {"none": 0.0, "full": 1.0, "semi p=0.4": 0.4}[text]),
+}
+
+WORDS: dict[str, Callable[[DictConfig], bool]] = {
+    "base": lambda method: method.batch_size == 128 and method.n_d != "adaptive",
+    "+ large batches": lambda method: method.batch_size > 128 and method.n_d != "adaptive",
+    "+ adaptive n_D": lambda method: method.n_d == "adaptive",
+    "adaptive n_D": lambda method: method.n_d == "adaptive",
+    "whole-matrix clip": lambda method: method.clip == "whole",
+    "L2 loss": lambda method: method.cost == "l2",
+    "DP-MERF code_balanced rerun": lambda method: method.name == "dp_merf",
+}
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_runs_have_the_settings_that_the_row_prints(name: str) -> None:
+    for row, entry in answers(name):
+        method = first(entry.run).config.method
+        if "MNIST, m=3 FMNIST" in row.variant:  # one variant for both data sets
+            assert (method.p, method.m) == (0.4, 1.0 if row.dataset == "MNIST" else 3.0)
+            continue
+        for part in filter(None, row.variant.split("; ")):
+            key, _, text = part.partition("=")
+            if key in SETTINGS:
+                setting, read = SETTINGS[key]
+                assert method[setting] == read(text), (part, entry.run)
+            elif key == "m":  # without the L1 cost, where m is 0 or has no part
+                assert method.m == float(text) or (method.cost == "l2" and (text == "0" or "loss=L2" in row.variant))
+            elif key == "D_lr/G_lr":
+                assert method.lr_d == pytest.approx(float(text) * 2e-4)
+                assert method.lr_g == 2e-4  # appendix E.2
+            else:
+                assert WORDS[part](method), (part, entry.run)
+
+
+def test_learning_rates_of_table_5() -> None:
+    """(G, D) as printed: base, both times 5, both times 0.2, D times 5, D times 0.2; at n_D = 50."""
+    methods = [first(sweep).config.method for sweep in table("dpgan_table5").sweeps]
+    assert [(method.lr_g, method.lr_d) for method in methods] == [
+        (2e-4, 2e-4),
+        (1e-3, 1e-3),
+        (4e-5, 4e-5),
+        (2e-4, 1e-3),
+        (2e-4, 4e-5),
+    ]
+    assert {(method.n_d, method.batch_size, method.sigma) for method in methods} == {(50, 128, 1.0)}
+    assert "paper" not in table("dpgan_table5")
+
+
+def test_quick_lines_are_of_the_papers_own_rows_on_mnist() -> None:
+    presets = {"dpgan_revisited": "dpgan", "gs_wgan": "gs_wgan"}
+    aims = {"9.32": "10", "0.912": "1"}
+    seen = set()
+    for name in WITH_NUMBERS:
+        lines = [(row, entry.quick) for row, entry in answers(name) if "quick" in entry]
+        assert bool(lines) == ("quick" in table(name)), name
+        if lines:
+            assert (CONF / "protocol" / f"{table(name).quick.protocol}.yaml").exists()
+        for row, line in lines:
+            assert row.dataset == "MNIST"
+            epsilon = aims.get(row.epsilon, row.epsilon)
+            words = [f"experiment=quick/{presets.get(row.paper, 'dp_sinkhorn')}", f"privacy.epsilon={epsilon}"]
+            assert expand(line) == [[*words, "seed=0"], [*words, "seed=1"]]
+            seen.add((words[0], epsilon))
+    assert seen == {
+        ("experiment=quick/dpgan", "inf"),
+        ("experiment=quick/dpgan", "10"),
+        ("experiment=quick/dpgan", "1"),
+        ("experiment=quick/dp_sinkhorn", "inf"),
+        ("experiment=quick/dp_sinkhorn", "10"),
+        ("experiment=quick/gs_wgan", "inf"),
+        ("experiment=quick/gs_wgan", "10"),
+    }

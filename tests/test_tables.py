@@ -1,0 +1,293 @@
+"""Tables of papers: printed figures beside measured ones, their distance, and when that counts as a reproduction."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+
+from dpgen_bench.results import formats, rows
+from dpgen_bench.results.formats import long_frame, print_table, side_by_side, to_csv, to_html, to_latex, to_markdown
+from dpgen_bench.results.rows import TableRow, jobs_of, lines_of, load_table, parent_ids, table_names
+from dpgen_bench.results.store import Store
+from dpgen_bench.results.tables import assemble, build
+from dpgen_bench.specify import compose_config, specify
+
+RUN = "experiment=demo/dp_merf privacy.epsilon=10 scale=paper"  # any run that is quick to describe
+ROW = {"method": "Our DPGAN", "variant": "D_lr/G_lr=5; n_D=1; B=128; sigma=1"}  # Table 8: FID 251.8, accuracy 45.0
+
+
+def a_table(*entries, **more):
+    content = {
+        "title": "Table 8",
+        "paper": "dpgan_revisited",
+        "published": "8",
+        "protocol": "dpgan_revisited",
+        "rows": list(entries),
+    }
+    return OmegaConf.create({**content, **more})
+
+
+def measured(results: Path, line: str, protocol: str, figures: dict[str, dict[str, float]], seed: int = 0) -> str:
+    """A finished run with figures by metric key, as if measured by that protocol."""
+    spec = specify(compose_config([*line.split(), f"seed={seed}", f"protocol={protocol}", f"results={results}"]))
+    folder = Store(results).folder(spec.id)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(spec.config))
+    folder.write_json("identity.json", spec.training)
+    folder.write_json("ledger.json", {"unit": "record", "epsilon": {"proven": 9.5, "claimed": 10.0}})
+    metrics = {
+        key: {"status": "measured", "values": values, "reason": None, "notes": []} for key, values in figures.items()
+    }
+    repeats = [{"seed": seed, "samples": {"notes": []}, "metrics": metrics}]
+    folder.reports.write({"protocol": spec.protocol_record(), "repeats": repeats, "complete": True})
+    folder.finish()
+    return spec.id
+
+
+def line_for(built, **of):
+    (line,) = [
+        line for line in built.lines if line.printed and all(getattr(line.printed, k) == v for k, v in of.items())
+    ]
+    return line
+
+
+def test_a_printed_figure_its_measured_one_and_their_distance(tmp_path):
+    """Ours 260 and 262 against 251.8: mean 261, difference +9.2; accuracy 40 against 45.0: -5."""
+    for seed, fid in ((0, 260.0), (1, 262.0)):
+        measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": fid}, "cnn": {"acc_cnn_pct": 40.0}}, seed)
+    built = assemble("t", a_table({"of": ROW, "run": f"{RUN} seed=0,1,2"}), tmp_path)
+    line = line_for(built, **ROW)
+    fid = line.cells["fid"]
+    assert (fid.published, fid.ours.mean, fid.difference, fid.alike) == (251.8, 261.0, pytest.approx(9.2), True)
+    assert (fid.printed, fid.words, fid.distance) == ("251.8", "261.0 ± 1.4", "+9.2")
+    assert line.cells["acc_cnn_pct"].distance == "−5.0"
+    assert (line.tail["status"], line.tail["seeds"]) == ("2 measured, 1 not run", "2")
+    assert (line.head["ε proven"], line.head["ε claimed"], line.head["ε printed"]) == ("9.5", "10", "10")
+    others = [other for other in built.lines if other is not line]
+    assert len(built.lines) == 4
+    assert {other.tail["status"] for other in others} == {"not implemented"}
+    assert built.reproduced().startswith(
+        "2 of 8 printed figures were measured at the paper's scale and by its protocol; 0"
+    )
+
+
+def test_another_scale_or_protocol_is_marked_and_never_a_reproduction(tmp_path):
+    figures = {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}}
+    reduced = RUN.replace("scale=paper", "scale=reduced")
+    measured(tmp_path, reduced, "dpgan_revisited", figures)
+    built = assemble("t", a_table({"of": ROW, "run": reduced}), tmp_path)
+    cell = line_for(built, **ROW).cells["fid"]
+    assert (cell.alike, cell.unlike, cell.distance) == (False, "scale reduced", "+8.2 †")
+    assert [mark for mark in built.marks() if "†" in mark] == [
+        "† scale reduced: Our DPGAN, D_lr/G_lr=5; n_D=1; B=128; sigma=1, MNIST, 10"
+    ]
+    assert "0 of 8 printed figures were measured at the paper's scale" in built.reproduced()
+    assert set(long_frame(built).query("mean == mean")["reproduction"]) == {"no"}
+
+
+def test_another_protocol_is_named(tmp_path):
+    measured(tmp_path, RUN, "standard_2k", {"fid": {"fid": 260.0}})
+    built = assemble("t", a_table({"of": ROW, "run": f"{RUN} protocol=standard_2k"}), tmp_path)
+    assert line_for(built, **ROW).cells["fid"].unlike == "protocol standard_2k (the paper's: dpgan_revisited)"
+
+
+def test_what_a_part_of_the_papers_protocol_measured_counts(tmp_path):
+    """dpgan_revisited_utility draws the same samples and has the same CNN: its figure is the whole protocol's."""
+    measured(tmp_path, RUN, "dpgan_revisited_utility", {"cnn": {"acc_cnn_pct": 40.0}})
+    table = a_table({"of": ROW, "run": RUN})
+    line = line_for(assemble("t", table, tmp_path), **ROW)
+    assert line.cells["acc_cnn_pct"].alike
+    assert line.cells["fid"].ours is None
+    assert line.tail["protocol"] == "dpgan_revisited (part: dpgan_revisited_utility)"
+    # The whole's own figure wins over the part's.
+    measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 1.0}, "cnn": {"acc_cnn_pct": 50.0}})
+    assert line_for(assemble("t", table, tmp_path), **ROW).cells["acc_cnn_pct"].ours.mean == 50.0
+
+
+def test_a_part_that_draws_other_samples_does_not_count(tmp_path):
+    run_id = measured(tmp_path, RUN, "dpgan_revisited_utility", {"cnn": {"acc_cnn_pct": 40.0}})
+    reports = Store(tmp_path).folder(run_id).reports
+    (report,) = reports.all()
+    reports.file_of(report["protocol"]).unlink()
+    reports.write({**report, "protocol": {**report["protocol"], "num_samples": 59999}})
+    assert line_for(assemble("t", a_table({"of": ROW, "run": RUN}), tmp_path), **ROW).row.measured == []
+
+
+def test_missing_failed_damaged_and_duplicate_runs(tmp_path):
+    figures = {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}}
+    first = measured(tmp_path, RUN, "dpgan_revisited", figures, 0)
+    second = measured(tmp_path, RUN, "dpgan_revisited", figures, 1)
+    third = measured(tmp_path, RUN, "dpgan_revisited", figures, 2)
+    store = Store(tmp_path)
+    shutil.copytree(
+        store.folder(first).path, tmp_path / "runs" / f"{first} (copy)"
+    )  # a copy beside it is not looked at
+    shutil.rmtree(store.folder(second).path)
+    shutil.copytree(store.folder(first).path, store.folder(second).path)  # another run's content under a run's name
+    (store.folder(third).path / "ledger.json").write_text("{")
+    failing = specify(compose_config([*RUN.split(), "seed=3", f"results={tmp_path}"]))
+    folder = store.folder(failing.id)
+    folder.path.mkdir()
+    folder.mark("failed", "train", ValueError("cannot read /home/someone/data/x.bin\nand more"))
+    built = assemble("t", a_table({"of": ROW, "run": f"{RUN} seed=0,1,2,3,4"}), tmp_path)
+    line = line_for(built, **ROW)
+    assert line.cells["fid"].words == "260.0"
+    assert line.tail["status"] == (
+        f"1 measured, 1 damaged: a file of it cannot be read, 1 damaged: it holds run {first}, "
+        "1 failed: train: ValueError: cannot read x.bin, 1 not run"
+    )
+    for text in (to_markdown(built), to_csv(built), to_html(built), to_latex(built)):
+        assert "/home/someone" not in text
+
+
+@pytest.mark.parametrize(
+    ("entries", "complaint"),
+    [
+        ([{"of": {"method": "Nobody"}, "run": RUN}], "to name a printed row"),
+        ([{"of": {"methods": "Our DPGAN"}, "run": RUN}], "fields of a printed row, got \\['methods'\\]"),
+        ([{"of": ROW, "run": RUN}, {"of": ROW, "why": "so"}], "to be named once"),
+        ([{"of": ROW}], "`run` or `why`"),
+        ([{"of": ROW, "run": f"{RUN} privacy.delta=1e-5,1e-6"}], "differ in their seed alone"),
+    ],
+)
+def test_a_yaml_that_contradicts_itself(entries, complaint, tmp_path):
+    with pytest.raises(ValueError, match=complaint):
+        assemble("t", a_table(*entries), tmp_path)
+
+
+def test_paper_without_table(tmp_path):
+    table = a_table()
+    table.pop("published")
+    with pytest.raises(ValueError, match="`paper` and `published` both"):
+        assemble("t", table, tmp_path)
+
+
+def test_a_row_that_cannot_be_run_says_why_and_a_blank_is_illegible(tmp_path):
+    """Final DP-Sinkhorn, Table 2: the row of the L2 cost is lost in the text at hand."""
+    lost = {"variant": "perturb=image; loss=L2 (inferred); debias=none"}
+    table = OmegaConf.create(
+        {
+            "title": "Table 2",
+            "paper": "dp_sinkhorn_final",
+            "published": "2",
+            "protocol": "dp_sinkhorn",
+            "rows": [{"of": lost, "why": "nobody knows how"}],
+        }
+    )
+    built = assemble("t", table, tmp_path)
+    line = line_for(built, **lost)
+    assert line.tail["status"] == "not run: nobody knows how"
+    assert {cell.printed for cell in line.cells.values()} == {"not legible in the source"}
+    assert "not legible in the source" in to_markdown(built)
+
+
+def test_quick_takes_the_stand_in_or_the_run_at_scale_quick():
+    table = a_table(
+        {"of": ROW, "run": f"{RUN} seed=0", "quick": "experiment=demo/dpgan seed=0,1"},
+        {"of": {"variant": "D_lr/G_lr=1; n_D=1; B=128; sigma=1"}, "run": RUN},
+        {"of": {"variant": "D_lr/G_lr=10; n_D=1; B=128; sigma=1"}, "why": "no"},
+        quick={"protocol": "quick"},
+    )
+    assert lines_of(table, "quick") == [
+        "experiment=demo/dpgan seed=0,1 protocol=quick",
+        f"{RUN} protocol=quick scale=quick",
+    ]
+    assert lines_of(table, "paper")[0] == f"{RUN} seed=0 protocol=dpgan_revisited"
+    with pytest.raises(ValueError, match="expected scale=paper or scale=quick, got 'full'"):
+        lines_of(table, "full")
+
+
+def test_parents_stand_for_the_ids_of_runs_that_need_not_be_there(tmp_path):
+    table = OmegaConf.create(
+        {
+            "title": "restarts",
+            "protocol": "quick",
+            "parents": {"pretrain": "experiment=demo/dpgan privacy.epsilon=inf runtime.keep_steps=[100]"},
+            "sweeps": [
+                "experiment=demo/dpgan privacy.epsilon=inf restart={run:@pretrain,checkpoint:step-100} seed=0,1"
+            ],
+            "metrics": ["acc_mlp_pct"],
+        }
+    )
+    parent = specify(compose_config(["experiment=demo/dpgan", "privacy.epsilon=inf", f"results={tmp_path}"])).id
+    assert parent_ids(table, tmp_path) == {"pretrain": parent}
+    built = assemble("t", table, tmp_path)
+    (row,) = built.rows
+    assert [spec.training["restart"] for spec in row.specs] == [{"run": parent, "checkpoint": "step-100"}] * 2
+    assert row.status() == "not run"
+    with pytest.raises(ValueError, match=r"@ before the name of a parent of the table \(\['pretrain'\]\), got @other"):
+        jobs_of("restart={run:@other}", {"pretrain": parent})
+
+
+def test_the_four_formats(tmp_path):
+    measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}})
+    built = assemble("t", a_table({"of": ROW, "run": RUN}, note="50% & <b>more</b> of a|b_c"), tmp_path)
+    markdown, latex, page = to_markdown(built), to_latex(built), to_html(built)
+    header, _, *lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in [header, *lines]} == {header.count("|")}
+    assert "| fid printed | fid | Δ fid |" in header
+    assert r"\begin{longtable}" in latex
+    assert "D\\_lr/G\\_lr=5" in latex
+    assert "$\\Delta$ fid" in latex
+    assert "&lt;b&gt;more&lt;/b&gt;" in page
+    assert "<b>" not in page
+    csv = pd.read_csv(io.StringIO(to_csv(built)))
+    (line,) = csv.query("metric == 'fid' and seeds == 1").to_dict("records")
+    assert (line["published"], line["mean"], line["reproduction"]) == (251.8, 260.0, "yes")
+    assert line["difference"] == pytest.approx(8.2)
+    assert len(csv) == 8
+
+
+def test_a_bar_in_a_cell_does_not_end_it(tmp_path):
+    table = OmegaConf.create({"title": "t", "protocol": "quick", "sweeps": [RUN], "metrics": ["fid"]})
+    built = assemble("t", table, tmp_path)
+    built.lines[0].tail["status"] = "a|b"
+    (line,) = [line for line in to_markdown(built).splitlines() if "dp_merf" in line]
+    assert r"a\|b" in line
+
+
+def test_many_printed_figures_get_a_line_each(tmp_path):
+    built = build("gs_wgan_tablea1", tmp_path)
+    frame = side_by_side(built)
+    assert {"figure", "printed", "here", "Δ"} <= set(frame)
+    assert len(frame) == 182  # as many as the paper's Table A1 prints, accuracies and calibrated ones
+
+
+def test_files_are_the_same_again_and_of_the_formats_asked_for(tmp_path, monkeypatch):
+    (tmp_path / "conf" / "table").mkdir(parents=True)
+    OmegaConf.save(a_table({"of": ROW, "run": RUN}), tmp_path / "conf" / "table" / "toy8.yaml")
+    monkeypatch.setattr(rows, "CONF", tmp_path / "conf")
+    assert table_names() == ["toy8"]
+    measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 260.0}})
+    wrote = print_table("toy8", tmp_path, formats=formats.FORMATS, quiet=True)
+    assert [path.suffix for path in wrote] == [".md", ".tex", ".csv", ".html"]
+    before = [path.read_bytes() for path in wrote]
+    for path in (tmp_path / "runs").rglob("*"):
+        path.touch()
+    print_table("toy8", tmp_path, formats=formats.FORMATS, quiet=True)
+    assert [path.read_bytes() for path in wrote] == before
+    assert print_table("toy8", tmp_path, scale="quick", quiet=True) == []
+    with pytest.raises(ValueError, match="expected formats md,tex,csv,html, got pdf"):
+        print_table("toy8", tmp_path, formats=["pdf"])
+
+
+def test_names_come_with_numbers_as_numbers():
+    names = table_names()
+    assert names.index("dpgan_figure2") < names.index("dpgan_figure14")
+
+
+def test_a_rows_epsilon_is_that_of_its_measured_runs(tmp_path):
+    measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 260.0}})
+    (row,) = assemble("t", a_table({"of": ROW, "run": RUN}), tmp_path).rows
+    assert isinstance(row, TableRow)
+    assert (row.epsilon_value("proven"), row.epsilon_value("server")) == (9.5, None)
+
+
+def test_an_unknown_table(tmp_path):
+    with pytest.raises(ValueError, match=r"expected a table in .*\(.*demo"):
+        load_table("nothing")
