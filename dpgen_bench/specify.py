@@ -198,8 +198,8 @@ def _restart(config: DictConfig, planned: bool) -> dict[str, str] | None:
         return None
     if not isinstance(config.restart.run, str):  # an id such as 12e456789012 is read as a number
         raise ValueError(
-            f"expected restart.run to be a run's id as text, got the number {config.restart.run!r}; put the id into quotes: "
-            "'restart={run: \"ID\", checkpoint: last}'."
+            f"expected restart.run to be a run's id as text, got the number {config.restart.run!r}; put the id into "
+            "quotes: 'restart={run: \"ID\", checkpoint: last}'."
         )
     named = config.restart.run
     whole = planned and re.fullmatch("[0-9a-f]{12}", named)

@@ -243,6 +243,15 @@ def test_the_four_formats(tmp_path):
     assert len(csv) == 8
 
 
+def test_lines_of_our_own_stand_beside_printed_ones(tmp_path):
+    built = assemble("t", a_table({"of": ROW, "why": "no"}, sweeps=[f"{RUN} seed=0"], settings=["steps"]), tmp_path)
+    frame = side_by_side(built)
+    names = ["method", "variant", "steps", "dataset", "ε printed", "δ printed", "ε budget"]
+    assert list(frame.columns)[:7] == names
+    assert list(frame.iloc[0][names]) == ["dp_merf", "–", "200", "digits", "–", "–", "10"]
+    assert list(frame.iloc[1][names])[1:] == ["D_lr/G_lr=1; n_D=1; B=128; sigma=1", "–", "MNIST", "10", "1e-05", "–"]
+
+
 def test_a_bar_in_a_cell_does_not_end_it(tmp_path):
     table = OmegaConf.create({"title": "t", "protocol": "quick", "sweeps": [RUN], "metrics": ["fid"]})
     built = assemble("t", table, tmp_path)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rich.console import Console
 from rich.table import Table
 
 from dpgen_bench.files import write_atomic
@@ -16,6 +17,10 @@ from dpgen_bench.results.tables import CONDITIONAL, SERVER, Built, Line, build, 
 
 FORMATS = ("md", "tex", "csv", "html")
 WIDE = 4  # printed tables with more figures than this are turned: a line for each figure
+HEADS = (
+    *("place", "method", "variant", "reported in", "dataset", "ε printed", "δ printed", "ε budget", "ε proven", SERVER),
+    *("ε claimed", CONDITIONAL, "relation, δ, by"),
+)
 OPTIONAL = ("variant", "reported in", "δ printed", SERVER, CONDITIONAL)  # columns shown where a line has them
 
 SPREADS = (
@@ -24,8 +29,8 @@ SPREADS = (
 )
 COLUMNS = (
     "`printed` is the paper's figure (`*`: see the notes; its `±` is the paper's own), the column after it what was "
-    "measured here, `Δ` ours minus printed. ε proven is what the ledger of our runs proves, never above the ε budget, and ε "
-    "claimed what the paper's count makes of the same runs."
+    "measured here, `Δ` ours minus printed. ε proven is what the ledger of our runs proves, never above the ε budget, "
+    "and ε claimed what the paper's count makes of the same runs."
 )
 
 
@@ -36,7 +41,11 @@ def side_by_side(built: Built) -> pd.DataFrame:
     """
     turned = built.published and len(built.metrics) > WIDE
     lines = [_turned(line) if turned else [_flat(line, built)] for line in built.lines]
-    frame = pd.DataFrame([line for several in lines for line in several])
+    frame = pd.DataFrame([line for several in lines for line in several]).fillna("–")
+    # Lines of our own among printed ones have other heads: what a line is stands first all the same.
+    heads = list(dict.fromkeys(name for line in built.lines for name in line.head))
+    heads.sort(key=lambda name: HEADS.index(name) if name in HEADS else HEADS.index("dataset") - 0.5)
+    frame = frame[[*heads, *(name for name in frame if name not in heads)]]
     return frame.drop(columns=[name for name in OPTIONAL if name in frame and (frame[name] == "–").all()])
 
 
@@ -182,7 +191,7 @@ def print_table(
     """Print a table and write it as results/tables/NAME.FORMAT (NAME_quick.FORMAT at that scale), its plots beside it.
 
     A table of our own without a single figure is not written, nor one of a paper at scale quick: there is nothing that
-    results/published does not hold.
+    results/published does not hold. Where a figure needs no run, its plot alone is drawn.
 
     Raises:
         ValueError: for a format that there is not, see `build` for more.
@@ -191,35 +200,38 @@ def print_table(
         raise ValueError(f"expected formats {','.join(FORMATS)}, got {','.join(unknown)}.")
     built = build(name, results, scale)
     console = make_console()
-    if not quiet:
-        console.print(_for_console(side_by_side(built), built, console.width))
-        for row in built.rows:
-            for folder in row.measured:
-                config = folder.config
-                what = f"{config.method.name} ε={float(config.privacy.epsilon):g} seed {config.seed}"
-                console.print(f"  samples of {what}: {folder.path / 'samples.png'}", highlight=False, soft_wrap=True)
-    of_quick = " scale=quick" if scale == "quick" else ""
-    if not built.measured and (scale == "quick" or not built.published):
+    if built.lines and not quiet:
+        _show(built, console)
+    if built.lines and not built.measured and (scale == "quick" or not built.published):
+        of_quick = " scale=quick" if scale == "quick" else ""
         console.print(
-            f"{name}: nothing is measured yet, so no file is written; `dpgen sweep {name}{of_quick}` makes the runs"
+            f"{name}: nothing is measured yet, so no file is written; `dpgen sweep {name}{of_quick}` makes runs"
         )
         return []
-    if not quiet:
-        for remark in [built.reproduced(), *built.remarks]:
-            console.print(f"  {remark}", highlight=False, soft_wrap=True)
     stem = name + ("_quick" if scale == "quick" else "")
     written = []
-    for kind in formats:
+    for kind in formats if built.lines else ():  # a figure of a computation has no lines
         path = results / "tables" / f"{stem}.{kind}"
         write_atomic(path, WRITERS[kind](built))
         written.append(path)
     table = load_table(name)
-    if table.get("plot"):
-        from dpgen_bench.results.plots import draw
+    if table.get("plot") and (built.lines or scale == "paper"):
+        from dpgen_bench.results.plots import draw  # matplotlib takes a second to import
 
         written += draw(stem, table, built.rows, results)
     console.print(f"{name}: " + " ".join(str(path) for path in written), highlight=False, soft_wrap=True)
     return written
+
+
+def _show(built: Built, console: Console) -> None:
+    console.print(_for_console(side_by_side(built), built, console.width))
+    for row in built.rows:
+        for folder in row.measured:
+            config = folder.config
+            what = f"{config.method.name} ε={float(config.privacy.epsilon):g} seed {config.seed}"
+            console.print(f"  samples of {what}: {folder.path / 'samples.png'}", highlight=False, soft_wrap=True)
+    for remark in [built.reproduced(), *built.remarks]:
+        console.print(f"  {remark}", highlight=False, soft_wrap=True)
 
 
 def _for_console(frame: pd.DataFrame, built: Built, width: int) -> Table:

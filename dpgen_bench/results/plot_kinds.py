@@ -17,17 +17,19 @@ import numpy as np
 from omegaconf import DictConfig
 
 from dpgen_bench.results.figures import figures
-from dpgen_bench.results.listing import format_epsilon
 from dpgen_bench.results.plot_parts import (
     Style,
     XAxis,
     averaged,
     caption,
     check_keys,
+    epsilon_words,
     label_of,
     listed,
     order_of,
+    rank,
     read_log,
+    same,
     value_of,
     words_of,
     write_below,
@@ -79,14 +81,13 @@ class Grid:
         ]
         self.legend = ", ".join(label_of(key) for key in series) if not extra else ""
         self.members = [Member(i, row, self._panel(row), _line_name(row, series, extra)) for i, row in enumerate(rows)]
-        for value in order_of(_line_value(row, series) for row in rows):  # colours in the order of the values
-            for member in self.members:
-                if words_of(_line_value(member.row, series)) == words_of(value):
-                    _ = self.style[member.line]
+        for member in sorted(self.members, key=lambda member: [rank(value_of(member.row, key)) for key in series]):
+            _ = self.style[member.line]  # colours in the order of the values
         columns = order_of(value_of(row, self.key) for row in rows) if self.key else [None]
         self.columns = [words_of(value) for value in columns]
         shape = (len(self.ys), len(self.columns)) if self.key else (1, len(self.ys))
-        self.figure = Figure(figsize=(1.2 + 3.5 * shape[1], 1.6 + 2.9 * shape[0]), layout="constrained")
+        size = (max(1.2 + 3.5 * shape[1], 6.5), 1.6 + 2.9 * shape[0])
+        self.figure = Figure(figsize=size, layout="constrained")
         axes = self.figure.subplots(*shape, squeeze=False)
         self.panels: dict[tuple[str, str], Axes] = {
             (y, column): axes[i][j] if self.key else axes[0][i]
@@ -109,34 +110,23 @@ class Grid:
             if spec.get("log_y", False):
                 panel.set_yscale("log")
             elif y == "fid":
-                panel.set_ylim(bottom=0.0)
-        found = dict(
-            sorted(
-                {
-                    label: handle
-                    for panel in self.panels.values()
-                    for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-                }.items(),
-                key=lambda item: self.style.names.index(item[0]),
-            )
-        )
-        if len(found) > 1 or self.legend:
-            self.figure.legend(
-                [*found.values()], [*found], title=self.legend or None, loc="outside right upper", fontsize=8
-            )
+                panel.set_ylim(0.0, 1.04 * panel.get_ylim()[1])
+        handles: dict[str, Any] = {}
+        for panel in self.panels.values():
+            for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+                handles.setdefault(label, handle)  # the first is the one with the line
+        names = [name for name in self.style.names if name in handles]
+        if len(names) > 1 or self.legend:
+            shown, place = [handles[name] for name in names], "outside right center"
+            self.figure.legend(shown, names, title=self.legend or None, loc=place, fontsize=8)  # type: ignore[call-overload]
         write_below(self.figure, title, text)
         return self.figure
-
-
-def _line_value(row: TableRow, series: Sequence[str]) -> Any:
-    values = [value_of(row, key) for key in series]
-    return values[0] if len(values) == 1 else ", ".join(words_of(value) for value in values)
 
 
 def _line_name(row: TableRow, series: Sequence[str], extra: Sequence[str]) -> str:
     if series and not extra:
         return ", ".join(words_of(value_of(row, key)) for key in series)
-    told = [f"{label_of(key)} = {words_of(value_of(row, key))}" for key in series if key not in ALWAYS]
+    told = [f"{label_of(key, plain=True)} = {words_of(value_of(row, key))}" for key in series if key not in ALWAYS]
     told += [words_of(value_of(row, key)) for key in (*series, *extra) if key in ALWAYS]
     return ", ".join(told) or str(row.specs[0].config.method.name)
 
@@ -156,12 +146,13 @@ def curve(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Figu
     if not shown:
         return None
     grid = Grid(spec, shown, x)
-    axis = XAxis((value_of(member.row, x) for member in grid.members), log=bool(spec.get("log_x", False)))
+    words = epsilon_words if x.startswith("epsilon_") else "{:g}".format
+    axis = XAxis((value_of(member.row, x) for member in grid.members), bool(spec.get("log_x", False)), words)
     drawn: dict[int, list[RunFolder]] = {}
     for (y, column), panel in grid.panels.items():
         for line in grid.style.names:
             members = [member for member in grid.members if (member.line, member.panel) == (line, column)]
-            points = {words_of(value_of(member.row, x)): member for member in members}
+            points = {same(value_of(member.row, x)): member for member in members}
             if len(points) < len(members):
                 raise ValueError(
                     f"expected one row for each value of {x} in a line of the plot, got several in the line {line!r}: "
@@ -252,8 +243,10 @@ def steps(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Figu
                             spent.setdefault(x, []).append(epsilon)
             _draw_band(panel, seeds, grid.style[member.line], member.line, marks=True)
         panel.set_xlabel(str(spec.get("x_label") or ("steps" if per is None else f"steps / {label_of(per)}")))
+        panel.xaxis.set_major_formatter("{x:,.0f}")
         if spec.get("log_x", False):
             panel.set_xscale("log")
+            panel.xaxis.set_minor_formatter("")
         apart |= not _second_axis(panel, spent)
     how = "Lines: means over seeds; bands: lowest to highest seed. Points: generators kept along the way."
     if apart:
@@ -290,8 +283,8 @@ def _second_axis(panel: Axes, spent: Mapping[float, Sequence[float]]) -> bool:
     if places := sorted(spent):
         chosen = [places[i] for i in np.unique(np.linspace(0, len(places) - 1, 6).round().astype(int))]
         top = panel.secondary_xaxis("top")
-        top.set_xticks(chosen, [format_epsilon(max(spent[x])) for x in chosen], fontsize=8)
-        top.set_xlabel(r"$\varepsilon$ proven for the steps so far", fontsize=8)
+        top.set_xticks(chosen, [epsilon_words(max(spent[x])) for x in chosen], fontsize=8)
+        top.set_xlabel("ε proven for the steps so far", fontsize=8)
         top.tick_params(which="minor", top=False)
     return True
 
@@ -334,6 +327,7 @@ def log(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Figure
             seeds = {float(t + 1): [float(found[t]) for found in several] for t in chosen}
             _draw_band(panel, seeds, grid.style[member.line], member.line, marks=False)
         panel.set_xlabel(str(spec.get("x_label") or "row of the log"))
+        panel.xaxis.set_major_formatter("{x:,.0f}")
     how = "Lines: means over seeds; bands: lowest to highest seed."
     if decay is not None:
         how += f" Exponential moving averages with decay {float(decay):g}."

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,39 +29,39 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", ":", "-.")
 
-# The papers' symbols.
+# The papers' symbols. Mathtext where a letter needs it; other text stays text, which can be searched in an SVG.
 LABELS = {
     "dataset.name": "data set",
-    "epsilon_claimed": r"$\varepsilon$ claimed by the paper's count",
-    "epsilon_proven": r"$\varepsilon$ proven",
+    "epsilon_claimed": "ε claimed by the paper's count",
+    "epsilon_proven": "ε proven",
     "method.batch_size": "$B$",
     "method.clip_norm": "$C$",
     "method.cost": "cost",
     "method.d_d": r"$d_\mathcal{D}$",
     "method.lr": "learning rate",
-    "method.lr_d": r"$\mathcal{D}$ learning rate",
-    "method.lr_g": r"$\mathcal{G}$ learning rate",
+    "method.lr_d": "learning rate of D",
+    "method.lr_g": "learning rate of G",
     "method.m": "$m$",
     "method.n_d": r"$n_\mathcal{D}$",
     "method.name": "method",
     "method.p": "$p$",
     "method.shards": "$K$",
-    "method.sigma": r"$\sigma$",
+    "method.sigma": "σ",
     "method.steps": "$T$",
-    "privacy.epsilon": r"$\varepsilon$ (budget)",
+    "privacy.epsilon": "ε (budget)",
     "restart.checkpoint": "restart from",
     "fid": "FID",
     "kid": "KID",
     "inception_score": "Inception Score",
-    "d_accuracy_on_fakes": r"accuracy of $\mathcal{D}$ on fakes",
+    "d_accuracy_on_fakes": "accuracy of the discriminator on fakes",
 }
 CLASSIFIERS = {"cnn": "CNN", "mlp": "MLP", "logreg": "logistic regression"}
 
 
-def label_of(name: str) -> str:
-    """A key or a figure in words, in mathtext where the papers have a symbol."""
+def label_of(name: str, plain: bool = False) -> str:
+    """A key or a figure in words, in mathtext where the papers have a symbol; `plain` is without, for long texts."""
     if name in LABELS:
-        return LABELS[name]
+        return re.sub(r"\$|\\mathcal|[{}]", "", LABELS[name]) if plain else LABELS[name]
     if name.startswith("acc_") and name.endswith("_pct"):
         middle = name[4:-4]
         calibrated, middle = middle.endswith("calibrated"), middle.removesuffix("calibrated").strip("_")
@@ -112,13 +113,18 @@ def words_of(value: Any) -> str:
 
 def order_of(values: Iterable[Any]) -> list[Any]:
     """Different values: numbers first in their order, infinity last among them, then words."""
+    return sorted({same(value): value for value in values}.values(), key=rank)
 
-    def rank(value: Any) -> tuple[int, float, str]:
-        number = isinstance(value, float | int) and not isinstance(value, bool)
-        return (0, float(value), "") if number else (1, 0.0, words_of(value))
 
-    different = {words_of(value): value for value in values}
-    return sorted(different.values(), key=rank)
+def rank(value: Any) -> tuple[int, float, str]:
+    """By which values are sorted: numbers before words."""
+    number = isinstance(value, float | int) and not isinstance(value, bool)
+    return (0, float(value), "") if number else (1, 0.0, words_of(value))
+
+
+def same(value: Any) -> float | str:
+    """Equal for equal values, whatever their type: 1 and 1.0, but not 1 and "1.0"."""
+    return float(value) if isinstance(value, float | int) and not isinstance(value, bool) else f"word {value}"
 
 
 @dataclass
@@ -135,28 +141,32 @@ class Style:
         return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "linestyle": dashes}
 
 
+SPACE = 0.1  # between two ticks, as a share of the axis, so that their labels do not touch
+
+
 class XAxis:
     """Where values stand on an axis: numbers at themselves; words, then infinity, in places of their own at the right.
 
     Args:
         values: all that will be drawn.
         log: logarithmic; numbers must be positive.
+        words: how a tick is written.
 
     Raises:
         ValueError: for a number <= 0 on a logarithmic axis.
     """
 
-    def __init__(self, values: Iterable[Any], log: bool = False) -> None:
-        self.log = log
+    def __init__(self, values: Iterable[Any], log: bool = False, words: Callable[[float], str] = "{:g}".format) -> None:
+        self.log, self.words = log, words
         ordered = order_of(values)
         self.numbers = [float(value) for value in ordered if self._is_number(value)]
         if log and self.numbers and self.numbers[0] <= 0:
             raise ValueError(f"expected positive numbers on a logarithmic axis, got {self.numbers[0]:g}: no log_x.")
-        words = [value for value in ordered if not self._is_number(value)]
-        others = [words_of(value) for value in sorted(words, key=lambda value: words_of(value) == "∞")]
+        beside = [words_of(value) for value in ordered if not self._is_number(value)]
+        others = sorted(beside, key=lambda word: word == "∞")
         place = self._scaled(self.numbers[-1]) if self.numbers else 0.0
         span = place - self._scaled(self.numbers[0]) if self.numbers else 0.0
-        gap = 0.18 * span or (math.log10(3.0) if log else max(abs(place), 1.0))
+        gap = 0.24 * span or (math.log10(3.0) if log else max(abs(place), 1.0))
         self.others = {word: self._unscaled(place + gap * (i + bool(self.numbers))) for i, word in enumerate(others)}
         self.parted = self._unscaled(place + gap / 2) if self.numbers and others else None
 
@@ -180,14 +190,14 @@ class XAxis:
         if self.log:
             panel.set_xscale("log")
         spaced = [self._scaled(value) for value in self.numbers]
-        near = min(np.diff(spaced), default=math.inf) < 0.07 * (spaced[-1] - spaced[0]) if spaced else False
+        near = min(np.diff(spaced), default=math.inf) < SPACE * (spaced[-1] - spaced[0]) if spaced else False
         if near and not self.log and not self.others:
             return
         ticks = self.numbers
         if near:
             ticks = self._apart() if self.log else list(MaxNLocator(6).tick_values(spaced[0], spaced[-1]))
             ticks = [tick for tick in ticks if self.numbers[0] <= tick <= self.numbers[-1]]
-        labels = [f"{tick:g}" for tick in ticks]
+        labels = [self.words(tick) for tick in ticks]
         panel.xaxis.set_major_locator(FixedLocator([*ticks, *self.others.values()]))
         panel.xaxis.set_minor_locator(NullLocator())
         panel.set_xticklabels([*labels, *self.others])
@@ -196,7 +206,7 @@ class XAxis:
 
     def _apart(self) -> list[float]:
         """As many of the numbers, from the right, as a logarithmic axis has room for."""
-        least = 0.07 * (self._scaled(self.numbers[-1]) - self._scaled(self.numbers[0]))
+        least = SPACE * (self._scaled(self.numbers[-1]) - self._scaled(self.numbers[0]))
         kept = [self.numbers[-1]]
         for value in reversed(self.numbers[:-1]):
             if self._scaled(kept[0]) - self._scaled(value) >= least:
@@ -260,16 +270,23 @@ def row_name(row: TableRow, table: DictConfig, apart: Iterable[str] = ()) -> str
     config = row.specs[0].config
     words = [str(config.method.name), describe_dataset(config)]
     keys = [*(f"method.{name}" for name in listed(table.get("settings"))), *apart]
-    words += [f"{label_of(key)} = {words_of(value)}" for key in keys if (value := value_of(row, key)) is not None]
+    words += [
+        f"{label_of(key, plain=True)} = {words_of(value)}" for key in keys if (value := value_of(row, key)) is not None
+    ]
     return ", ".join(words)
 
 
 def proven_words(folder: RunFolder) -> str:
     """`ε proven 10`, with the claim where there is one: `ε proven 610 (claimed 9.99)`."""
     proven, claimed = epsilon_of(folder, "proven"), epsilon_of(folder, "claimed")
-    if proven is not None and math.isinf(proven):
-        return "no privacy (ε = ∞)"
-    return f"ε proven {format_epsilon(proven)}" + ("" if claimed is None else f" (claimed {format_epsilon(claimed)})")
+    if proven is None or math.isinf(proven):
+        return f"ε proven {words_of(proven)}"
+    return f"ε proven {epsilon_words(proven)}" + ("" if claimed is None else f" (claimed {epsilon_words(claimed)})")
+
+
+def epsilon_words(value: float) -> str:
+    """Three significant digits, and from 1,000 on no decimals: `9.96`, `1,353`."""
+    return f"{value:,.0f}" if 1000 <= value < math.inf else words_of(float(format_epsilon(value)))
 
 
 def write_below(figure: Figure, title: str, text: str) -> None:
@@ -284,7 +301,7 @@ def _epsilons(runs: Sequence[RunFolder], name: str, finite: bool = False) -> str
     """The runs' epsilons of that name, each once; lowest and highest where they are many."""
     found = {value for folder in runs if (value := epsilon_of(folder, name)) is not None}
     values = sorted(value for value in found if not (finite and math.isinf(value)))
-    words = _different(words_of(float(format_epsilon(value))) for value in values)
+    words = _different(epsilon_words(value) for value in values)
     if len(words) > 5:
         return f"{words[0]} to {words[-1]}"
     return ", ".join(words) or ("" if finite else "not known")

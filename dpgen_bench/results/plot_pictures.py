@@ -60,7 +60,7 @@ def samples(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Fi
     if not blocks:
         return None
     wide = max(block.shape[1] / block.shape[0] for _, _, block in blocks)
-    columns = min(len(blocks), 4 if wide < 2 else 2)
+    columns = 2 if len(blocks) == 4 else min(len(blocks), 3)
     count = math.ceil(len(blocks) / columns)
     height = max(0.55 + 3.0 / wide, 1.2)
     figure = Figure(figsize=(0.4 + 3.1 * columns, 1.3 + height * count), layout="constrained")

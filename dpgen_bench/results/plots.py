@@ -13,6 +13,7 @@ from omegaconf import DictConfig, ListConfig
 
 from dpgen_bench.files import atomic
 from dpgen_bench.results import plot_kinds, plot_pictures
+from dpgen_bench.results.plot_parts import check_keys, same, value_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from dpgen_bench.results.rows import TableRow
 
 KINDS = {**plot_kinds.KINDS, **plot_pictures.KINDS}
+COMMON = {"kind", "only"}
 WITHOUT_RUNS = ("bias_variance",)  # kinds that are drawn though no run was made
 
 STYLE: dict[str, Any] = {
@@ -53,7 +55,7 @@ def draw(name: str, table: DictConfig, rows: Sequence[TableRow], results: Path) 
     entries = plot_entries(table)
     for number, spec in enumerate(entries, start=1):
         with style.context(["default", STYLE]):
-            figure = KINDS[str(spec.kind)][0](spec, table, rows)
+            figure = KINDS[str(spec.kind)][0](spec, table, _chosen(spec, rows))
             if figure is not None:
                 stem = results / "plots" / (name if len(entries) == 1 else f"{name}-{number}")
                 written += _save(figure, stem, str(table.title))
@@ -71,10 +73,21 @@ def plot_entries(table: DictConfig) -> list[DictConfig]:
     for spec in entries:
         if not isinstance(spec, DictConfig) or str(spec.get("kind")) not in KINDS:
             raise ValueError(f"expected a plot with a kind among {', '.join(KINDS)}, got {spec}.")
-        if unknown := sorted(set(map(str, spec)) - KINDS[str(spec.kind)][1] - {"kind"}):
-            known = ", ".join(sorted(KINDS[str(spec.kind)][1]))
+        if unknown := sorted(set(map(str, spec)) - KINDS[str(spec.kind)][1] - COMMON):
+            known = ", ".join(sorted(KINDS[str(spec.kind)][1] | COMMON))
             raise ValueError(f"expected in a plot of kind {spec.kind} the keys {known}, got {', '.join(unknown)}.")
     return entries
+
+
+def _chosen(spec: DictConfig, rows: Sequence[TableRow]) -> list[TableRow]:
+    """The rows with the config values that the entry asks for: `only: {KEY: VALUE or several}`."""
+    only = {str(key): {same(value) for value in _several(values)} for key, values in spec.get("only", {}).items()}
+    check_keys(rows, only)
+    return [row for row in rows if all(same(value_of(row, key)) in only[key] for key in only)]
+
+
+def _several(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, ListConfig) else [value]
 
 
 def _save(figure: Figure, stem: Path, title: str) -> list[Path]:

@@ -74,10 +74,10 @@ class _Line:
         return self.reports[0]
 
     @property
-    def family(self) -> tuple[str, str, str]:
+    def family(self) -> tuple[str, ...]:
         """Lines among which settings are compared, to say what tells them apart."""
         config = self.first.config
-        return str(config.method.name), describe_dataset(config), str(config.scale.name)
+        return str(config.method.name), describe_dataset(config), str(config.scale.name), self.first.budget
 
     @property
     def settings(self) -> dict[str, str]:
@@ -103,7 +103,7 @@ def leaderboard(runs: Sequence[Run]) -> list[dict[str, Any]]:
     for pairs in grouped.values():
         ordered = sorted(pairs, key=lambda pair: (int(pair[0].config.seed), pair[0].id))
         found.append(_Line(tuple(run for run, _ in ordered), tuple(report for _, report in ordered)))
-    families: dict[tuple[str, str, str], list[_Line]] = {}
+    families: dict[tuple[str, ...], list[_Line]] = {}
     for each in found:
         families.setdefault(each.family, []).append(each)
     lines = [_content(each, _varying(families[each.family])) for each in found]

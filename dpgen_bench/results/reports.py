@@ -73,6 +73,15 @@ class Reports:
             whole = _with_part(whole or {"protocol": wanted, "repeats": [], "complete": True}, part, shared)
         return whole if any(repeat["metrics"] for repeat in whole.get("repeats", [])) else {}
 
+    def covered(self, wanted: Protocol) -> bool:
+        """Whether complete reports of this protocol and its parts together have every metric measured in every repeat."""
+        repeats = self.assembled(wanted).get("repeats", [])
+        return len(repeats) == int(wanted.get("repeats", 1)) and all(
+            repeat["metrics"].get(key, {}).get("status") == "measured"
+            for repeat in repeats
+            for key in wanted["metrics"]
+        )
+
     def settled(self, protocol: Protocol) -> bool:
         """Whether there is a complete report of exactly this protocol in which every metric was measured."""
         report = self.of(protocol)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,7 @@ def parent_ids(table: DictConfig, results: Path, scale: str = "paper") -> dict[s
         if len(jobs) != 1:
             raise ValueError(f"expected the line of one run for the parent {name!r}, got {len(jobs)}: {line}")
         words = [*measured_by(table, jobs[0]), *(["scale=quick"] if scale == "quick" else [])]
-        ids[str(name)] = specify(compose_config([f"results={results}", *words])).id
+        ids[str(name)] = specify_job(words, results).id
     return ids
 
 
@@ -271,7 +272,7 @@ def rows_of(lines: Iterable[str], results: Path, parents: dict[str, str]) -> lis
     groups: dict[str, dict[str, RunSpec]] = {}
     for line in lines:
         for job in jobs_of(line, parents):
-            spec = specify(compose_config([f"results={results}", *job]), planned=True)
+            spec = specify_job(job, results)
             alike = str((spec.protocol_record(), {**spec.training, "seed": None}))
             groups.setdefault(alike, {})[spec.id] = spec  # a run that two lines name is one run
     store = Store(results)
@@ -280,6 +281,20 @@ def rows_of(lines: Iterable[str], results: Path, parents: dict[str, str]) -> lis
     ]
 
 
-def setting(row: TableRow, name: str) -> Any:
-    """A setting of the row's method, or its relation, clip and the like by dotted name; a dash where it has none."""
-    return row.specs[0].config.method.get(name, "–")
+def specify_job(words: Sequence[str], results: Path) -> RunSpec:
+    """The run that a job's words describe, whose parent need not be there yet.
+
+    Composing takes Hydra a quarter of a second, so that words which differ in their seed alone are composed once.
+    """
+    seeds = [word.split("=", 1)[1] for word in words if re.fullmatch(r"seed=\d+", word)]
+    others = tuple(word for word in words if not re.fullmatch(r"seed=\d+", word))
+    config = copy.deepcopy(_composed(others))
+    config.results = str(results)
+    if seeds:
+        config.seed = int(seeds[-1])
+    return specify(config, planned=True)
+
+
+@cache
+def _composed(words: tuple[str, ...]) -> DictConfig:
+    return compose_config([*words])

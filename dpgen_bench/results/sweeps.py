@@ -16,10 +16,10 @@ from omegaconf import DictConfig
 from rich.table import Table
 
 from dpgen_bench.results.listing import make_console
-from dpgen_bench.results.rows import jobs_of, lines_of, load_table, parent_ids
+from dpgen_bench.results.rows import jobs_of, lines_of, load_table, parent_ids, specify_job
 from dpgen_bench.results.store import RunFolder, Store
 from dpgen_bench.results.trajectory import settled_steps
-from dpgen_bench.specify import RunSpec, compose_config, specify
+from dpgen_bench.specify import RunSpec
 
 # Settings that change how long a run takes by its number of steps alone, or not at all.
 NO_MATTER = {"steps", "sigma", "name", "check", "lr", "lr_d", "lr_g", "betas", "clip_norm", "threshold", "beta", "ema"}
@@ -69,7 +69,7 @@ def plan_sweep(table: DictConfig, results: Path, scale: str = "paper") -> list[J
     for number, line in enumerate([*of_parents, *lines_of(table, scale)]):
         for job in jobs_of(line, parents):
             words = [*job, *(extra if number >= len(of_parents) else [])]
-            spec = specify(compose_config([f"results={results}", *words]), planned=True)
+            spec = specify_job(words, results)
             key = (spec.id, str(spec.protocol_record()))  # one run may be measured by two protocols
             jobs.setdefault(key, Job(tuple(words), spec, store.folder(spec.id), _state(spec, store.folder(spec.id))))
     return list(jobs.values())
@@ -86,7 +86,7 @@ def _kept_words(table: DictConfig, scale: str) -> list[str]:
 def _state(spec: RunSpec, folder: RunFolder) -> str:
     if not folder.done:
         return "not run" if not folder.path.exists() else folder.status()
-    if not folder.reports.settled(spec.protocol_record()):
+    if not folder.reports.covered(spec.protocol_record()):
         return "trained, not measured"
     return "finished" if settled_steps(spec, folder) else "kept steps not measured"
 

@@ -135,7 +135,7 @@ class Built:
         )
 
     def marks(self) -> list[str]:
-        """What the marks in the cells stand for, notes on printed figures and reasons for †: each with whose they are."""
+        """What the marks in the cells stand for, notes on printed figures and reasons for †, each with whose it is."""
         whose: dict[str, dict[str, None]] = {}
         for line in self.lines:
             who = ", ".join(dict.fromkeys(v for k, v in line.head.items() if k in _WHO and v != "–"))

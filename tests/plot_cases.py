@@ -1,0 +1,77 @@
+"""A made store for tests of pictures: run folders with the files that pictures are made of, and nothing trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from dpgen_bench.results.reports import Report
+from dpgen_bench.results.rows import TableRow
+from dpgen_bench.results.store import RunFolder, Store
+from dpgen_bench.specify import RunSpec, compose_config, specify
+
+
+@lru_cache
+def spec_of(line: str) -> RunSpec:
+    """The run of one line of overrides; composed once for all tests."""
+    return specify(compose_config(line.split()))
+
+
+def report_of(spec: RunSpec, values: Mapping[str, float]) -> Report:
+    result = {"status": "measured", "values": dict(values), "notes": [], "reason": ""}
+    repeat = {"seed": 0, "samples": {"notes": []}, "metrics": {"made": result}}
+    return {"protocol": spec.protocol_record(), "repeats": [repeat], "complete": True}
+
+
+def make_run(
+    results: Path,
+    line: str,
+    figures: Mapping[str, float] | None = None,
+    proven: float | str | None = "inf",
+    claimed: float | None = None,
+) -> RunFolder:
+    """A trained run with its ledger's epsilons and, with `figures`, measured by its config's protocol."""
+    spec = spec_of(line)
+    folder = Store(results).folder(spec.id)
+    folder.path.mkdir(parents=True)
+    (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(spec.config))
+    (folder.path / "generator.safetensors").touch()
+    bound = {"kind": "PerRow", "C": 1.0}
+    entry = {"name": "query", "bound": bound}
+    folder.write_json("ledger.json", {"entries": [entry], "epsilon": {"proven": proven, "claimed": claimed}})
+    folder.write_json("training.json", {"steps": {"train": 400}})
+    if figures is not None:
+        folder.reports.write(report_of(spec, figures))
+    return folder
+
+
+def keep_step(folder: RunFolder, line: str, step: int, epsilon: float | str, figures: Mapping[str, float]) -> None:
+    """A generator kept on the way, measured."""
+    place = RunFolder(folder.path / "steps" / str(step))
+    place.path.mkdir(parents=True)
+    place.write_json("step.json", {"step": step, "epsilon": epsilon})
+    place.reports.write(report_of(spec_of(line), figures))
+
+
+def write_log(folder: RunFolder, rows: Sequence[Mapping[str, Any]], end: str = "") -> None:
+    (folder.path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + end)
+
+
+def write_samples(folder: RunFolder, n: int = 40, classes: int = 10, channels: int = 1, side: int = 28) -> None:
+    """Samples whose brightness is their class's."""
+    labels = np.arange(n) % classes
+    shades = (labels * 25).astype(np.uint8)[:, None, None, None]
+    images = np.broadcast_to(shades, (n, channels, side, side))
+    np.savez_compressed(folder.path / "samples.npz", images=images, labels=labels, made_by="")
+
+
+def row_of(results: Path, *lines: str) -> TableRow:
+    """The row of these lines, which differ in their seed alone."""
+    specs = tuple(spec_of(line) for line in lines)
+    return TableRow(specs, tuple(Store(results).folder(spec.id) for spec in specs))

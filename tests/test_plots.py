@@ -1,0 +1,335 @@
+"""Pictures of runs: each kind on made run folders. What is asked of a picture stands as text in its SVG."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from omegaconf import DictConfig, OmegaConf
+from PIL import Image
+
+from dpgen_bench.results.plot_parts import XAxis, averaged, epsilon_words, label_of, order_of, read_log, value_of
+from dpgen_bench.results.plot_pictures import montage
+from dpgen_bench.results.plots import draw, plot_entries
+from dpgen_bench.results.rows import TableRow
+from tests.plot_cases import keep_step, make_run, row_of, write_log, write_samples
+
+DPGAN = "experiment=demo/dpgan"
+
+
+def table(plot: Any, **more: Any) -> DictConfig:
+    return OmegaConf.create({"title": "A made table", "plot": plot, **more})
+
+
+def texts(path: Path) -> list[str]:
+    """The texts of an SVG, each with its parts (mathtext has several) put together."""
+    root = ElementTree.parse(path).getroot()
+    words = ["".join(part.itertext()) for part in root.iter() if part.tag.endswith("}text")]
+    return [" ".join(word.split()) for word in words]
+
+
+def drawn(results: Path, plot: Any, rows: Sequence[TableRow], **more: Any) -> tuple[list[str], str]:
+    """The texts of the one picture that is drawn, each and all together; both its files are looked at."""
+    png, svg = draw("made", table(plot, **more), rows, results)
+    assert (png, svg) == (results / "plots" / "made.png", results / "plots" / "made.svg")
+    assert png.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    with Image.open(png) as picture:
+        picture.load()
+        assert min(picture.size) > 300
+        assert picture.info.get("Software") is None
+    assert "A made table" in texts(svg)
+    assert re.search(rb"Matplotlib v\d|<dc:date>", svg.read_bytes()) is None
+    found = texts(svg)
+    return found, " ".join(found)
+
+
+def n_d_rows(results: Path, values: Sequence[Any] = (1, 10, "adaptive"), **more: Any) -> list[TableRow]:
+    rows = []
+    for i, value in enumerate(values):
+        lines = [f"{DPGAN} method.n_d={value} privacy.epsilon=10 seed={seed}" for seed in (0, 1)]
+        for seed, line in enumerate(lines):
+            make_run(results, line, {"fid": 100.0 - 10 * i + seed, "acc_cnn_pct": 50.0 + i}, proven=9.5, claimed=12.3)
+        rows.append(row_of(results, *lines))
+    return rows
+
+
+def test_a_curve_says_what_it_shows(tmp_path: Path) -> None:
+    plot = {"kind": "curve", "x": "method.n_d", "y": ["fid", "acc_cnn_pct"], "log_x": True}
+    found, together = drawn(tmp_path, plot, n_d_rows(tmp_path))
+    assert found.count("adaptive") == 2  # a tick of each panel
+    assert {"FID", "accuracy, CNN (%)", "1", "10"} <= set(found)
+    for words in (
+        "scale demo; protocol quick; 2 seeds each",
+        "ε proven 9.5 (add-remove, δ = 1e-05)",
+        "counts 12.3",
+        "Not a reproduction: scale demo.",
+        "lowest to highest seed",
+    ):
+        assert words in together
+
+
+def test_the_paper_s_scale_is_no_other(tmp_path: Path) -> None:
+    line = f"{DPGAN} scale=paper"
+    make_run(tmp_path, line, {"fid": 3.0}, proven="inf")
+    _, together = drawn(tmp_path, {"kind": "curve", "x": "method.n_d", "y": "fid"}, [row_of(tmp_path, line)])
+    assert "scale paper; protocol quick; 1 seed each; ε proven ∞" in together
+    assert "Not a reproduction" not in together
+
+
+def test_lines_are_named_by_what_sets_them_apart_and_never_join_protocols(tmp_path: Path) -> None:
+    rows = []
+    for words in ("method.d_d=8", "method.d_d=16", "method.d_d=16 protocol=standard_utility"):
+        for n_d in (1, 2):
+            line = f"{DPGAN} method.n_d={n_d} {words}"
+            if "protocol" in words:  # the same run, measured again
+                rows.append(row_of(tmp_path, line))
+                folder, spec = rows[-1].folders[0], rows[-1].specs[0]
+                report = next(iter(folder.reports.all()))
+                folder.reports.write({**report, "protocol": spec.protocol_record()})
+                rows[-1] = row_of(tmp_path, line)
+            else:
+                make_run(tmp_path, line, {"fid": 9.0})
+                rows.append(row_of(tmp_path, line))
+    plot = {"kind": "curve", "x": "method.n_d", "y": "fid", "series": "method.d_d"}
+    found, _ = drawn(tmp_path, plot, rows)
+    assert sum("standard_utility" in word and "16" in word for word in found) == 1
+    assert sum(word.endswith(", quick") for word in found) == 2
+
+
+def test_two_rows_at_one_place_of_a_line_are_an_error(tmp_path: Path) -> None:
+    rows = []
+    for d_d in (8, 16):
+        make_run(tmp_path, f"{DPGAN} method.d_d={d_d}", {"fid": 9.0})
+        rows.append(row_of(tmp_path, f"{DPGAN} method.d_d={d_d}"))
+    with pytest.raises(ValueError, match=r"one row for each value of method\.n_d"):
+        draw("made", table({"kind": "curve", "x": "method.n_d", "y": "fid"}), rows, tmp_path)
+
+
+def test_privacy_and_utility_has_infinity_at_the_right(tmp_path: Path) -> None:
+    rows = []
+    for method in ("dpgan", "dp_merf"):
+        for budget in (1, 10, "inf"):
+            line = f"experiment=demo/{method} privacy.epsilon={budget}"
+            proven = budget if budget == "inf" else 0.99999 * budget
+            make_run(tmp_path, line, {"acc_mlp_pct": 50.0}, proven=proven, claimed=None if method == "dp_merf" else 2.0)
+            rows.append(row_of(tmp_path, line))
+    found, together = drawn(tmp_path, {"kind": "privacy_utility", "y": "acc_mlp_pct"}, rows)
+    assert {"1", "10", "∞", "dpgan", "dp_merf", "accuracy, MLP (%)"} <= set(found)
+    assert "ε proven 1, 10, ∞" in together
+    # DP-MERF's runs have no claim, and are left out where claims are the axis: said, not hidden.
+    claims = {"kind": "privacy_utility", "epsilon": "claimed", "y": "acc_mlp_pct", "series": "privacy.epsilon"}
+    found, together = drawn(tmp_path, claims, rows)
+    assert "Left out: 3 row(s) without epsilon_claimed." in together
+    assert "ε claimed by the paper's count" in found
+
+
+def test_relations_that_do_not_compare_are_said(tmp_path: Path) -> None:
+    rows = []
+    for relation in ("add_remove", "replace_one"):
+        line = f"{DPGAN} privacy.epsilon=10 privacy.relation={relation}"
+        make_run(tmp_path, line, {"fid": 9.0}, proven=10.0)
+        rows.append(row_of(tmp_path, line))
+    plot = {"kind": "privacy_utility", "y": "fid", "series": "privacy.relation"}
+    _, together = drawn(tmp_path, plot, rows)
+    assert "Beware: an ε under replace-one does not compare" in together
+
+
+def test_steps_have_a_second_axis_of_what_was_spent(tmp_path: Path) -> None:
+    rows = n_d_rows(tmp_path, (1, 2))
+    for row in rows:
+        for folder, spec in zip(row.folders, row.specs, strict=True):
+            line = f"{DPGAN} method.n_d={spec.config.method.n_d} privacy.epsilon=10 seed={spec.seed}"
+            for step in (100, 200):
+                keep_step(folder, line, step, 0.01 * step, {"fid": 300.0 - step})
+    plot = {"kind": "steps", "y": "fid", "series": "method.n_d"}
+    found, together = drawn(tmp_path, plot, rows)
+    assert {"1", "2", "9.5"} <= set(found)  # at 100, at 200, and of the whole run
+    assert "ε proven for the steps so far" in found
+    assert "scale demo" in together
+    # Steps over n_D: 100 and 50 generator steps are at different epsilons, and no axis can say so.
+    found, together = drawn(tmp_path, {**plot, "per": "method.n_d", "x_label": "generator steps"}, rows)
+    assert "ε proven for the steps so far" not in found
+    assert "generator steps" in found
+    assert "Lines differ in what they had spent" in together
+
+
+def test_a_log_is_drawn_with_a_damaged_line_and_averaged(tmp_path: Path) -> None:
+    rows = n_d_rows(tmp_path, (1, 2))
+    for row in rows:
+        for folder in row.folders:
+            values = [{"step": i, "d_accuracy_on_fakes": 0.5, "n_d": 1} for i in range(30)]
+            write_log(folder, [{"phase": "start"}, *values], end='{"step": 30, "d_accuracy_on')
+    assert len(read_log(rows[0].folders[0].path / "log.jsonl", "d_accuracy_on_fakes")) == 30
+    plot = {"kind": "log", "y": "d_accuracy_on_fakes", "ema": 0.95, "series": "method.n_d", "x_max": 20}
+    found, together = drawn(tmp_path, {**plot, "x_label": "generator steps"}, rows)
+    assert "generator steps" in found
+    assert "accuracy of the discriminator on fakes" in found
+    assert "decay 0.95" in together
+    with pytest.raises(ValueError, match=r"plot\.ema in \[0, 1\)"):
+        draw("made", table({**plot, "ema": 1.0}), rows, tmp_path)
+
+
+def test_samples_stand_by_class_with_epsilon_above(tmp_path: Path) -> None:
+    rows = n_d_rows(tmp_path, (1, 2))
+    write_samples(rows[0].folders[1])  # the first seed has none: the second is shown
+    (rows[1].folders[0].path / "samples.npz").write_bytes(b"no archive")
+    found, together = drawn(tmp_path, {"kind": "samples", "per_class": 3}, rows, settings=["n_d"])
+    assert "ε proven 9.5 (claimed 12.3), seed 1" in found
+    assert "dpgan, digits, n_D = 1" in found
+    assert f"The samples of run {rows[1].folders[0].id} cannot be read" in together
+
+
+def test_a_montage_has_a_column_for_each_class(tmp_path: Path) -> None:
+    images = np.arange(6, dtype=np.float32)[:, None, None, None] * np.ones((6, 3, 4, 5), np.float32) * 10.4
+    np.savez(tmp_path / "samples.npz", images=images, labels=np.array([2, 0, 2, 0, 2, 0]))
+    picture = montage(tmp_path / "samples.npz", 2)
+    assert picture.shape == (2 * 5 - 1, 3 * 6 - 1, 3)
+    cells = [[int(picture[5 * i, 6 * j, 0]) for j in range(3)] for i in range(2)]
+    assert cells == [[10, 128, 0], [31, 128, 21]]  # 10.4, 31.2; class 1 has none; 0, 20.8: rounded
+    assert (picture[4] == 128).all()
+
+
+def test_norms_are_drawn_for_public_data_alone(tmp_path: Path) -> None:
+    rows = []
+    for noise in ("seeded", "os"):
+        line = f"{DPGAN} privacy.diagnostics=unsafe privacy.noise={noise}"
+        folder = make_run(tmp_path, line, {"fid": 9.0})
+        (folder.path / "private").mkdir()
+        lines = [{"mechanism": "query", "release": i, "norms_before_clipping": [0.5, 2.0]} for i in range(5)]
+        content = "".join(json.dumps(one) + "\n" for one in lines) + '{"mechanism'
+        (folder.path / "private" / "diagnostics.jsonl").write_text(content)
+        rows.append(row_of(tmp_path, line))
+    found, together = drawn(tmp_path, {"kind": "norms"}, rows)
+    assert "C = 1" in found
+    assert any("10 rows; median 1.25, 50% clipped" in word for word in found)
+    assert "Left out: 1 run(s) with privacy.noise=os" in together
+    assert draw("alone", table({"kind": "norms"}), rows[1:], tmp_path) == []
+
+
+def test_bias_and_variance_need_no_run(tmp_path: Path) -> None:
+    plot = {"kind": "bias_variance", "p": [0.0, 1.0], "pool": [1, None], "n": 4, "batches": 3}
+    found, together = drawn(tmp_path, plot, [])
+    assert {"1", "80"} <= set(found)  # images per class
+    assert "No run: gradients over 3 batches of 4 real and 4 generated images of digits" in together
+    assert "Not a reproduction" in together
+
+
+def test_the_same_runs_give_the_same_bytes_whatever_the_user_s_style(tmp_path: Path) -> None:
+    import matplotlib
+
+    rows = n_d_rows(tmp_path)
+    for row in rows:
+        write_samples(row.folders[0])
+    plot = [{"kind": "curve", "x": "method.n_d", "y": "fid"}, {"kind": "samples", "per_class": 2}]
+    files = draw("made", table(plot), rows, tmp_path)
+    assert [path.name for path in files] == ["made-1.png", "made-1.svg", "made-2.png", "made-2.svg"]
+    before = [path.read_bytes() for path in files]
+    with matplotlib.rc_context({"font.size": 20.0, "svg.fonttype": "path", "lines.linewidth": 9.0}):
+        draw("made", table(plot), rows, tmp_path)
+        assert matplotlib.rcParams["font.size"] == 20.0
+    assert [path.read_bytes() for path in files] == before
+
+
+@pytest.mark.parametrize(
+    "plot",
+    [
+        {"kind": "curve", "x": "method.n_d", "y": "fid"},
+        {"kind": "privacy_utility", "y": "fid"},
+        {"kind": "steps", "y": "fid"},
+        {"kind": "log", "y": "d_accuracy_on_fakes"},
+        {"kind": "samples"},
+        {"kind": "norms"},
+    ],
+    ids=lambda plot: plot["kind"],
+)
+def test_nothing_to_draw_makes_no_file(tmp_path: Path, plot: dict[str, Any]) -> None:
+    make_run(tmp_path, DPGAN, {"acc_mlp_pct": 9.0})  # measured, but nothing that is asked for
+    rows = [row_of(tmp_path, DPGAN), row_of(tmp_path, f"{DPGAN} seed=7")]
+    assert draw("made", table(plot), rows, tmp_path) == []
+    assert draw("made", table(plot), [], tmp_path) == []
+    assert not (tmp_path / "plots").exists()
+
+
+def test_only_some_rows_of_a_table(tmp_path: Path) -> None:
+    rows = n_d_rows(tmp_path)
+    plot = {"kind": "curve", "x": "method.n_d", "y": "fid", "only": {"method.n_d": [1, "adaptive"]}}
+    found, _ = drawn(tmp_path, plot, rows)
+    assert {"1", "adaptive"} <= set(found)
+    assert "10" not in found
+    assert draw("none", table({**plot, "only": {"method.n_d": 3}}), rows, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("plot", "message"),
+    [
+        ({"kind": "pie"}, "a kind among curve, privacy_utility"),
+        ({"kind": "curve", "x": "method.n_d", "y": "fid", "colour": 1}, "the keys kind, log_x"),
+        ({"kind": "curve", "x": "method.nd", "y": "fid"}, r"method\.nd"),
+        ({"kind": "curve", "x": "method.n_d", "y": "fid", "series": "method.width"}, r"method\.width"),
+        ({"kind": "curve", "x": "method.n_d", "y": "fid", "only": {"method.width": 1}}, r"method\.width"),
+        ({"kind": "privacy_utility", "y": "fid", "epsilon": "server"}, "proven or claimed"),
+        ({"kind": "steps", "y": "fid", "per": "method.nd"}, r"method\.nd"),
+        ({"kind": "samples", "per_class": 0}, "per_class"),
+    ],
+)
+def test_a_plot_that_cannot_be_is_refused(tmp_path: Path, plot: dict[str, Any], message: str) -> None:
+    make_run(tmp_path, DPGAN, {"fid": 9.0})
+    with pytest.raises(ValueError, match=message):
+        draw("made", table(plot), [row_of(tmp_path, DPGAN)], tmp_path)
+
+
+def test_plots_are_one_or_several() -> None:
+    assert plot_entries(table(None)) == []
+    assert len(plot_entries(table({"kind": "norms"}))) == 1
+    assert [entry.kind for entry in plot_entries(table([{"kind": "norms"}, {"kind": "samples"}]))] == [
+        "norms",
+        "samples",
+    ]
+
+
+def test_values_of_a_row(tmp_path: Path) -> None:
+    make_run(tmp_path, DPGAN, {"fid": 9.0}, proven=3.25, claimed=None)
+    row = row_of(tmp_path, DPGAN)
+    assert value_of(row, "epsilon_proven") == 3.25
+    assert value_of(row, "epsilon_claimed") is None
+    assert value_of(row, "dataset.name") == "digits"
+    assert value_of(row, "method.nothing") is None
+
+
+def test_places_on_an_axis() -> None:
+    axis = XAxis([10, "adaptive", 1.0, math.inf, 100], log=True)
+    assert axis.numbers == [1.0, 10.0, 100.0]
+    assert [axis.place(value) for value in (1, 10, 100)] == [1.0, 10.0, 100.0]
+    assert 100.0 < axis.parted < axis.place("adaptive") < axis.place(math.inf)
+    assert XAxis([3.0]).parted is None
+    only_words = XAxis(["a", "b"])
+    assert (only_words.place("a"), only_words.place("b")) == (0.0, 1.0)
+    with pytest.raises(ValueError, match="positive numbers on a logarithmic axis, got 0"):
+        XAxis([0.0, 1.0], log=True)
+
+
+def test_order_average_and_words() -> None:
+    assert order_of(["b", 10, 2.0, math.inf, None, 2, "a"]) == [2, 10, math.inf, "a", "b", None]
+    assert averaged(np.array([1.0, 0.0, 0.0]), 0.5).tolist() == [1.0, 0.5, 0.25]
+    assert averaged(np.array([0.3, 0.7]), 0.0).tolist() == [0.3, 0.7]
+    assert [epsilon_words(value) for value in (0.99999, 9.9635, 610.3, 1352.9, math.inf)] == [
+        "1",
+        "9.96",
+        "610",
+        "1,353",
+        "∞",
+    ]
+    labels = {"acc_cnn_pct": "accuracy, CNN (%)", "acc_calibrated_pct": "calibrated accuracy, average (%)"}
+    labels |= {
+        "acc_avg_pct": "accuracy, average (%)",
+        "acc_linear_svc_calibrated_pct": "calibrated accuracy, linear svc (%)",
+    }
+    assert {name: label_of(name) for name in labels} == labels
+    assert (label_of("method.n_d"), label_of("method.n_d", plain=True)) == (r"$n_\mathcal{D}$", "n_D")

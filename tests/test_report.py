@@ -1,0 +1,268 @@
+"""The report: which folders count, how they become lines, what never enters it, and that it is the same each time."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import time
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from dpgen_bench.results import report, report_runs
+from dpgen_bench.results.report import build_report, collect, render
+from dpgen_bench.results.report_command import Command
+from dpgen_bench.results.statistics import summarise
+from dpgen_bench.results.store import RunFolder, Store
+from tests.report_toys import DEMO, PLACE, SECRET, make_run, write_report
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory) -> Path:
+    """Two seeds at epsilon 1, one at 10, one without privacy."""
+    results = tmp_path_factory.mktemp("bench") / "results"
+    for words, fid in ((("1", "0"), 10.0), (("1", "1"), 14.0), (("10", "0"), 9.0), (("inf", "0"), 8.0)):
+        make_run(results, DEMO, f"privacy.epsilon={words[0]}", f"seed={words[1]}", fid=fid)
+    return results
+
+
+@pytest.fixture
+def results(bench, tmp_path) -> Path:
+    """A copy of `bench` that a test may spoil."""
+    return Path(shutil.copytree(bench, tmp_path / "results"))
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+    """No tables, each of which composes many configs, and no commands, which compose some: both have tests below."""
+    monkeypatch.setattr(report, "table_names", lambda: [])
+    monkeypatch.setattr(report_runs, "command_of", lambda *_: Command("dpgen run", True, ""))
+
+
+def states(content: dict) -> dict[str, str]:
+    return {run["folder"]: run["state"] for run in content["runs"]}
+
+
+def data_of(html: str) -> dict:
+    """What a browser would find: the JSON up to the first end of a script."""
+    begin = html.index('<script type="application/json" id="data">') + len('<script type="application/json" id="data">')
+    return json.loads(html[begin : html.index("</script", begin)])
+
+
+def test_seeds_share_a_line_and_epsilons_do_not(bench):
+    lines = collect(bench)["lines"]
+    assert [(line["filters"]["epsilon"], line["cells"]["seeds"]["value"]) for line in lines] == [
+        ("1", 2),
+        ("10", 1),
+        ("inf", 1),
+    ]
+    fid = lines[0]["cells"]["fid"]
+    assert fid == {"text": summarise([[10.0], [14.0]]).text(), "value": 12.0}
+    assert fid["text"] == "12.0 ± 2.8"  # sqrt(((10-12)² + (14-12)²) / 1)
+    assert [run["seed"] for run in lines[0]["runs"]] == ["0", "1"]
+    assert lines[2]["filters"]["relation"] == "none (no privacy)"
+    assert lines[2]["cells"]["proven"]["value"] == "inf"
+    assert lines[0]["cells"]["claimed"]["value"] == 12.5
+    assert lines[0]["cells"]["inception_score"] == {"text": "–", "value": None}
+
+
+def test_two_protocols_are_two_lines_and_never_one_figure(results):
+    folder = Store(results).runs()[0]
+    protocol = {**folder.reports.all()[0]["protocol"], "name": "mine", "num_samples": 5}
+    write_report(folder, protocol, {"fid": 99.0})
+    of_run = [line for line in collect(results)["lines"] if folder.id in [run["id"] for run in line["runs"]]]
+    assert {line["filters"]["protocol"]: len(line["runs"]) for line in of_run}["mine"] == 1
+    assert [line["cells"]["fid"]["value"] for line in of_run if line["filters"]["protocol"] == "mine"] == [99.0]
+
+
+def test_what_tells_lines_apart_is_named(results):
+    make_run(results, DEMO, "privacy.epsilon=1", "method.features=50")
+    lines = [line for line in collect(results)["lines"] if line["filters"]["epsilon"] == "1"]
+    assert sorted(line["settings"] for line in lines)[0] != sorted(line["settings"] for line in lines)[1]
+    assert all("features=" in line["settings"] for line in lines)
+    assert all("seed" not in line["settings"] for line in lines)
+
+
+def test_a_figure_that_is_no_number_does_not_spoil_the_page(results):
+    make_run(results, DEMO, "privacy.epsilon=3", fid=math.nan)
+    make_run(results, DEMO, "privacy.epsilon=4", fid=math.inf)
+    found = {line["filters"]["epsilon"]: line["cells"]["fid"]["value"] for line in data_of(page(results))["lines"]}
+    assert (found["3"], found["4"]) == ("nan", "inf")
+
+
+def page(results: Path) -> str:
+    return build_report(results).read_text()
+
+
+def test_copies_count_once(results):
+    first = Store(results).runs()[0]
+    shutil.copytree(first.path, first.path.with_name("a copy"))
+    content = collect(results)
+    assert states(content)["a copy"] == "duplicate"
+    copy = next(run for run in content["runs"] if run["folder"] == "a copy")
+    assert copy["remark"] == f"duplicate of {first.id}"
+    assert (content["head"]["runs"], content["head"]["duplicates"]) == (4, 1)
+    assert sum(len(line["runs"]) for line in content["lines"]) == 4
+
+
+def test_a_renamed_folder_is_the_run_it_holds(results):
+    first = Store(results).runs()[0]
+    shutil.copytree(first.path, first.path.with_name("zz"))
+    first.path.rename(first.path.with_name("aa"))
+    content = collect(results)
+    assert [states(content)[name] for name in ("aa", "zz")] == ["finished", "duplicate"]
+    run = next(run for run in content["runs"] if run["folder"] == "aa")
+    assert run["id"] == first.id
+    assert "its folder is called aa" in run["remark"]
+    assert sum(len(line["runs"]) for line in content["lines"]) == 4
+
+
+def test_a_failed_run_shows_its_error_without_path_and_traceback(results):
+    folder = make_run(results, DEMO, "privacy.epsilon=5", finish=False)
+    try:
+        raise FileNotFoundError(f"expected '{PLACE}/MNIST/raw' and {PLACE.split()[0]}/x.npz\nsecond line")
+    except FileNotFoundError as error:
+        folder.mark("failed", "train", error)
+    content = collect(results)
+    run = next(run for run in content["runs"] if run["id"] == folder.id)
+    assert run["state"] == "failed"
+    assert run["remark"] == "while it was to train: FileNotFoundError: expected [path] and [path]"
+    assert not [line for line in content["lines"] if line["filters"]["epsilon"] == "5"]
+    html = render(content)
+    assert not [word for word in ("Traceback", "second line", "somebody", "test_report") if word in html]
+
+
+def test_a_killed_run_is_interrupted(results):
+    folder = make_run(results, DEMO, "privacy.epsilon=5", finish=False)
+    assert states(collect(results))[folder.id] == "interrupted"
+
+
+def spoil_ledger(folder: RunFolder) -> None:
+    (folder.path / "ledger.json").write_text('{"unit": ')
+
+
+def lose_identity(folder: RunFolder) -> None:
+    (folder.path / "identity.json").unlink()
+
+
+def edit_config(folder: RunFolder) -> None:
+    path = folder.path / "config.yaml"
+    path.write_text(re.sub(r"epsilon: 1\b", "epsilon: 0.5", path.read_text()))
+
+
+def lose_config(folder: RunFolder) -> None:
+    (folder.path / "config.yaml").unlink()
+
+
+def odd_training(folder: RunFolder) -> None:
+    (folder.path / "training.json").write_text("[1, 2]")
+
+
+def odd_entry(folder: RunFolder) -> None:
+    ledger = folder.read_json("ledger.json")
+    del ledger["entries"][0]["sampling"]
+    folder.write_json("ledger.json", ledger)
+
+
+@pytest.mark.parametrize("damage", [spoil_ledger, lose_identity, edit_config, lose_config, odd_training, odd_entry])
+def test_a_damaged_run_is_named_and_hides_no_other(results, damage):
+    (folder,) = [run for run in Store(results).runs() if (run.config.privacy.epsilon, run.config.seed) == (1, 1)]
+    damage(folder)
+    content = collect(results)
+    assert sorted(states(content).values()) == ["damaged", "finished", "finished", "finished"]
+    run = next(run for run in content["runs"] if run["state"] == "damaged")
+    assert run["folder"] == folder.id
+    assert run["remark"]
+    assert str(results) not in render(content)
+    assert content["lines"][0]["cells"]["seeds"]["value"] == 1
+
+
+def test_a_damaged_report_is_no_damaged_run(results):
+    folder = Store(results).runs()[0]
+    next((folder.path / "metrics").glob("*.json")).write_text("{")
+    content = collect(results)
+    run = next(run for run in content["runs"] if run["id"] == folder.id)
+    assert run["state"] == "finished"
+    assert run["remarks"] == ["1 of its reports cannot be read and count as not there"]
+    assert "not measured" in [line["filters"]["protocol"] for line in content["lines"]]
+
+
+def test_no_runs_at_all(tmp_path):
+    content = collect(tmp_path)
+    assert (content["head"]["runs"], content["lines"], content["runs"], content["plots"]) == (0, [], [], [])
+    assert content["head"]["reproduction"] == "No figure below is a reproduction of a paper's."
+    assert data_of(page(tmp_path))["runs"] == []
+    with pytest.raises(ValueError, match="expected a folder of results"):
+        build_report(tmp_path / "nowhere")
+
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&amp;\u2028'\""
+
+
+def test_hostile_words_stay_words(results):
+    make_run(results, DEMO, "privacy.epsilon=2", change={"method.name": HOSTILE})
+    (results / "runs" / "<b>odd").mkdir()
+    content = collect(results)
+    html = render(content)
+    scripts = len(re.findall("<script", render(collect(results.parent))))
+    assert len(re.findall("<script", html)) == scripts == 2
+    assert "<img src=x" not in html
+    assert "<b>odd" not in html
+    data = data_of(html)
+    assert HOSTILE in [run.get("method") for run in data["runs"]]
+    assert "<b>odd" in [run["folder"] for run in data["runs"]]
+
+
+def test_nothing_private_and_nothing_of_the_machine(bench):
+    html = page(bench)
+    assert not [word for word in (SECRET, "somebody", "/somewhere", "somehost", str(bench)) if word in html]
+    assert "mean_embedding" in html  # so the ledger was there to be read
+
+
+def test_the_same_runs_give_the_same_bytes(bench, tmp_path):
+    first = page(bench)
+    assert page(bench) == first
+    other = tmp_path / "elsewhere"
+    for path in sorted((bench / "runs").iterdir(), reverse=True):
+        shutil.copytree(path, other / "runs" / path.name)
+    for number, path in enumerate(sorted(other.rglob("*"))):
+        os.utime(path, (1e9 + 7 * number, 1e9 - 3 * number))
+    assert page(other) == first
+    assert time.strftime("%Y-%m-%d") not in first
+
+
+def test_only_runs_that_train_at_a_papers_scale_can_reproduce(results):
+    said = "No figure below is a reproduction of a paper's"
+    assert collect(results)["head"]["reproduction"] == f"{said}."
+    make_run(results, "method=real_data", "privacy.epsilon=inf", steps=0)
+    assert collect(results)["head"]["reproduction"].startswith(f"{said}, except for those of real data")
+    assert said in unescape(page(results))
+    make_run(results, "method=dp_merf")
+    assert collect(results)["head"]["reproduction"] == ""
+    assert said not in unescape(page(results))
+
+
+def test_the_ledger_is_told_in_full(bench):
+    run = next(run for run in collect(bench)["runs"] if run["epsilon"] == "10")
+    ledger = run["ledger"]
+    assert dict(zip(ledger["events"]["head"], ledger["events"]["rows"][0], strict=True)) == {
+        "release": "mean_embedding",
+        "bound": "PerRecord",
+        "C": "1",
+        "noise std": "7.5 (std calibrated)",
+        "sampling": "Poisson rate 0.25",
+        "rate": "0.25",
+        "times": "40",
+        "executed": "40",
+        "noise by": "server",
+        "from": "this run",
+    }
+    assert ledger["table"] == {
+        "head": ["ε by", "rdp", "pld"],
+        "rows": [["add_remove", "9.5", "8.25"], ["replace_one", "inf", "16.5"]],
+    }
+    assert "not for release" in ledger["warnings"][0]

@@ -1,0 +1,192 @@
+"""Parts of the report: commands that make runs again, words without paths, small pictures, tables, plots."""
+
+from __future__ import annotations
+
+import base64
+import math
+import shlex
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from PIL import Image
+
+from dpgen_bench.results import report
+from dpgen_bench.results.report import build_report, collect, render
+from dpgen_bench.results.report_command import command_of
+from dpgen_bench.results.report_text import first_line, plain, small_picture, without_paths
+from dpgen_bench.specify import compose_config, identify, specify
+from tests.report_toys import DEMO, PLACE, built
+
+
+@pytest.fixture(autouse=True)
+def no_tables(monkeypatch):
+    """Those of conf/table compose hundreds of configs; a test that needs some brings its own."""
+    monkeypatch.setattr(report, "table_names", lambda: [])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["method=dp_merf"],
+        ["method=dpgan", "dataset=mnist", "privacy.epsilon=inf", "scale=quick", "protocol=standard_2k", "seed=3"],
+        [
+            "experiment=demo/dp_sinkhorn",
+            "method.cost=l1+l2",
+            "method.betas=[0.25,0.75]",
+            "privacy.relation=replace_one",
+        ],
+        ["experiment=dpgan/eps10", "privacy.delta=1e-6", "restart={run:'0123456789ab',checkpoint:last}"],
+        ["experiment=demo/gs_wgan", "federation.faults.drop=0.25", "privacy.diagnostics=unsafe"],
+    ],
+)
+def test_a_command_makes_the_run_again(words, tmp_path):
+    config = compose_config([f"results={tmp_path}", *words])
+    spec = specify(config, planned=True)
+    command = command_of(config, spec.training, ["dpgen run", *words], tmp_path)
+    assert command.same, command.note
+    said = shlex.split(command.line)
+    assert said[:2] == ["dpgen", "run"]
+    again = specify(compose_config(said[2:]), planned=True)
+    assert again.id == spec.id
+    assert again.protocol_record() == spec.protocol_record()
+    assert len(said) - 2 <= len(words)
+
+
+def test_a_folder_of_this_machine_is_not_told(tmp_path):
+    for split in ("train", "test"):
+        for name in ("one", "two"):
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.new("L", (8, 8)).save(tmp_path / split / name / "0.png")
+    words = ["dataset=image_folder", f"dataset.path={tmp_path}", "dataset.image_size=8", "dataset.channels=1"]
+    config = compose_config(words)
+    command = command_of(config, specify(config).training, [], tmp_path)
+    assert "dataset.path=PATH" in command.line
+    assert str(tmp_path) not in command.line + command.note
+    assert command.same
+    assert "PATH" in command.note
+
+
+def test_a_command_of_other_code_says_so(tmp_path):
+    config = compose_config([DEMO])
+    identity = {**specify(config).training, "source": "0" * 16}
+    command = command_of(config, identity, [], tmp_path)
+    assert not command.same
+    assert "stale" in command.note
+    assert command.line.startswith("dpgen run ")
+
+
+def test_a_command_that_misses_the_id_says_so(tmp_path):
+    """The identity holds a setting that the config lacks."""
+    config = compose_config([DEMO])
+    identity = specify(config).training
+    identity["dataset"] = {**identity["dataset"], "revision": 99}
+    assert identify(identity) != specify(config).id
+    command = command_of(config, identity, [], tmp_path)
+    assert not command.same
+    assert "no overrides give this run's id" in command.note
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("no file /home/a/b.npz here", "no file [path] here"),
+        ("no file '/home/a b/c.npz' here", "no file [path] here"),
+        (r"C:\Users\a\b.txt is gone", "[path] is gone"),
+        ("see ~/x/y and ../up/one", "see [path] and [path]"),
+        ("lock results/runs/0123/.lock held", "lock [path] held"),
+        ("(/tmp/a.json): line 3", "([path]): line 3"),
+        ("relation add/remove, 5/7, t-shirt/top, https is one word", None),
+        ("1e-05 by rdp or pld, ε = 10 / 3", None),
+    ],
+)
+def test_paths_are_taken_out_and_nothing_else(text, kept):
+    assert without_paths(text) == (text if kept is None else kept)
+
+
+def test_an_error_is_one_short_line():
+    assert first_line("\n  one\ntwo") == "one"
+    assert len(first_line("x" * 1000)) == 300
+
+
+def test_json_has_no_infinity():
+    assert plain({"b": math.inf, "a": (-math.inf, math.nan, 1.5, None, True)}) == {
+        "a": ["-inf", "nan", 1.5, None, True],
+        "b": "inf",
+    }
+    with pytest.raises(ValueError, match="expected a value that JSON has"):
+        plain({"a": object()})
+
+
+def test_pictures_are_small_and_look_alike(tmp_path):
+    """Noise is the worst case; of 16 equal shades the nearest is 8 levels away at most."""
+    rng = np.random.default_rng(0)
+    grey = np.repeat(rng.integers(0, 256, (242, 302, 1), dtype=np.uint8), 3, axis=2)
+    colours = rng.integers(0, 256, (410, 512, 3), dtype=np.uint8)
+    for name, pixels, kind in (("grey", grey, "png"), ("colours", colours, "webp")):
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+        uri = small_picture(tmp_path / f"{name}.png")
+        assert uri.startswith(f"data:image/{kind};base64,")
+        assert len(uri) < 60_000  # 80 of them are 4.8 MB
+        (tmp_path / "back").write_bytes(base64.b64decode(uri.split(",")[1]))
+        with Image.open(tmp_path / "back") as back:
+            assert max(back.size) <= 320
+            if name == "grey":
+                found = np.asarray(back.convert("L")).astype(int)
+                assert np.abs(found - grey[..., 0].astype(int)).mean() < 8
+
+
+def test_table_cells_tell_the_distance_and_why_it_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "table_names", lambda: ["t"])
+    monkeypatch.setattr(report, "load_table", lambda _: OmegaConf.create({}))
+    monkeypatch.setattr(report, "build", lambda name, results, scale: built(name, scale))
+    content = collect(tmp_path)
+    (table,) = content["tables"]
+    (row,) = table["rows"]
+    cells = dict(zip(table["metrics"], row["cells"], strict=True))
+    assert [cells[name]["size"] for name in "abcdefg"] == [0, 1, 2, 3, None, None, None]
+    assert [cells[name]["difference"] for name in "abcdefg"] == ["+4.0", "−10.0", "+3.0", "+30.0", "", "", ""]
+    assert [cells[name]["unlike"] for name in "abcd"] == ["", "†1", "†1", "†2"]
+    assert table["marks"] == [["†1", "scale reduced"], ["‡1", "two readings"], ["†2", "seconds on other machines"]]
+    assert (cells["d"]["printed"], cells["c"]["note"]) == ("-50 ± 0.5", "‡1")
+    assert cells["e"]["printed"] == "not legible in the source"
+    assert table["head"] == ["method"]  # nobody has the other column
+    html = render(content)
+    assert "<b>title" not in html
+    assert "<i>DPGAN" not in html
+    assert "somebody" not in html
+    assert "100 → 90.0 <b>(−10.0)</b><sup>†1</sup>" in html
+
+
+def test_which_tables_are_shown(tmp_path, monkeypatch):
+    asked = []
+
+    def build(name, _, scale):
+        asked.append((name, scale))
+        if name == "broken":
+            raise ValueError(f"expected something in {PLACE}")
+        return built(name, scale, measured=name != "idle", published=name != "own")
+
+    tables = {name: OmegaConf.create({}) for name in ("broken", "idle", "own")}
+    tables["stand_in"] = OmegaConf.create({"rows": [{"of": {}, "quick": "x"}]})
+    monkeypatch.setattr(report, "table_names", lambda: list(tables))
+    monkeypatch.setattr(report, "load_table", tables.__getitem__)
+    monkeypatch.setattr(report, "build", build)
+    shown = [(table["name"], table["scale"]) for table in collect(tmp_path)["tables"]]
+    assert shown == [("broken", ""), ("idle", "paper"), ("own", "paper"), ("stand_in", "paper"), ("stand_in", "quick")]
+    assert ("idle", "quick") not in asked  # nothing could be measured, and a build takes seconds
+    html = build_report(tmp_path).read_text()
+    assert "cannot be built" in html
+    assert "somebody" not in html
+
+
+def test_plots_come_with_name_and_title(tmp_path):
+    (tmp_path / "plots").mkdir()
+    svg = '<svg xmlns="http://www.w3.org/2000/svg"><title>FID &lt;over&gt; n</title></svg>'
+    (tmp_path / "plots" / "b.svg").write_text(svg)
+    (tmp_path / "plots" / "a.svg").write_text("<svg")
+    plots = collect(tmp_path)["plots"]
+    assert [(plot["name"], bool(plot["picture"])) for plot in plots] == [("a", False), ("b", True)]
+    assert plots[1]["title"] == "FID <over> n"
+    assert plots[0]["title"].startswith("cannot be read")
+    assert 'alt="Plot b: FID &lt;over&gt; n"' in build_report(tmp_path).read_text()
