@@ -106,8 +106,8 @@ def _sample(argv: list[str]) -> int:
 
 
 def _tables(argv: list[str]) -> int:
-    from dpgen_bench.results.formats import FORMATS, print_table
-    from dpgen_bench.results.rows import table_names
+    from dpgen_bench.tables.formats import FORMATS, print_table
+    from dpgen_bench.tables.rows import table_names
 
     parser = argparse.ArgumentParser("dpgen tables", allow_abbrev=False)
     parser.add_argument("names", nargs="*", help="tables in conf/table/")
@@ -138,7 +138,7 @@ def _take_scale(words: list[str]) -> tuple[list[str], str]:
 
 
 def _report(argv: list[str]) -> int:
-    from dpgen_bench.results.report import build_report
+    from dpgen_bench.report.page import build_report
 
     parser = argparse.ArgumentParser("dpgen report")
     parser.add_argument("--results", type=Path, default=_results())
@@ -160,7 +160,7 @@ def _debugging(argv: list[str]) -> int:
 
 
 def _sweep(argv: list[str]) -> int:
-    from dpgen_bench.results.sweeps import launch_sweeps, print_plan
+    from dpgen_bench.tables.sweeps import launch_sweeps, print_plan
 
     parser = argparse.ArgumentParser("dpgen sweep", allow_abbrev=False)
     parser.add_argument("name", help="a table in conf/table/")

@@ -12,9 +12,9 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from dpgen_bench.results.reports import Report
-from dpgen_bench.results.rows import TableRow
 from dpgen_bench.results.store import RunFolder, Store
 from dpgen_bench.specify import RunSpec, compose_config, specify
+from dpgen_bench.tables.rows import TableRow
 
 
 @lru_cache

@@ -14,8 +14,8 @@ from dpgen_bench.privacy.ledger import Entry
 from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.results.statistics import summarise
 from dpgen_bench.results.store import RunFolder, Store
-from dpgen_bench.results.tables import Built, Cell, Line
 from dpgen_bench.specify import RunSpec, compose_config, specify
+from dpgen_bench.tables.assembly import Built, Cell, Line
 
 SECRET = "the-secret-of-the-private-folder"
 PLACE = "/home/somebody/of this machine/data"

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-import dpgen_bench.results.bias_variance as module
-from dpgen_bench.results.bias_variance import Settings, bias_variance, draws, image_gradients
+import dpgen_bench.plots.bias_variance as module
+from dpgen_bench.plots.bias_variance import Settings, bias_variance, draws, image_gradients
 from dpgen_bench.transport import Cost, Transport, semi_debiased
 
 

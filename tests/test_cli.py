@@ -16,12 +16,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.cli import main
-from dpgen_bench.results.formats import long_frame, print_table, side_by_side
 from dpgen_bench.results.listing import describe_run
 from dpgen_bench.results.statistics import t_interval
 from dpgen_bench.results.store import Store
-from dpgen_bench.results.tables import assemble, expand, load_table
 from dpgen_bench.specify import CONF, compose_config, specify
+from dpgen_bench.tables.assembly import assemble, expand, load_table
+from dpgen_bench.tables.formats import long_frame, print_table, side_by_side
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from dpgen_bench.results.formats import side_by_side
-from dpgen_bench.results.rows import load_table, table_rows
 from dpgen_bench.results.store import Store
-from dpgen_bench.results.tables import assemble
+from dpgen_bench.tables.assembly import assemble
+from dpgen_bench.tables.formats import side_by_side
+from dpgen_bench.tables.rows import load_table, table_rows
 from tests.test_tables import measured
 
 ALIKE = "privacy.relation=replace_one privacy.accountant=pld privacy.delta=1e-5"

@@ -28,11 +28,11 @@ from dpgen_bench.privacy.hits import hits_law, log_delta_gaussian, mixture_delta
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Full, OneShard, Poisson, Sampling, sampling_from_dict
-from dpgen_bench.results.formats import long_frame, side_by_side
 from dpgen_bench.results.listing import describe_run
 from dpgen_bench.results.store import Store
-from dpgen_bench.results.tables import assemble, load_table
 from dpgen_bench.run import _account
+from dpgen_bench.tables.assembly import assemble, load_table
+from dpgen_bench.tables.formats import long_frame, side_by_side
 from tests.test_cli import fake_run
 
 DELTA = 1e-5

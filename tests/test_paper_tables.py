@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.results.published import PAPERS, PUBLISHED, PublishedRow, published_rows
-from dpgen_bench.results.tables import expand
 from dpgen_bench.specify import CONF, RunSpec, compose_config, specify
+from dpgen_bench.tables.assembly import expand
+from dpgen_bench.tables.published import PAPERS, PUBLISHED, PublishedRow, published_rows
 
 FILES = {  # how a paper's yamls are called
     "dpgan": "dpgan_revisited",

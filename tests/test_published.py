@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpgen_bench.results.published import (
+from dpgen_bench.tables.published import (
     CLASSIFIERS,
     COLUMNS,
     METRICS,

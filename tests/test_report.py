@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from dpgen_bench.results import report, report_runs
-from dpgen_bench.results.report import build_report, collect, render
-from dpgen_bench.results.report_command import Command
+from dpgen_bench.report import page as report
+from dpgen_bench.report import runs as report_runs
+from dpgen_bench.report.command import Command
+from dpgen_bench.report.page import build_report, collect, render
 from dpgen_bench.results.statistics import summarise
 from dpgen_bench.results.store import RunFolder, Store
 from tests.report_toys import DEMO, PLACE, SECRET, make_run, write_report

@@ -10,8 +10,8 @@ from urllib.parse import parse_qs
 import pytest
 from omegaconf import OmegaConf
 
-from dpgen_bench.results import report
-from dpgen_bench.results.report import build_report
+from dpgen_bench.report import page as report
+from dpgen_bench.report.page import build_report
 from tests.report_toys import DEMO, built, make_run, write_report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

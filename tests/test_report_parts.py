@@ -11,10 +11,10 @@ import pytest
 from omegaconf import OmegaConf
 from PIL import Image
 
-from dpgen_bench.results import report
-from dpgen_bench.results.report import build_report, collect, render
-from dpgen_bench.results.report_command import command_of
-from dpgen_bench.results.report_text import first_line, plain, small_picture, without_paths
+from dpgen_bench.report import page as report
+from dpgen_bench.report.command import command_of
+from dpgen_bench.report.page import build_report, collect, render
+from dpgen_bench.report.text import first_line, plain, small_picture, without_paths
 from dpgen_bench.specify import compose_config, identify, specify
 from tests.report_toys import DEMO, PLACE, built
 

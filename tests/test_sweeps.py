@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from dpgen_bench.cli import main
-from dpgen_bench.results import rows
-from dpgen_bench.results.rows import expand
 from dpgen_bench.results.store import Store
-from dpgen_bench.results.sweeps import boxes, estimator, format_seconds, plan_sweep
+from dpgen_bench.tables import rows
+from dpgen_bench.tables.rows import expand
+from dpgen_bench.tables.sweeps import boxes, estimator, format_seconds, plan_sweep
 from tests.test_tables import measured
 
 MERF = "experiment=demo/dp_merf"
+BOTH = {"logreg": {"acc_logreg_pct": 91.0}, "mlp": {"acc_mlp_pct": 90.0}}  # all that the protocol quick measures
 
 
 def a_table(*sweeps: str, **more):
@@ -56,7 +57,7 @@ def test_values_with_commas_inside_stay_whole():
 
 
 def test_only_what_is_missing_is_planned(tmp_path):
-    done = measured(tmp_path, f"{MERF} privacy.epsilon=10", "quick", {"mlp": {"acc_mlp_pct": 90.0}}, seed=1)
+    done = measured(tmp_path, f"{MERF} privacy.epsilon=10", "quick", BOTH, seed=1)
     table = a_table(f"{MERF} privacy.epsilon=1,10 seed=0,1", f"{MERF} privacy.epsilon=10 seed=1")
     jobs = plan_sweep(table, tmp_path)
     assert len(jobs) == 4  # the run that two lines name is one
@@ -68,7 +69,7 @@ def test_only_what_is_missing_is_planned(tmp_path):
 
 
 def test_a_run_measured_by_another_protocol_is_trained_not_measured(tmp_path):
-    measured(tmp_path, MERF, "standard_2k", {"mlp": {"acc_mlp_pct": 90.0}})
+    measured(tmp_path, MERF, "standard_2k", BOTH)
     (job,) = plan_sweep(a_table(f"{MERF} seed=0"), tmp_path)
     assert job.state == "trained, not measured"
 
@@ -82,7 +83,7 @@ def test_steps_are_capped_by_the_scale_and_unknown_where_the_budget_sets_them(tm
 def test_an_estimate_is_the_measured_time_per_step_times_the_steps(tmp_path):
     """900 steps took 90 s, a warm start 5 s and the rest 1 s: 450 steps take 45 + 6 s; measuring took 7 s."""
     line = "experiment=demo/dpgan privacy.epsilon=10"
-    run_id = measured(tmp_path, line, "quick", {"mlp": {"acc_mlp_pct": 90.0}})
+    run_id = measured(tmp_path, line, "quick", BOTH)
     folder = Store(tmp_path).folder(run_id)
     training = {"seconds": {"warm_start": 5.0, "train": 90.0}, "seconds_outside_loops": 1.0, "steps": {"train": 900}}
     folder.write_json("training.json", {**training, "device": "cpu"})
@@ -98,12 +99,12 @@ def test_an_estimate_is_the_measured_time_per_step_times_the_steps(tmp_path):
 
 def test_a_dry_run_lists_and_makes_nothing(tmp_path, monkeypatch, capsys):
     write_table(tmp_path, monkeypatch, a_table(f"{MERF} privacy.epsilon=1,10 seed=0,1"))
-    measured(tmp_path, f"{MERF} privacy.epsilon=1", "quick", {"mlp": {"acc_mlp_pct": 90.0}})
+    measured(tmp_path, f"{MERF} privacy.epsilon=1", "quick", BOTH)
     assert main(["sweep", "toy", "--dry-run", f"--results={tmp_path}"]) == 0
     said = capsys.readouterr().out
     assert "1 of 4 runs finished; 3 to make" in said
-    assert "dpgen run -m experiment=demo/dp_merf privacy.epsilon=10 seed=0,1 protocol=quick" in said
-    assert "dpgen run -m experiment=demo/dp_merf privacy.epsilon=1 seed=1 protocol=quick" in said
+    assert "dpgen run -m experiment=demo/dp_merf privacy.epsilon=1,10 seed=1 protocol=quick" in said
+    assert "dpgen run -m experiment=demo/dp_merf privacy.epsilon=10 seed=0 protocol=quick" in said
     assert len(Store(tmp_path).runs()) == 1
 
 

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from dpgen_bench.results import formats, rows
-from dpgen_bench.results.formats import long_frame, print_table, side_by_side, to_csv, to_html, to_latex, to_markdown
-from dpgen_bench.results.rows import TableRow, jobs_of, lines_of, load_table, parent_ids, table_names
 from dpgen_bench.results.store import Store
-from dpgen_bench.results.tables import assemble, build
 from dpgen_bench.specify import compose_config, specify
+from dpgen_bench.tables import formats, rows
+from dpgen_bench.tables.assembly import assemble, build
+from dpgen_bench.tables.formats import long_frame, print_table, side_by_side, to_csv, to_html, to_latex, to_markdown
+from dpgen_bench.tables.rows import TableRow, jobs_of, lines_of, load_table, parent_ids, table_names
 
 RUN = "experiment=demo/dp_merf privacy.epsilon=10 scale=paper"  # any run that is quick to describe
 ROW = {"method": "Our DPGAN", "variant": "D_lr/G_lr=5; n_D=1; B=128; sigma=1"}  # Table 8: FID 251.8, accuracy 45.0

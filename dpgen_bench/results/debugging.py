@@ -31,9 +31,9 @@ from dpgen_bench.evaluate.samples import sample_labels
 from dpgen_bench.files import atomic, write_atomic
 from dpgen_bench.generator import Generator
 from dpgen_bench.results.listing import epsilon_figure, format_epsilon, make_console
-from dpgen_bench.results.rows import load_table, table_rows
 from dpgen_bench.results.store import RunFolder
 from dpgen_bench.specify import RunSpec
+from dpgen_bench.tables.rows import load_table, table_rows
 
 SAMPLES = 2_000  # images whose mean is taken
 SHOWN = 50  # of them in the picture, ten in a line

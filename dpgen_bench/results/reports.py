@@ -74,13 +74,10 @@ class Reports:
         return whole if any(repeat["metrics"] for repeat in whole.get("repeats", [])) else {}
 
     def covered(self, wanted: Protocol) -> bool:
-        """Whether complete reports of this protocol and its parts together have every metric measured in every repeat."""
+        """Whether complete reports of this protocol and of its parts have, together, every metric of every repeat."""
         repeats = self.assembled(wanted).get("repeats", [])
-        return len(repeats) == int(wanted.get("repeats", 1)) and all(
-            repeat["metrics"].get(key, {}).get("status") == "measured"
-            for repeat in repeats
-            for key in wanted["metrics"]
-        )
+        kept = [repeat["metrics"].get(key, {}) for repeat in repeats for key in wanted["metrics"]]
+        return len(repeats) == int(wanted.get("repeats", 1)) and all(each.get("status") == "measured" for each in kept)
 
     def settled(self, protocol: Protocol) -> bool:
         """Whether there is a complete report of exactly this protocol in which every metric was measured."""

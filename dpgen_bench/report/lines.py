@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpgen_bench.cost import cost_values
+from dpgen_bench.report.runs import Run
+from dpgen_bench.report.text import describe_value, flatten, in_words, plain, without_paths
 from dpgen_bench.results.figures import figures
 from dpgen_bench.results.listing import describe_dataset, epsilon_figure, format_epsilon, is_changed
-from dpgen_bench.results.report_runs import Run
-from dpgen_bench.results.report_text import describe_value, flatten, in_words, plain, without_paths
 from dpgen_bench.results.reports import Report
 from dpgen_bench.results.statistics import summarise
 

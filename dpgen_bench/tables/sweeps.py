@@ -16,10 +16,10 @@ from omegaconf import DictConfig
 from rich.table import Table
 
 from dpgen_bench.results.listing import make_console
-from dpgen_bench.results.rows import jobs_of, lines_of, load_table, parent_ids, specify_job
 from dpgen_bench.results.store import RunFolder, Store
 from dpgen_bench.results.trajectory import settled_steps
 from dpgen_bench.specify import RunSpec
+from dpgen_bench.tables.rows import jobs_of, lines_of, load_table, parent_ids, specify_job
 
 # Settings that change how long a run takes by its number of steps alone, or not at all.
 NO_MATTER = {"steps", "sigma", "name", "check", "lr", "lr_d", "lr_g", "betas", "clip_norm", "threshold", "beta", "ema"}

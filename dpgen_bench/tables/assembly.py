@@ -11,8 +11,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 from dpgen_bench.results.listing import describe_dataset, is_changed, plain_protocol
-from dpgen_bench.results.published import METRICS, PublishedCell, PublishedRow, published_rows
-from dpgen_bench.results.rows import (
+from dpgen_bench.results.statistics import Summary, format_figure
+from dpgen_bench.tables.published import METRICS, PublishedCell, PublishedRow, published_rows
+from dpgen_bench.tables.rows import (
     TableRow,
     check_scale,
     expand,
@@ -23,7 +24,6 @@ from dpgen_bench.results.rows import (
     table_names,
     table_rows,
 )
-from dpgen_bench.results.statistics import Summary, format_figure
 
 __all__ = [
     "Built",
@@ -174,7 +174,7 @@ def assemble(name: str, table: DictConfig, results: Path, scale: str = "paper") 
     check_settings(table, own)
     lines = [_line(table, metrics, row, ours, why) for row, ours, why in found]
     if table.get("leaderboard"):
-        from dpgen_bench.results.leaderboard import ranked
+        from dpgen_bench.tables.leaderboard import ranked
 
         lines = ranked(table, lines)
     note = " ".join(str(table.get("note", "")).split())

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, ListConfig
 
 from dpgen_bench.files import atomic
-from dpgen_bench.results import plot_kinds, plot_pictures
-from dpgen_bench.results.plot_parts import check_keys, same, value_of
+from dpgen_bench.plots import kinds, pictures
+from dpgen_bench.plots.parts import check_keys, same, value_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dpgen_bench.results.rows import TableRow
+    from dpgen_bench.tables.rows import TableRow
 
-KINDS = {**plot_kinds.KINDS, **plot_pictures.KINDS}
+KINDS = {**kinds.KINDS, **pictures.KINDS}
 COMMON = {"kind", "only"}
 WITHOUT_RUNS = ("bias_variance",)  # kinds that are drawn though no run was made
 

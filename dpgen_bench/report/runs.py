@@ -15,16 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.cost import cost_values
 from dpgen_bench.privacy.sampling import sampling_from_dict
-from dpgen_bench.results.figures import figures, notes
-from dpgen_bench.results.listing import (
-    describe_claims,
-    describe_dataset,
-    describe_proven,
-    format_epsilon,
-    is_changed,
-)
-from dpgen_bench.results.report_command import command_of
-from dpgen_bench.results.report_text import (
+from dpgen_bench.report.command import command_of
+from dpgen_bench.report.text import (
     describe_error,
     describe_value,
     first_line,
@@ -34,6 +26,14 @@ from dpgen_bench.results.report_text import (
     plain,
     small_picture,
     without_paths,
+)
+from dpgen_bench.results.figures import figures, notes
+from dpgen_bench.results.listing import (
+    describe_claims,
+    describe_dataset,
+    describe_proven,
+    format_epsilon,
+    is_changed,
 )
 from dpgen_bench.results.reports import Report
 from dpgen_bench.results.statistics import summarise

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dpgen_bench.results.rows import TableRow
+    from dpgen_bench.tables.rows import TableRow
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; their yellow is too light for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -266,12 +266,14 @@ def caption(rows: Sequence[TableRow], folders: Mapping[int, Sequence[RunFolder]]
 
 
 def row_name(row: TableRow, table: DictConfig, apart: Iterable[str] = ()) -> str:
-    """A row in words: method, data set, the table's `settings`, and what `apart` names."""
+    """A row in words: method, data set, the table's `settings`, and what `apart` names; no line ends within `T = 3`."""
     config = row.specs[0].config
     words = [str(config.method.name), describe_dataset(config)]
     keys = [*(f"method.{name}" for name in listed(table.get("settings"))), *apart]
     words += [
-        f"{label_of(key, plain=True)} = {words_of(value)}" for key in keys if (value := value_of(row, key)) is not None
+        f"{label_of(key, plain=True)}\u00a0=\u00a0{words_of(value)}"
+        for key in keys
+        if (value := value_of(row, key)) is not None
     ]
     return ", ".join(words)
 

@@ -15,10 +15,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dpgen_bench.files import write_atomic
-from dpgen_bench.results.report_lines import FIGURES, FILTERS, NUMBERS, WORDS, leaderboard
-from dpgen_bench.results.report_runs import Run, panel, read_runs
-from dpgen_bench.results.report_text import data_uri, describe_error, plain, without_paths
-from dpgen_bench.results.tables import NOT_ALIKE, Built, Cell, build, load_table, table_names
+from dpgen_bench.report.lines import FIGURES, FILTERS, NUMBERS, WORDS, leaderboard
+from dpgen_bench.report.runs import Run, panel, read_runs
+from dpgen_bench.report.text import data_uri, describe_error, plain, without_paths
+from dpgen_bench.tables.assembly import NOT_ALIKE, Built, Cell, build, load_table, table_names
 
 NOTE = "‡"  # marks a remark on a printed figure
 NEAR = (0.05, 0.2, 0.5)  # bounds between the four sizes of a difference, as shares of the printed figure
@@ -70,7 +70,7 @@ def render(content: dict[str, Any]) -> str:
     and & are escaped, so that no word of a run ends the block, and puts them in as text, never as HTML.
     """
     environment = Environment(
-        loader=PackageLoader("dpgen_bench.results", "templates"), autoescape=True, undefined=StrictUndefined
+        loader=PackageLoader("dpgen_bench.report", "templates"), autoescape=True, undefined=StrictUndefined
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": True, "allow_nan": False, "separators": (",", ":")}
     data = {key: content[key] for key in ("columns", "filters", "lines", "runs")}

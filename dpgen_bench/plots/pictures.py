@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.results.diagnostics import _norms as read_norms
-from dpgen_bench.results.plot_parts import (
+from dpgen_bench.plots.parts import (
     COLOURS,
     Style,
     caption,
@@ -22,13 +21,14 @@ from dpgen_bench.results.plot_parts import (
     row_name,
     write_below,
 )
+from dpgen_bench.results.diagnostics import _norms as read_norms
 from dpgen_bench.results.store import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dpgen_bench.results.rows import TableRow
+    from dpgen_bench.tables.rows import TableRow
 
 MOST = 1000  # releases of one line
 
@@ -124,7 +124,7 @@ def norms(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Figu
     for panels, (row, folder, name, releases) in zip(figure.subplots(len(found), 2, squeeze=False), found, strict=True):
         _draw_norms(panels, releases, _clipping_norm(folder, name))
         title = f"{row_name(row, table, listed(spec.get('series')))}: {name}"
-        panels[0].set_title(textwrap.fill(title, 60), fontsize=9)
+        panels[0].set_title(f"{textwrap.fill(title, 60)}\n{proven_words(folder)}", fontsize=9)
     how = "Computed from training records, which no ε covers: for public data only. First seed of each row."
     if closed:
         how += f" Left out: {closed} run(s) with privacy.noise=os."
@@ -174,8 +174,8 @@ def bias_variance(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow])
     """
     from matplotlib.figure import Figure
 
-    from dpgen_bench.results.bias_variance import Settings
-    from dpgen_bench.results.bias_variance import bias_variance as estimate
+    from dpgen_bench.plots.bias_variance import Settings
+    from dpgen_bench.plots.bias_variance import bias_variance as estimate
     from dpgen_bench.specify import build_dataset, compose_config
 
     plain = OmegaConf.to_container(spec)

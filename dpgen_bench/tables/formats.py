@@ -13,7 +13,7 @@ from rich.table import Table
 
 from dpgen_bench.files import write_atomic
 from dpgen_bench.results.listing import make_console
-from dpgen_bench.results.tables import CONDITIONAL, SERVER, Built, Line, build, load_table
+from dpgen_bench.tables.assembly import CONDITIONAL, SERVER, Built, Line, build, load_table
 
 FORMATS = ("md", "tex", "csv", "html")
 WIDE = 4  # printed tables with more figures than this are turned: a line for each figure
@@ -216,7 +216,7 @@ def print_table(
         written.append(path)
     table = load_table(name)
     if table.get("plot") and (built.lines or scale == "paper"):
-        from dpgen_bench.results.plots import draw  # matplotlib takes a second to import
+        from dpgen_bench.plots.draw import draw  # matplotlib takes a second to import
 
         written += draw(stem, table, built.rows, results)
     console.print(f"{name}: " + " ".join(str(path) for path in written), highlight=False, soft_wrap=True)

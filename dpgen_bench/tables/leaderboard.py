@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig
 
 if TYPE_CHECKING:
-    from dpgen_bench.results.rows import TableRow
-    from dpgen_bench.results.tables import Line
+    from dpgen_bench.tables.assembly import Line
+    from dpgen_bench.tables.rows import TableRow
 
 # A run below this share of its budget was trained with more noise than the others of its place.
 SPENT = 0.98

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import DictConfig
 
-from dpgen_bench.results.figures import figures
-from dpgen_bench.results.plot_parts import (
+from dpgen_bench.plots.parts import (
     Style,
     XAxis,
     averaged,
@@ -34,13 +33,14 @@ from dpgen_bench.results.plot_parts import (
     words_of,
     write_below,
 )
+from dpgen_bench.results.figures import figures
 from dpgen_bench.results.store import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from dpgen_bench.results.rows import TableRow
+    from dpgen_bench.tables.rows import TableRow
 
 MOST = 1000  # points of one line of a log: more are no wider than a pixel
 # What sets lines apart that `series` does not name: figures of two protocols or scales are never joined by a line.

@@ -13,8 +13,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.report.text import describe_error, flatten
 from dpgen_bench.results.listing import is_changed
-from dpgen_bench.results.report_text import describe_error, flatten
 from dpgen_bench.specify import CONF, TRAINING_VERSION, RunSpec, compose_config, identify, is_stale, specify
 
 GROUPS = ("method", "dataset", "scale")  # of which a yaml is chosen before single settings are compared
