@@ -303,6 +303,7 @@ def _tail(row: TableRow | None, why: str) -> dict[str, str]:
     if row is None:
         return {"seeds": "–", "scale": "–", "protocol": "–", "status": why}
     parts = sorted({part for report in row.reports.values() for part in report.get("parts", [])})
+    parts = ["another text of it" if part == row.protocol else part for part in parts]
     changed = " (changed)" if is_changed(row.specs[0].protocol_record()) else ""
     return {
         "seeds": str(len(row.measured)),
