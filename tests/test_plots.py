@@ -333,3 +333,12 @@ def test_order_average_and_words() -> None:
     }
     assert {name: label_of(name) for name in labels} == labels
     assert (label_of("method.n_d"), label_of("method.n_d", plain=True)) == (r"$n_\mathcal{D}$", "n_D")
+
+
+def test_numbers_that_are_nearly_the_same_share_a_tick():
+    """Epsilons calibrated to 10 come out as 9.99990, 9.99991 and 9.9998; an axis must not spread them."""
+    axis = XAxis([9.9999, 9.99991, 9.9998, math.inf, 1.0], log=True)
+    assert axis.numbers == [1.0, 9.99991]
+    assert axis.others["∞"] == pytest.approx(9.99991**1.24)
+    assert XAxis([9.9999, 9.9998], log=True).numbers == [9.9999]
+    assert XAxis([9.9, 9.99], log=True).numbers == [9.9, 9.99]

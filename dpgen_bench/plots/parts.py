@@ -141,6 +141,20 @@ class Style:
         return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "linestyle": dashes}
 
 
+ALIKE = 0.005  # values this near share a tick: epsilons calibrated to one budget differ in the fourth digit
+
+
+def _distinct(ordered: Sequence[float]) -> list[float]:
+    """Sorted numbers without those that are nearly the next one."""
+    kept: list[float] = []
+    for value in ordered:
+        if kept and abs(value - kept[-1]) <= ALIKE * abs(value):
+            kept[-1] = value
+        else:
+            kept.append(value)
+    return kept
+
+
 SPACE = 0.1  # between two ticks, as a share of the axis, so that their labels do not touch
 
 
@@ -159,7 +173,7 @@ class XAxis:
     def __init__(self, values: Iterable[Any], log: bool = False, words: Callable[[float], str] = "{:g}".format) -> None:
         self.log, self.words = log, words
         ordered = order_of(values)
-        self.numbers = [float(value) for value in ordered if self._is_number(value)]
+        self.numbers = _distinct([float(value) for value in ordered if self._is_number(value)])
         if log and self.numbers and self.numbers[0] <= 0:
             raise ValueError(f"expected positive numbers on a logarithmic axis, got {self.numbers[0]:g}: no log_x.")
         beside = [words_of(value) for value in ordered if not self._is_number(value)]
@@ -173,6 +187,10 @@ class XAxis:
     @staticmethod
     def _is_number(value: Any) -> bool:
         return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
+
+    def _unit(self) -> float:
+        """What an axis spans at the least on either side: a factor of 2, or the number itself."""
+        return math.log10(2.0) if self.log else abs(self.numbers[-1]) or 1.0
 
     def _scaled(self, value: float) -> float:
         return math.log10(value) if self.log else value
@@ -190,6 +208,8 @@ class XAxis:
         if self.log:
             panel.set_xscale("log")
         spaced = [self._scaled(value) for value in self.numbers]
+        if spaced and spaced[-1] - spaced[0] < self._unit() and not self.others:
+            panel.set_xlim(*(self._unscaled(place) for place in (spaced[0] - self._unit(), spaced[-1] + self._unit())))
         near = min(np.diff(spaced), default=math.inf) < SPACE * (spaced[-1] - spaced[0]) if spaced else False
         if near and not self.log and not self.others:
             return
