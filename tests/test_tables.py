@@ -109,6 +109,17 @@ def test_what_a_part_of_the_papers_protocol_measured_counts(tmp_path):
     assert line_for(assemble("t", table, tmp_path), **ROW).cells["acc_cnn_pct"].ours.mean == 50.0
 
 
+def test_what_others_reported_is_no_reproduction_under_this_papers_protocol(tmp_path):
+    """Table 2 of "Private GANs, Revisited" prints DP-Sinkhorn's figures as Cao et al. measured them."""
+    measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 48.4}})
+    of = {"method": "DP-Sinkhorn", "dataset": "MNIST"}
+    table = OmegaConf.merge(a_table({"of": of, "run": RUN}), {"published": "2"})
+    line = line_for(assemble("t", table, tmp_path), **of)
+    assert (line.cells["fid"].published, line.cells["fid"].alike) == (48.4, False)
+    assert line.cells["fid"].unlike == "printed as Cao et al. 2021 has it, measured as they did"
+    assert line.tail["status"] == "measured in part"
+
+
 def test_a_part_that_draws_other_samples_does_not_count(tmp_path):
     run_id = measured(tmp_path, RUN, "dpgan_revisited_utility", {"cnn": {"acc_cnn_pct": 40.0}})
     reports = Store(tmp_path).folder(run_id).reports

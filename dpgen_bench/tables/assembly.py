@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from dpgen_bench.results.listing import describe_dataset, is_changed, plain_protocol
 from dpgen_bench.results.statistics import Summary, format_figure
-from dpgen_bench.tables.published import METRICS, PublishedCell, PublishedRow, published_rows
+from dpgen_bench.tables.published import METRICS, PublishedRow, published_rows
 from dpgen_bench.tables.rows import (
     TableRow,
     check_scale,
@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 SERVER, CONDITIONAL = "ε against the server", "ε conditional"  # columns that are shown where a row has them
+OWN = ("this paper", "run by")  # begins `reported_in` of what the paper's authors measured themselves
 ILLEGIBLE = "not legible in the source"
 NOT_ALIKE = "†"  # marks a figure that does not count as a reproduction of the printed one beside it
 
@@ -256,7 +257,11 @@ def _line(
     table: DictConfig, metrics: Sequence[str], printed: PublishedRow | None, row: TableRow | None, why: str
 ) -> Line:
     cells = {metric: _cell(table, metric, printed, row) for metric in metrics}
-    return Line(_head(table, printed, row), cells, _tail(row, why), row, printed)
+    tail = _tail(row, why)
+    wanted = [cell for cell in cells.values() if printed is None or cell.published is not None or cell.illegible]
+    if tail["status"] == "measured" and any(cell.ours is None for cell in wanted):
+        tail["status"] = "measured in part"
+    return Line(_head(table, printed, row), cells, tail, row, printed)
 
 
 def _head(table: DictConfig, printed: PublishedRow | None, row: TableRow | None) -> dict[str, str]:
@@ -319,14 +324,16 @@ def _cell(table: DictConfig, metric: str, printed: PublishedRow | None, row: Tab
     theirs = printed.cells.get(metric) if printed else None
     if theirs is None:
         return Cell(ours=ours, words=words)
-    unlike = _unlike(table, metric, theirs, row) if row and ours else ""
+    unlike = _unlike(table, metric, printed, row) if row and printed and ours else ""
     said = "" if theirs.value is None and not theirs.note else theirs.note
     return Cell(theirs.value, theirs.std, said, theirs.value is None, ours, words, unlike)
 
 
-def _unlike(table: DictConfig, metric: str, printed: PublishedCell, row: TableRow) -> str:
+def _unlike(table: DictConfig, metric: str, printed: PublishedRow, row: TableRow) -> str:
     """Why a measured figure does not count as a reproduction of the printed one; "" where it does."""
     reasons = [one.unlike for one in METRICS.values() if one.name == metric and one.unlike]
+    if not printed.reported_in.startswith(OWN):
+        reasons.append(f"printed as {printed.reported_in} has it, measured as they did")
     if row.scale != "paper":
         reasons.append(f"scale {row.scale}")
     if metric in _of_reports(row):
