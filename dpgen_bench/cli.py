@@ -107,7 +107,7 @@ def _sample(argv: list[str]) -> int:
 
 def _tables(argv: list[str]) -> int:
     from dpgen_bench.tables.formats import FORMATS, print_table
-    from dpgen_bench.tables.rows import table_names
+    from dpgen_bench.tables.rows import any_quick, load_table, table_names, worth_building
 
     parser = argparse.ArgumentParser("dpgen tables", allow_abbrev=False)
     parser.add_argument("names", nargs="*", help="tables in conf/table/")
@@ -125,8 +125,9 @@ def _tables(argv: list[str]) -> int:
         for name in names:
             print_table(name, given.results, scale, formats)
         return 0
+    quick = any_quick(given.results)
     for name in table_names():
-        for each in ("paper", "quick"):
+        for each in worth_building(load_table(name), quick):
             print_table(name, given.results, each, formats, quiet=True)
     return 0
 

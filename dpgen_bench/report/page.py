@@ -19,6 +19,7 @@ from dpgen_bench.report.lines import FIGURES, FILTERS, NUMBERS, WORDS, leaderboa
 from dpgen_bench.report.runs import Run, panel, read_runs
 from dpgen_bench.report.text import data_uri, describe_error, plain, without_paths
 from dpgen_bench.tables.assembly import NOT_ALIKE, Built, Cell, build, load_table, table_names
+from dpgen_bench.tables.rows import worth_building
 
 NOTE = "‡"  # marks a remark on a printed figure
 NEAR = (0.05, 0.2, 0.5)  # bounds between the four sizes of a difference, as shares of the printed figure
@@ -111,10 +112,7 @@ def _tables(results: Path, runs: Sequence[Run]) -> list[dict[str, Any]]:
     for name in table_names():
         try:
             table = load_table(name)
-            # Without a run of scale quick only a row's own stand-in can have been measured: each build takes seconds.
-            stands_in = any(row.get("quick") for row in table.get("rows", []))
-            built = [build(name, results, "paper")]
-            built += [build(name, results, "quick")] if quick or stands_in else []
+            built = [build(name, results, scale) for scale in worth_building(table, quick)]
         except Exception as error:  # one table that contradicts itself must not hide the others
             found.append({"name": name, "scale": "", "error": describe_error(error)})
             continue

@@ -202,6 +202,26 @@ def lines_of(table: DictConfig, scale: str = "paper") -> list[str]:
     return [*entries, *(_at_scale(table, str(sweep), scale) for sweep in table.get("sweeps", []))]
 
 
+def worth_building(table: DictConfig, quick_runs: bool) -> tuple[str, ...]:
+    """The scales at which a table may hold a figure: paper, and quick if it has stand-ins or there are runs of that scale.
+
+    Building a table composes each of its runs, which takes seconds.
+    """
+    stands_in = any(entry.get("quick") for entry in table.get("rows", []))
+    return SCALES if stands_in or quick_runs else SCALES[:1]
+
+
+def any_quick(results: Path) -> bool:
+    """Whether some run under `results` is of scale quick."""
+    for folder in Store(results).runs():
+        try:
+            if str(folder.config.scale.name) == "quick":
+                return True
+        except Exception:  # a damaged run is told of where its table is
+            continue
+    return False
+
+
 def line_of(table: DictConfig, entry: DictConfig, scale: str) -> str | None:
     """The multirun line of one entry of `rows`; None where no run can answer it."""
     check_scale(scale)
