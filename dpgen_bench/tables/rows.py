@@ -203,7 +203,7 @@ def lines_of(table: DictConfig, scale: str = "paper") -> list[str]:
 
 
 def worth_building(table: DictConfig, quick_runs: bool) -> tuple[str, ...]:
-    """The scales at which a table may hold a figure: paper, and quick if it has stand-ins or there are runs of that scale.
+    """The scales at which a table may hold a figure: paper, and quick if it has stand-ins or there are runs of it.
 
     Building a table composes each of its runs, which takes seconds.
     """
