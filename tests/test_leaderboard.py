@@ -18,8 +18,7 @@ LINES = {name: f"experiment=demo/{name} {ALIKE} privacy.epsilon=10" for name in 
 
 
 def board(*sweeps: str, by: str = "fid"):
-    metrics = ["fid", "acc_mlp_pct"]
-    content = {"title": "t", "protocol": "quick", "sweeps": [*sweeps], "metrics": metrics, "leaderboard": {"by": by}}
+    content = {"title": "t", "protocol": "quick", "sweeps": [*sweeps], "metrics": [by], "leaderboard": {"by": by}}
     return OmegaConf.create(content)
 
 
@@ -78,7 +77,9 @@ def test_what_is_not_comparable_gets_no_place_and_says_why(tmp_path, proven, uni
 def test_a_run_without_the_figure_gets_no_place(tmp_path):
     run_id = measured(tmp_path, LINES["dpgan"], "quick", {"mlp": {"acc_mlp_pct": 90.0}})
     Store(tmp_path).folder(run_id).write_json("ledger.json", {"unit": "record", "epsilon": {"proven": 9.99}})
-    assert places(tmp_path, board(LINES["dpgan"])) == {"dpgan": ("–", "measured; no place: fid was not measured")}
+    assert places(tmp_path, board(LINES["dpgan"])) == {
+        "dpgan": ("–", "none of these figures measured; no place: fid was not measured")
+    }
 
 
 @pytest.mark.parametrize(

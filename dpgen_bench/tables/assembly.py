@@ -259,8 +259,9 @@ def _line(
     cells = {metric: _cell(table, metric, printed, row) for metric in metrics}
     tail = _tail(row, why)
     wanted = [cell for cell in cells.values() if printed is None or cell.published is not None or cell.illegible]
-    if tail["status"] == "measured" and any(cell.ours is None for cell in wanted):
-        tail["status"] = "measured in part"
+    missing = [cell for cell in wanted if cell.ours is None]
+    if tail["status"] == "measured" and missing:
+        tail["status"] = "measured in part" if len(missing) < len(wanted) else "none of these figures measured"
     return Line(_head(table, printed, row), cells, tail, row, printed)
 
 
