@@ -82,6 +82,13 @@ def test_a_run_without_the_figure_gets_no_place(tmp_path):
     }
 
 
+def test_a_figure_that_is_no_number_gets_no_place(tmp_path):
+    ran(tmp_path, "dp_merf", float("nan"))
+    ran(tmp_path, "dpgan", 50.0)
+    found = places(tmp_path, board(LINES["dp_merf"], LINES["dpgan"]))
+    assert found == {"dpgan": ("1", "measured"), "dp_merf": ("–", "measured; no place: fid is no finite number")}
+
+
 @pytest.mark.parametrize(
     ("other", "key"),
     [

@@ -157,6 +157,28 @@ def test_missing_failed_damaged_and_duplicate_runs(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("identity.json", None, "it does not say which run it is"),
+        ("identity.json", "[]", "identity.json is not what a run leaves"),
+        ("ledger.json", "null", "ledger.json is not what a run leaves"),
+        ("ledger.json", '{"epsilon": 3}', "ledger.json is not what a run leaves"),
+        ("training.json", '"x"', "training.json is not what a run leaves"),
+    ],
+)
+def test_a_folder_of_strange_content_is_damaged_and_hides_no_other(tmp_path, name, content, said):
+    figures = {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}}
+    path = Store(tmp_path).folder(measured(tmp_path, RUN, "dpgan_revisited", figures, 0)).path / name
+    measured(tmp_path, RUN, "dpgan_revisited", figures, 1)
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content)
+    line = line_for(assemble("t", a_table({"of": ROW, "run": f"{RUN} seed=0,1"}), tmp_path), **ROW)
+    assert line.tail["status"] == f"1 measured, 1 damaged: {said}"
+
+
+@pytest.mark.parametrize(
     ("entries", "complaint"),
     [
         ([{"of": {"method": "Nobody"}, "run": RUN}], "to name a printed row"),

@@ -38,8 +38,8 @@ def ranked(table: DictConfig, lines: Sequence[Line]) -> list[Line]:
     placed: dict[tuple[str, float], list[tuple[float, Line, str]]] = {}
     for line, row in zip(lines, rows, strict=True):
         summary, why = line.cells[by].ours if by in line.cells else None, _unplaced(row, unit)
-        if summary is None and not why and row.measured:
-            why = f"{by} was not measured"
+        if (summary is None or not math.isfinite(summary.mean)) and not why and row.measured:
+            why = f"{by} was not measured" if summary is None else f"{by} is no finite number"
         value = math.inf if summary is None or why else sign * summary.mean
         group = (str(line.head["dataset"]), float(row.specs[0].config.privacy.epsilon))
         placed.setdefault(group, []).append((value, line, why))

@@ -135,12 +135,17 @@ def _damage(folder: RunFolder) -> str:
     try:
         if not folder.path.exists():
             return ""
-        for name in ("ledger.json", "training.json", "status.json"):
-            folder.read_json(name)
-        identity = folder.read_json("identity.json")
-    except ValueError:
+        read = {name: folder.read_json(f"{name}.json") for name in ("ledger", "training", "status", "identity")}
+    except (ValueError, OSError):
         return "a file of it cannot be read"
-    holds = identify(identity) if identity else folder.id
+    if strange := [name for name, content in read.items() if not isinstance(content, dict)]:
+        return f"{strange[0]}.json is not what a run leaves"
+    if not isinstance(read["ledger"].get("epsilon") or {}, dict):
+        return "ledger.json is not what a run leaves"
+    if not read["identity"]:
+        # Before its first files are written a run is not there yet; with others and without this one it may be any run.
+        return "it does not say which run it is" if read["ledger"] or folder.done else ""
+    holds = identify(read["identity"])
     return "" if holds == folder.id else f"it holds run {holds}"
 
 
