@@ -41,6 +41,7 @@ def make_run(
     folder = Store(results).folder(spec.id)
     folder.path.mkdir(parents=True)
     (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(spec.config))
+    folder.write_json("identity.json", spec.training)
     (folder.path / "generator.safetensors").touch()
     bound = {"kind": "PerRow", "C": 1.0}
     entry = {"name": "query", "bound": bound}
