@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,12 +26,12 @@ USAGE = """dpgen VERB [OVERRIDES]
   account [...]              epsilon by RDP, PRV and PLD under both relations (dpgen account --help)
   evaluate RUN [protocol=P]  measure an existing generator again, without training
   sample RUN --n N --out F   draw images from a finished generator
-  tables NAME... | --all [scale=quick] [--format md,tex,csv,html]
+  tables NAME... | --all [scale=quick] [--format md,tex,csv,html] [--overwrite]
                              tables, a paper's with the distance to each printed figure, into results/tables/
   debugging [NAME]           the bug in the samples of a debugging table's runs: verdicts, errors, a picture
   sweep NAME [scale=quick] [--dry-run] [OVERRIDES]
                              launch the runs that a table lacks, or only list them, with an estimate of their time
-  report                     everything under results/ in one HTML file, which needs no server and no network
+  report [--overwrite]       everything under results/ in one HTML file, which needs no server and no network
   fetch dataset=NAME         download a dataset into data_root
 """
 
@@ -106,29 +108,33 @@ def _sample(argv: list[str]) -> int:
 
 
 def _tables(argv: list[str]) -> int:
-    from dpgen_bench.tables.formats import FORMATS, print_table
+    from dpgen_bench.tables.formats import FORMATS
     from dpgen_bench.tables.rows import any_quick, load_table, table_names, worth_building
+    from dpgen_bench.tables.written import OF_NO_RUN, write_table
 
     parser = argparse.ArgumentParser("dpgen tables", allow_abbrev=False)
-    parser.add_argument("names", nargs="*", help="tables in conf/table/")
+    parser.add_argument("names", nargs="*", help="tables in conf/table/, and scale=quick for their quick runs")
     parser.add_argument("--all", action="store_true", help="every table, and what was measured of each at scale quick")
     parser.add_argument("--format", default="md,csv", help=f"which files to write: {','.join(FORMATS)}")
     parser.add_argument("--results", type=Path, default=_results())
-    given = parser.parse_args(argv)
+    parser.add_argument("--overwrite", action="store_true", help=f"also files with {OF_NO_RUN}")
+    given = parser.parse_intermixed_args(argv)
     names, scale = _take_scale(given.names)
     if bool(names) == given.all:
         raise ValueError(
             f"expected names of tables, or --all, got {' '.join(argv) or 'neither'}; tables: {' '.join(table_names())}"
         )
+    _expect_folder(given.results)
     formats = given.format.split(",")
     if not given.all:
         for name in names:
-            print_table(name, given.results, scale, formats)
+            write_table(name, given.results, scale, formats, given.overwrite)
         return 0
-    quick = any_quick(given.results)
-    for name in table_names():
+    quick, all_names = any_quick(given.results), table_names()
+    for number, name in enumerate(all_names, start=1):
+        print(f"[{number}/{len(all_names)}] {name}", file=sys.stderr, flush=True)
         for each in worth_building(load_table(name), quick):
-            print_table(name, given.results, each, formats, quiet=True)
+            write_table(name, given.results, each, formats, given.overwrite, quiet=True)
     return 0
 
 
@@ -140,13 +146,48 @@ def _take_scale(words: list[str]) -> tuple[list[str], str]:
 
 def _report(argv: list[str]) -> int:
     from dpgen_bench.report.page import build_report
+    from dpgen_bench.results.store import Store
 
     parser = argparse.ArgumentParser("dpgen report")
     parser.add_argument("--results", type=Path, default=_results())
     parser.add_argument("--out", type=Path, help="the file to write; report.html in the results if not said")
+    parser.add_argument("--overwrite", action="store_true", help="also a report of runs, where there is no run now")
     given = parser.parse_args(argv)
+    _expect_folder(given.results)
+    path = given.out or given.results / "report.html"
+    if not given.overwrite and not Store(given.results).runs() and (shown := _runs_shown(path)):
+        print(
+            f"dpgen: kept {path}: it shows {shown} runs, and there is none in {given.results / 'runs'}; --overwrite to "
+            "replace it",
+            file=sys.stderr,
+        )
+        return 0
     print(build_report(given.results, given.out))
     return 0
+
+
+def _runs_shown(path: Path) -> int:
+    """How many runs the report in a file shows; 0 where there is no file, or one that is no report of ours."""
+    if not path.is_file():
+        return 0
+    text = path.read_text(errors="replace")
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    try:
+        return len(json.loads(found[1])["runs"]) if found else 0
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def _expect_folder(results: Path) -> None:
+    """
+    Raises:
+        ValueError: if `results` is no folder.
+    """
+    if not results.is_dir():
+        raise ValueError(
+            f"expected a folder of results, got {results}, which is none; --results or the environment's DPGEN_RESULTS "
+            "say where it is, and `dpgen run` or `dpgen sweep` make one."
+        )
 
 
 def _debugging(argv: list[str]) -> int:
@@ -164,18 +205,22 @@ def _sweep(argv: list[str]) -> int:
     from dpgen_bench.tables.sweeps import launch_sweeps, print_plan
 
     parser = argparse.ArgumentParser("dpgen sweep", allow_abbrev=False)
-    parser.add_argument("name", help="a table in conf/table/")
+    parser.add_argument("words", nargs="*", metavar="NAME [KEY=VALUE ...]", help="a table in conf/table/; overrides")
     parser.add_argument(
         "--dry-run", action="store_true", help="list the missing runs, with their steps and time, and stop"
     )
     parser.add_argument("--results", type=Path, default=_results())
-    parser.epilog = "then scale=quick, and overrides for every run: hydra/launcher=joblib, runtime.device=..."
-    given, rest = parser.parse_known_args(argv)
-    overrides, scale = _take_scale(rest)
+    parser.epilog = "overrides: scale=quick, and for every run hydra/launcher=joblib, runtime.device=..."
+    given = parser.parse_intermixed_args(argv)
+    words, scale = _take_scale(given.words)
+    names = [word for word in words if "=" not in word and not word.startswith("~")]
+    if len(names) != 1:
+        raise ValueError(f"expected one table and overrides KEY=VALUE, got {' '.join(names) or 'no table'}.")
+    overrides = [word for word in words if word != names[0]]
     if given.dry_run:
-        print_plan(given.name, given.results, scale)
+        print_plan(names[0], given.results, overrides, scale)
         return 0
-    return launch_sweeps(given.name, given.results, overrides, scale)
+    return launch_sweeps(names[0], given.results, overrides, scale)
 
 
 def _fetch(argv: list[str]) -> int:

@@ -7,8 +7,7 @@ the bug, by the mean intensity: ink covers little of an image, so that inverted 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from dpgen_bench.data.federations import Derived, placed
 from dpgen_bench.data.records import DatasetSpec, Records, Split
+from dpgen_bench.environment import one_thread
 from dpgen_bench.privacy.noise import Key
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _classifier(federation: DatasetSpec, architecture: str, epochs: int) -> Fitt
 
     test = federation.load("test")
     ctx = EvalContext(CLASSIFIER_SEED, "cpu", federation.num_classes, cache=Path())
-    with _one_thread():
+    with one_thread():
         return Network(architecture, epochs=epochs).fit(test, ctx)
 
 
@@ -209,7 +209,7 @@ def _accuracies(federation: DatasetSpec, share: float, seed: int, architecture: 
     clients = federation.num_clients or 0
     records = _inverted(federation.load("train"), _with_bug(clients, share, seed))
     assert records.clients is not None
-    with _one_thread():
+    with one_thread():
         right = (fitted.predict(records.images) == records.labels).numpy()
     holder = records.clients.numpy()
     of = np.bincount(holder, minlength=clients)
@@ -217,17 +217,6 @@ def _accuracies(federation: DatasetSpec, share: float, seed: int, architecture: 
     found = np.where(of > 0, correct / np.maximum(of, 1), 1.0)
     found.setflags(write=False)
     return found
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums, and so the last bits of a network, depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def expected_intensity(images: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Where a run was made: versions, machine, commit and command, so that a figure can be traced."""
+"""Where a run was made: versions, machine, commit and command, so that a figure can be traced; device and threads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,17 @@ def choose_device(wanted: str) -> torch.device:
             f"runtime.device={wanted}, but PyTorch sees no CUDA device here; use runtime.device=auto or cpu."
         )
     return torch.device(wanted)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let PyTorch compute on one thread: sums, and so the last bits of figures and networks, depend on their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _commit() -> str | None:

@@ -20,8 +20,10 @@ from dpgen_bench.results.listing import describe_run
 from dpgen_bench.results.statistics import t_interval
 from dpgen_bench.results.store import Store
 from dpgen_bench.specify import CONF, compose_config, specify
-from dpgen_bench.tables.assembly import assemble, expand, load_table
+from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame, print_table, side_by_side
+from dpgen_bench.tables.rows import expand, load_table
+from tests.test_tables import ROW, RUN, a_table, measured
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -311,3 +313,38 @@ def test_wrong_input_gets_one_clear_line(words, complaint, tmp_path, monkeypatch
     assert code not in (0, None)
     assert complaint in shown
     assert "Traceback" not in shown
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch) -> Path:
+    """A results folder with two measured runs, and a conf/table whose only table asks for them."""
+    (tmp_path / "conf" / "table").mkdir(parents=True)
+    OmegaConf.save(a_table({"of": ROW, "run": f"{RUN} seed=0,1"}), tmp_path / "conf" / "table" / "toy.yaml")
+    monkeypatch.setattr("dpgen_bench.tables.rows.CONF", tmp_path / "conf")
+    for seed in (0, 1):
+        measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 260.0}}, seed)
+    return tmp_path
+
+
+def test_written_figures_outlive_their_runs_unless_they_are_to_be_overwritten(toy, capsys):
+    written = [toy / "tables" / "toy.md", toy / "tables" / "toy.csv", toy / "report.html"]
+    assert [main([*verb, "--results", str(toy)]) for verb in (["tables", "--all"], ["report"])] == [0, 0]
+    before = [path.read_bytes() for path in written]
+    assert "[1/1] toy" in capsys.readouterr().err
+    for lost, verb in (("runs/*", ["tables", "toy"]), ("runs", ["tables", "--all"]), ("runs", ["report"])):
+        shutil.rmtree(next(toy.glob(lost), toy / "gone"), ignore_errors=True)
+        assert main([*verb, "--results", str(toy)]) == 0
+        assert re.search("kept .*--overwrite", capsys.readouterr().err)
+    assert [path.read_bytes() for path in written] == before
+    assert [main([*verb, "--overwrite", f"--results={toy}"]) for verb in (["tables", "toy"], ["report"])] == [0, 0]
+    assert "kept" not in capsys.readouterr().err
+    assert not {path.read_bytes() for path in written} & set(before)
+    assert "251.8" in written[0].read_text()  # what the paper prints needs no run
+
+
+@pytest.mark.parametrize("verb", [["tables", "demo"], ["tables", "--all"], ["report"]])
+def test_results_that_are_not_there_are_an_error(verb, tmp_path, monkeypatch, capsys):
+    assert main([*verb, f"--results={tmp_path / 'reslts'}"]) == 2
+    monkeypatch.setenv("DPGEN_RESULTS", str(tmp_path / "reslts"))
+    assert (main(verb), (tmp_path / "reslts").exists()) == (2, False)
+    assert capsys.readouterr().err.count("expected a folder of results, got") == 2

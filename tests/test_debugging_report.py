@@ -24,7 +24,7 @@ from dpgen_bench.results.debugging import inspect_runs, model_samples, report_fr
 from dpgen_bench.results.store import RunFolder, Store
 from dpgen_bench.specify import compose_config, specify
 from dpgen_bench.tables import rows
-from dpgen_bench.tables.assembly import load_table
+from dpgen_bench.tables.rows import load_table
 from tests.toys import Painter
 
 # Toy generators that stand for any method's: far beyond 0 and 1, so that all pixels are 255 or 0 and means are exact.

@@ -16,7 +16,7 @@ from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Full
-from dpgen_bench.results.diagnostics import _norms, draw_norms
+from dpgen_bench.results.diagnostics import draw_norms, read_norms
 
 ROWS = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
 
@@ -36,7 +36,7 @@ def test_norms_are_of_rows_before_they_are_clipped(tmp_path, bound, norms):
     release = data.mechanism("query", sample=Full(), bound=bound, times=2, std=1.0)
     for _ in range(2):
         release(lambda images, labels: ROWS[labels])
-    (first, second) = _norms(path)["query"].values()
+    (first, second) = read_norms(path)["query"].values()
     assert np.allclose(first, norms)
     assert np.allclose(second, norms)
     assert draw_norms(path, {"query": 1.0}, tmp_path / "private" / "norms.png")
@@ -58,7 +58,7 @@ def test_a_release_made_again_counts_as_last_made_and_half_a_line_is_left_out(tm
     rows = [(0, [1.0]), (1, [2.0]), (1, [3.0]), (2, [math.nan, math.inf])]
     lines = [json.dumps({"mechanism": "m", "release": i, "norms_before_clipping": norms}) for i, norms in rows]
     path.write_text("\n".join([*lines, '{"mechanism": "m", "rel']))
-    assert {release: list(norms) for release, norms in _norms(path)["m"].items()}[1] == [3.0]
+    assert {release: list(norms) for release, norms in read_norms(path)["m"].items()}[1] == [3.0]
     assert draw_norms(path, {"m": math.inf}, tmp_path / "norms.png")
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from dpgen_bench.results.store import Store
+from dpgen_bench.results.store import RunFolder, Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import side_by_side
+from dpgen_bench.tables.leaderboard import HIGHER, LOWER
 from dpgen_bench.tables.rows import load_table, table_rows
 from tests.test_tables import measured
 
@@ -17,14 +19,25 @@ ALIKE = "privacy.relation=replace_one privacy.accountant=pld privacy.delta=1e-5"
 LINES = {name: f"experiment=demo/{name} {ALIKE} privacy.epsilon=10" for name in ("dp_merf", "dpgan", "dp_sinkhorn")}
 
 
-def board(*sweeps: str, by: str = "fid"):
-    content = {"title": "t", "protocol": "quick", "sweeps": [*sweeps], "metrics": [by], "leaderboard": {"by": by}}
-    return OmegaConf.create(content)
+TERMS = {"relation": "replace_one", "delta": 1e-5, "accountant": "pld"}
 
 
-def ran(results: Path, name: str, fid: float, proven: float | str = 9.99, unit: str = "record", **more: float) -> None:
-    run_id = measured(results, LINES[name], "quick", {"fid": {"fid": fid, **more}})
-    Store(results).folder(run_id).write_json("ledger.json", {"unit": unit, "epsilon": {"proven": proven}})
+def board(*sweeps: str, by: str = "fid", **more: str):
+    content = {"title": "t", "protocol": "quick", "sweeps": [*sweeps], "metrics": [by]}
+    return OmegaConf.create({**content, "leaderboard": {"by": by, **more}})
+
+
+def ledger(proven: float | str = 9.99, **changed: Any) -> dict[str, Any]:
+    """A ledger as a run leaves it, without its entries."""
+    whole = {"unit": "record", "budget": {"epsilon": 10.0, **TERMS}, "diagnostics": "off", "doubts": []}
+    return {**whole, "epsilon": {"proven": proven, **TERMS}, **changed}
+
+
+def ran(results: Path, name: str, fid: float, seed: int = 0, told: dict | None = None, **more: float) -> RunFolder:
+    run_id = measured(results, LINES[name], "quick", {"fid": {"fid": fid, **more}}, seed)
+    folder = Store(results).folder(run_id)
+    folder.write_json("ledger.json", ledger() if told is None else told)
+    return folder
 
 
 def places(results: Path, table) -> dict[str, tuple[str, str]]:
@@ -58,28 +71,139 @@ def test_each_epsilon_has_its_own_places(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("proven", "unit", "why"),
+    ("told", "why"),
     [
-        (9.0, "record", "proven 9 leaves a part of 10 unspent"),
-        (10.4, "record", "proven 10.4 is above 10"),
-        ("inf", "record", "nothing is proven"),
-        (9.99, "client", "its epsilon protects a client, not a record"),
+        (ledger(9.0), "proven 9 leaves a part of 10 unspent"),
+        (ledger(10.4), "proven 10.4 is above 10"),
+        (ledger("inf"), "nothing is proven"),
+        (ledger(unit="client"), "its epsilon protects a client, not a record"),
+        (ledger(epsilon=None), "nothing is proven"),
+        (ledger(budget={"epsilon": 100.0, **TERMS}), "its ledger has a budget of 100, not 10"),
+        (ledger(diagnostics="unsafe"), "it kept private diagnostics (unsafe)"),
+        (ledger(doubts=["a client raised"]), "nothing is proven: a client raised"),
+        (
+            ledger(epsilon={"proven": 9.99, **TERMS, "relation": "add_remove"}),
+            "its ledger counts by relation add_remove",
+        ),
+        (ledger(budget={"epsilon": 10.0, **TERMS, "delta": 1e-3}), "its ledger counts by delta 0.001, not 1e-05"),
+        (
+            ledger(budget={"epsilon": 10.0, **TERMS, "accountant": "rdp"}),
+            "its ledger counts by accountant rdp, not pld",
+        ),
+        ({}, "its ledger says no unit or no budget"),
     ],
 )
-def test_what_is_not_comparable_gets_no_place_and_says_why(tmp_path, proven, unit, why):
-    """The best figure of all does not help a run that proved less or more than the others."""
-    ran(tmp_path, "dp_merf", 1.0, proven, unit)
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_seed_that_is_not_comparable_takes_the_place_and_is_named(tmp_path, told, why, bad):
+    """The best figure of all does not help; it is one seed of two, whichever comes first, by what its ledger says."""
+    for seed in (0, 1):
+        ran(tmp_path, "dp_merf", 1.0, seed, told if seed == bad else None)
     ran(tmp_path, "dpgan", 50.0)
-    found = places(tmp_path, board(LINES["dp_merf"], LINES["dpgan"]))
-    assert found == {"dpgan": ("1", "measured"), "dp_merf": ("–", f"measured; no place: {why}")}
+    found = places(tmp_path, board(f"{LINES['dp_merf']} seed=0,1", LINES["dpgan"]))
+    assert found["dpgan"] == ("1", "measured")
+    place, status = found["dp_merf"]
+    assert place == "–"
+    assert f"; no place: seed {bad}: {why}" in status
+    assert f"seed {1 - bad}" not in status
+
+
+def test_sound_seeds_have_a_place_together(tmp_path):
+    for seed, proven in ((0, 9.81), (1, 10.0)):
+        ran(tmp_path, "dp_merf", 1.0, seed, ledger(proven))
+    assert places(tmp_path, board(f"{LINES['dp_merf']} seed=0,1")) == {"dp_merf": ("1", "measured")}
+
+
+def test_without_privacy_the_unit_counts_alone(tmp_path):
+    line = LINES["dp_merf"].replace("epsilon=10", "epsilon=inf")
+    folder = Store(tmp_path).folder(measured(tmp_path, line, "quick", {"fid": {"fid": 9.0}}))
+    told = ledger("inf", budget={"epsilon": "inf", **TERMS}, diagnostics="unsafe")
+    folder.write_json("ledger.json", told)
+    assert places(tmp_path, board(line)) == {"dp_merf": ("1", "measured")}
+    folder.write_json("ledger.json", {**told, "unit": "client"})
+    assert places(tmp_path, board(line))["dp_merf"][0] == "–"
+
+
+def test_a_line_has_a_place_only_with_all_its_seeds(tmp_path):
+    ran(tmp_path, "dp_merf", 1.0)
+    ran(tmp_path, "dpgan", 50.0)
+    assert places(tmp_path, board(f"{LINES['dp_merf']} seed=0,1", LINES["dpgan"])) == {
+        "dpgan": ("1", "measured"),
+        "dp_merf": ("–", "1 measured, 1 not run; no place: 1 of 2 seeds measured"),
+    }
+
+
+def test_a_figure_of_one_seed_of_two_is_no_place(tmp_path):
+    ran(tmp_path, "dp_merf", 1.0, 0, acc_mlp_pct=90.0)
+    ran(tmp_path, "dp_merf", 2.0, 1)
+    _, status = places(tmp_path, board(f"{LINES['dp_merf']} seed=0,1", by="acc_mlp_pct"))["dp_merf"]
+    assert status.endswith("no place: acc_mlp_pct was measured for 1 of 2 seeds")
 
 
 def test_a_run_without_the_figure_gets_no_place(tmp_path):
     run_id = measured(tmp_path, LINES["dpgan"], "quick", {"mlp": {"acc_mlp_pct": 90.0}})
-    Store(tmp_path).folder(run_id).write_json("ledger.json", {"unit": "record", "epsilon": {"proven": 9.99}})
+    Store(tmp_path).folder(run_id).write_json("ledger.json", ledger())
     assert places(tmp_path, board(LINES["dpgan"])) == {
         "dpgan": ("–", "none of these figures measured; no place: fid was not measured")
     }
+
+
+@pytest.mark.parametrize(
+    ("by", "name"),
+    [("seconds_total", "seconds"), ("parameters_released_generator", "parameters"), ("bytes_up", "bytes")],
+)
+def test_a_cost_is_better_lower(tmp_path, by, name):
+    for method, cost in (("dp_merf", 20.0), ("dpgan", 5.0)):
+        part = {"seconds_total": "train", "bytes_up": "up"}.get(by, "released_generator")
+        ran(tmp_path, method, 1.0).write_json("training.json", {name: {part: cost}})
+    found = places(tmp_path, board(LINES["dp_merf"], LINES["dpgan"], by=by))
+    assert found == {"dpgan": ("1", "measured"), "dp_merf": ("2", "measured")}
+
+
+@pytest.mark.parametrize(
+    ("by", "lower"),
+    [
+        ("fid", True),
+        ("kid", True),
+        ("nn_copies_pct", True),
+        ("seconds_train", True),
+        ("peak_memory_mib", True),
+        ("comm_cost_bytes", True),
+        ("inception_score", False),
+        ("acc_cnn_pct", False),
+        ("acc_linear_svc_calibrated_pct", False),
+        ("acc_calibrated_pct", False),
+        ("coverage", False),
+    ],
+)
+def test_which_way_is_better(by, lower):
+    assert (bool(LOWER.fullmatch(by)), bool(HIGHER.fullmatch(by))) == (lower, not lower)
+
+
+@pytest.mark.parametrize(
+    "by", ["fid_num_samples", "acc_mlp_real_pct", "inception_score_std_splits", "accuracy", "fidd"]
+)
+def test_what_ranks_nothing(by):
+    assert not LOWER.fullmatch(by)
+    assert not HIGHER.fullmatch(by)
+
+
+def test_a_figure_that_nobody_can_rank_by_is_refused(tmp_path):
+    ran(tmp_path, "dpgan", 50.0, brightness_gap=0.5)
+    ran(tmp_path, "dp_merf", 50.0, brightness_gap=0.1)
+    lines = [LINES["dpgan"], LINES["dp_merf"]]
+    misspelt = OmegaConf.merge(board(*lines), {"leaderboard": {"by": "fdi"}})
+    for table, message in (
+        (misspelt, "among the table's metrics, fid, got 'fdi'"),
+        (board(*lines, by="fdi"), "a figure that the bench ranks by, .*fid.*, got 'fdi'"),
+        (board(*lines, by="fdi", better="lower"), "a figure that a run has, .*brightness_gap.*, got 'fdi'"),
+        (board(*lines, by="brightness_gap"), "leaderboard.better"),
+        (board(*lines, by="fid", better="higher"), "leaderboard.better lower for fid, got 'higher'"),
+        (board(*lines, by="brightness_gap", better="less"), "lower or higher for brightness_gap, got 'less'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            assemble("t", table, tmp_path)
+    for better, first in (("lower", "dp_merf"), ("higher", "dpgan")):
+        assert next(iter(places(tmp_path, board(*lines, by="brightness_gap", better=better)))) == first
 
 
 def test_a_figure_that_is_no_number_gets_no_place(tmp_path):

@@ -31,8 +31,9 @@ from dpgen_bench.privacy.sampling import Full, OneShard, Poisson, Sampling, samp
 from dpgen_bench.results.listing import describe_run
 from dpgen_bench.results.store import Store
 from dpgen_bench.run import _account
-from dpgen_bench.tables.assembly import assemble, load_table
+from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame, side_by_side
+from dpgen_bench.tables.rows import load_table
 from tests.test_cli import fake_run
 
 DELTA = 1e-5

@@ -17,7 +17,6 @@ from PIL import Image
 
 from dpgen_bench.plots.draw import draw, plot_entries
 from dpgen_bench.plots.parts import XAxis, averaged, epsilon_words, label_of, order_of, read_log, value_of
-from dpgen_bench.plots.pictures import montage
 from dpgen_bench.tables.rows import TableRow
 from tests.plot_cases import keep_step, make_run, row_of, write_log, write_samples
 
@@ -184,16 +183,6 @@ def test_samples_stand_by_class_with_epsilon_above(tmp_path: Path) -> None:
     assert "ε proven 9.5 (claimed 12.3), seed 1" in found
     assert "dpgan, digits, n_D = 1" in found
     assert f"The samples of run {rows[1].folders[0].id} cannot be read" in together
-
-
-def test_a_montage_has_a_column_for_each_class(tmp_path: Path) -> None:
-    images = np.arange(6, dtype=np.float32)[:, None, None, None] * np.ones((6, 3, 4, 5), np.float32) * 10.4
-    np.savez(tmp_path / "samples.npz", images=images, labels=np.array([2, 0, 2, 0, 2, 0]))
-    picture = montage(tmp_path / "samples.npz", 2)
-    assert picture.shape == (2 * 5 - 1, 3 * 6 - 1, 3)
-    cells = [[int(picture[5 * i, 6 * j, 0]) for j in range(3)] for i in range(2)]
-    assert cells == [[10, 128, 0], [31, 128, 21]]  # 10.4, 31.2; class 1 has none; 0, 20.8: rounded
-    assert (picture[4] == 128).all()
 
 
 def test_norms_are_drawn_for_public_data_alone(tmp_path: Path) -> None:

@@ -80,6 +80,40 @@ def test_two_protocols_are_two_lines_and_never_one_figure(results):
     assert [line["cells"]["fid"]["value"] for line in of_run if line["filters"]["protocol"] == "mine"] == [99.0]
 
 
+def test_lines_say_all_that_they_must_share_to_be_compared(results):
+    """Each run differs from the first of epsilon 1 in one term; the non-private one is bound by no relation."""
+    lines = collect(results)["lines"]
+    first = {key: lines[0]["terms"][key] for key in ("dataset", "delta", "accountant", "relation", "unit", "protocol")}
+    assert first == {
+        **{"dataset": "digits", "delta": "1e-05", "accountant": "pld", "relation": "add_remove", "unit": "record"},
+        "protocol": "quick",
+    }
+    assert lines[0]["terms"]["scale"] == "demo"
+    assert [lines[2]["terms"][key] for key in ("relation", "delta", "accountant")] == [None] * 3
+    for words, key, value in (
+        ("privacy.delta=1e-6", "delta", "1e-06"),
+        ("privacy.accountant=rdp", "accountant", "rdp"),
+        ("privacy.relation=replace_one", "relation", "replace_one"),
+        ("scale=paper", "scale", "paper"),
+    ):
+        run = make_run(results, DEMO, "privacy.epsilon=1", words).id
+        (line,) = [line for line in collect(results)["lines"] if run in [each["id"] for each in line["runs"]]]
+        assert {name for name in line["terms"] if line["terms"][name] != lines[0]["terms"][name]} == {key}
+        assert line["terms"][key] == value
+
+
+def test_two_changed_texts_of_a_protocol_are_two_protocols(results):
+    folder = Store(results).runs()[0]
+    (report_,) = folder.reports.all()
+    for number in (5, 6):
+        write_report(folder, {**report_["protocol"], "num_samples": number}, {"fid": 99.0})
+    lines = [line for line in collect(results)["lines"] if folder.id in [run["id"] for run in line["runs"]]]
+    names = {line["terms"]["protocol"] for line in lines}
+    assert len(names) == 3
+    assert sum(name.startswith("quick (changed: ") for name in names) == 2
+    assert {line["filters"]["protocol"] for line in lines} == names
+
+
 def test_what_tells_lines_apart_is_named(results):
     make_run(results, DEMO, "privacy.epsilon=1", "method.features=50")
     lines = [line for line in collect(results)["lines"] if line["filters"]["epsilon"] == "1"]
@@ -169,7 +203,32 @@ def odd_entry(folder: RunFolder) -> None:
     folder.write_json("ledger.json", ledger)
 
 
-@pytest.mark.parametrize("damage", [spoil_ledger, lose_identity, edit_config, lose_config, odd_training, odd_entry])
+def words_for_figures(folder: RunFolder) -> None:
+    (report,) = folder.reports.all()
+    report["repeats"][0]["metrics"]["all"]["values"]["fid"] = "50.0"
+    folder.reports.write(report)
+
+
+def words_for_epsilon(folder: RunFolder) -> None:
+    ledger = folder.read_json("ledger.json")
+    ledger["epsilon"]["proven"] = "abc"
+    folder.write_json("ledger.json", ledger)
+
+
+def edit_dataset(folder: RunFolder) -> None:
+    path = folder.path / "config.yaml"
+    path.write_text(re.sub(r"name: digits\b", "name: mnist", path.read_text()))
+
+
+def no_folder(folder: RunFolder) -> None:
+    shutil.rmtree(folder.path)
+    folder.path.write_text("x")
+
+
+SPOILED = [spoil_ledger, lose_identity, edit_config, lose_config, odd_training, odd_entry, no_folder]
+
+
+@pytest.mark.parametrize("damage", [*SPOILED, words_for_figures, words_for_epsilon, edit_dataset])
 def test_a_damaged_run_is_named_and_hides_no_other(results, damage):
     (folder,) = [run for run in Store(results).runs() if (run.config.privacy.epsilon, run.config.seed) == (1, 1)]
     damage(folder)

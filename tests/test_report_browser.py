@@ -47,10 +47,11 @@ def site(tmp_path_factory):
     failed.mark("failed", "train", ValueError("it was not to be"))
     (results / "plots").mkdir()
     svg = '<svg xmlns="http://www.w3.org/2000/svg" width="2000" height="900"><title>A plot</title></svg>'
-    (results / "plots" / "wide.svg").write_text(svg)
+    (results / "plots" / "first_table.svg").write_text(svg)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "table_names", lambda: ["first_table", "second_table"])
-        patch.setattr(report, "load_table", lambda name: OmegaConf.create({"title": name}))
+        plot = {"kind": "bias_variance"}
+        patch.setattr(report, "load_table", lambda name: OmegaConf.create({"title": name, "plot": plot}))
         patch.setattr(report, "build", lambda name, _, scale: built(name, scale))
         path = build_report(results)
     return path.as_uri(), {**ids, "failed": failed.id}

@@ -14,9 +14,11 @@ from PIL import Image
 from dpgen_bench.report import page as report
 from dpgen_bench.report.command import command_of
 from dpgen_bench.report.page import build_report, collect, render
-from dpgen_bench.report.text import first_line, plain, small_picture, without_paths
+from dpgen_bench.report.text import plain, small_picture
+from dpgen_bench.results.listing import first_line, without_paths
 from dpgen_bench.specify import compose_config, identify, specify
-from tests.report_toys import DEMO, PLACE, built
+from dpgen_bench.tables.assembly import assemble
+from tests.report_toys import DEMO, PLACE, built, make_run
 
 
 @pytest.fixture(autouse=True)
@@ -180,13 +182,58 @@ def test_which_tables_are_shown(tmp_path, monkeypatch):
     assert "somebody" not in html
 
 
-def test_plots_come_with_name_and_title(tmp_path):
+def test_plots_are_drawn_from_the_runs_that_are_there_and_never_from_old_files(tmp_path, monkeypatch):
+    """A plot of an earlier day lies in results/plots; one run more changes what the report shows, and no file."""
+    plot = {"kind": "privacy_utility", "y": "fid"}
+    table = OmegaConf.create({"title": "FID & <over> ε", "protocol": "quick", "metrics": ["fid"], "plot": plot})
+    table.sweeps = [f"{DEMO} privacy.epsilon=1,10"]
+    monkeypatch.setattr(report, "table_names", lambda: ["t"])
+    monkeypatch.setattr(report, "load_table", lambda _: table)
+    monkeypatch.setattr(report, "build", lambda name, results, scale: assemble(name, table, results, scale))
     (tmp_path / "plots").mkdir()
-    svg = '<svg xmlns="http://www.w3.org/2000/svg"><title>FID &lt;over&gt; n</title></svg>'
-    (tmp_path / "plots" / "b.svg").write_text(svg)
-    (tmp_path / "plots" / "a.svg").write_text("<svg")
-    plots = collect(tmp_path)["plots"]
-    assert [(plot["name"], bool(plot["picture"])) for plot in plots] == [("a", False), ("b", True)]
-    assert plots[1]["title"] == "FID <over> n"
-    assert plots[0]["title"].startswith("cannot be read")
-    assert 'alt="Plot b: FID &lt;over&gt; n"' in build_report(tmp_path).read_text()
+    old = '<svg xmlns="http://www.w3.org/2000/svg"><title>of an earlier day</title></svg>'
+    (tmp_path / "plots" / "t.svg").write_text(old)
+    assert collect(tmp_path)["plots"] == []
+    make_run(tmp_path, DEMO, "privacy.epsilon=1", fid=77.0)
+    (one,) = collect(tmp_path)["plots"]
+    assert (one["name"], one["title"]) == ("t", "FID & <over> ε")
+    assert one["source"] == "drawn from the 2 line(s) of table t"
+    assert "earlier day" not in svg_of(one)
+    make_run(tmp_path, DEMO, "privacy.epsilon=10", fid=55.0)
+    html = build_report(tmp_path).read_text()
+    (two,) = collect(tmp_path)["plots"]
+    assert two["picture"] != one["picture"]
+    assert "ε proven 1, 10" in " ".join(svg_of(two).split())
+    assert 'alt="Plot t: FID &amp; &lt;over&gt; ε"' in html
+    assert two["picture"] in html
+    assert [path.read_text() for path in (tmp_path / "plots").iterdir()] == [old]
+
+
+def svg_of(plot: dict[str, str]) -> str:
+    return base64.b64decode(plot["picture"].split(",", 1)[1]).decode()
+
+
+def test_plots_without_runs_are_those_of_the_tables(tmp_path, monkeypatch):
+    tables = {
+        "alone": {"kind": "bias_variance"},
+        "several": [{"kind": "norms"}, {"kind": "bias_variance"}],
+        "torn": {"kind": "bias_variance"},
+        "missing": {"kind": "bias_variance"},
+        "wrong": {"kind": "pie"},
+    }
+    tables = {name: OmegaConf.create({"title": name.upper(), "plot": plot}) for name, plot in tables.items()}
+    monkeypatch.setattr(report, "table_names", lambda: list(tables))
+    monkeypatch.setattr(report, "load_table", tables.__getitem__)
+    monkeypatch.setattr(report, "build", lambda name, results, scale: built(name, scale))
+    (tmp_path / "plots").mkdir()
+    svg = '<svg xmlns="http://www.w3.org/2000/svg"><title>4c</title></svg>'
+    for name, content in (("alone", svg), ("several-1", svg), ("several-2", svg), ("torn", "<svg")):
+        (tmp_path / "plots" / f"{name}.svg").write_text(content)
+    plots = {plot["name"]: plot for plot in collect(tmp_path)["plots"]}
+    assert {name: bool(plot["picture"]) for name, plot in plots.items()} == {
+        **{"alone": True, "several-2": True},  # several-1 is of a kind that is drawn from runs, of which there are none
+        **{"torn": False, "wrong": False},
+    }
+    assert plots["alone"]["source"] == "computed from data, without a run"
+    assert plots["torn"]["title"].startswith("cannot be read")
+    assert plots["wrong"]["title"].startswith("cannot be drawn (ValueError: expected a plot with a kind")

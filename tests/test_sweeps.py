@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,10 +18,12 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from dpgen_bench.cli import main
+from dpgen_bench.overrides import parse_override, quoted
 from dpgen_bench.results.store import Store
-from dpgen_bench.tables import rows
+from dpgen_bench.specify import compose_config
+from dpgen_bench.tables import rows, sweeps
 from dpgen_bench.tables.rows import expand
-from dpgen_bench.tables.sweeps import boxes, estimator, format_seconds, plan_sweep
+from dpgen_bench.tables.sweeps import boxes, check_overrides, plan_sweep
 from tests.test_tables import measured
 
 MERF = "experiment=demo/dp_merf"
@@ -32,6 +40,14 @@ def write_table(tmp_path: Path, monkeypatch, table) -> None:
     (tmp_path / "conf" / "table").mkdir(parents=True)
     OmegaConf.save(table, tmp_path / "conf" / "table" / "toy.yaml")
     monkeypatch.setattr(rows, "CONF", tmp_path / "conf")
+
+
+@pytest.fixture
+def launched(monkeypatch) -> list[list[str]]:
+    """The words after `dpgen run` of each multirun, none of which is made."""
+    words: list[list[str]] = []
+    monkeypatch.setattr(sweeps, "run_stoppable", lambda command: (words.append(command[4:]), (0, None))[1])
+    return words
 
 
 @settings(max_examples=200, deadline=None)
@@ -80,21 +96,25 @@ def test_steps_are_capped_by_the_scale_and_unknown_where_the_budget_sets_them(tm
     assert plan_sweep(table, tmp_path, "quick")[0].steps == 300
 
 
-def test_an_estimate_is_the_measured_time_per_step_times_the_steps(tmp_path):
-    """900 steps took 90 s, a warm start 5 s and the rest 1 s: 450 steps take 45 + 6 s; measuring took 7 s."""
-    line = "experiment=demo/dpgan privacy.epsilon=10"
-    run_id = measured(tmp_path, line, "quick", BOTH)
-    folder = Store(tmp_path).folder(run_id)
-    training = {"seconds": {"warm_start": 5.0, "train": 90.0}, "seconds_outside_loops": 1.0, "steps": {"train": 900}}
-    folder.write_json("training.json", {**training, "device": "cpu"})
-    (report,) = folder.reports.all()
-    report["repeats"][0]["metrics"]["mlp"]["seconds"] = 7.0
-    folder.reports.write(report)
-    table = a_table(f"{line} method.steps=450 seed=1", f"{line} method.d_d=64 seed=1", "experiment=demo/gs_wgan")
-    half, wider, other = [estimator(tmp_path)(job) for job in plan_sweep(table, tmp_path)]
-    assert (half.train, half.measure, half.basis) == (51.0, 7.0, "cpu, the same settings")
-    assert (wider.train, wider.basis) == (96.0, "cpu, other d_d")
-    assert (other.train, other.measure, other.basis) == (None, 7.0, "nothing comparable was run")
+@settings(max_examples=200, deadline=None)
+@given(st.text() | st.text(alphabet="\\'\"a1 ,=[]{}()$%:./\n"))
+def test_a_quoted_value_is_one_value_and_the_same(text):
+    """A law of Hydra's own parser, also for what its sweeper hands on to each job of a multirun."""
+    override = parse_override(f"results={quoted(text)}")
+    again = parse_override(f"results={override.get_value_element_as_str()}")
+    assert not override.is_sweep_override()
+    assert str(override.value()) == str(again.value()) == text
+
+
+def test_a_damaged_run_of_the_table_is_said_and_not_launched(tmp_path, monkeypatch, capsys, launched):
+    write_table(tmp_path, monkeypatch, a_table(f"{MERF} seed=0,1"))
+    bad = Store(tmp_path).folder(measured(tmp_path, MERF, "quick", BOTH)).path
+    (bad / "ledger.json").write_text("{bad")
+    assert main(["sweep", "toy", "--dry-run", f"--results={tmp_path}"]) == 0
+    assert "damaged: ledger.json cannot" in " ".join(capsys.readouterr().out.split())
+    assert main(["sweep", "toy", f"--results={tmp_path}"]) == 1
+    assert f"run {bad.name} is damaged: ledger.json cannot be read; not launched" in capsys.readouterr().err
+    assert [[word for word in words if "seed" in word] for words in launched] == [["seed=1"]]
 
 
 def test_a_dry_run_lists_and_makes_nothing(tmp_path, monkeypatch, capsys):
@@ -108,8 +128,146 @@ def test_a_dry_run_lists_and_makes_nothing(tmp_path, monkeypatch, capsys):
     assert len(Store(tmp_path).runs()) == 1
 
 
+def test_a_plan_without_a_known_time_says_so(tmp_path, monkeypatch, capsys):
+    write_table(tmp_path, monkeypatch, a_table(f"{MERF} seed=0"))
+    assert main(["sweep", "toy", "--dry-run", f"--results={tmp_path}"]) == 0
+    said = capsys.readouterr().out
+    assert "no time is known" in said
+    assert "together" not in said
+
+
+def test_the_lines_printed_are_the_ones_launched(tmp_path, monkeypatch, capsys, launched):
+    parents = {"first": f"{MERF} seed=7"}
+    write_table(tmp_path, monkeypatch, a_table(f"{MERF} seed=0,1", f"{MERF} seed=7", parents=parents))
+    results = tmp_path / "mine, (a) = 'b'"
+    words = ["sweep", "toy", "runtime.device=cpu", f"--results={results}", "hydra/launcher=joblib"]
+    printed = []
+    for more in (["--dry-run"], []):
+        assert main([*words, *more]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        printed.append([line[line.index("dpgen run") :] for line in lines if "dpgen run" in line])
+    assert printed[0] == printed[1]
+    assert [shlex.split(line)[2:] for line in printed[1]] == launched
+    assert [words[-3:] for words in launched] == [
+        [f"results={quoted(str(results))}", "runtime.device=cpu", "hydra/launcher=joblib"]
+    ] * 2
+    assert ["seed=7" in words for words in launched] == [True, False]  # the parent first
+    assert compose_config(launched[0][1:]).results == str(results)
+
+
+def test_results_in_the_usual_place_are_not_said(tmp_path, monkeypatch, capsys, launched):
+    write_table(tmp_path, monkeypatch, a_table(f"{MERF} seed=0"))
+    monkeypatch.delenv("DPGEN_RESULTS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", "toy", "--results=results"]) == 0
+    monkeypatch.setenv("DPGEN_RESULTS", "elsewhere")
+    assert main(["sweep", "toy", "--results=results"]) == 0
+    assert [words[-1] for words in launched] == ["protocol=quick", "results=results"]
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    results = tmp_path_factory.mktemp("planned")
+    line = "experiment=demo/dp_merf seed=0 runtime.keep_steps=[5]"
+    return plan_sweep(a_table(line), results), results
+
+
+OTHER_RUNS = [
+    "method.steps=3", "method=dpgan", "dataset=mnist", "privacy.epsilon=3", "++scale.max_steps=3", "seed=5", "~restart",
+    "experiment=demo/dpgan", "protocol=standard", "protocol.num_samples=10", "results=x", "hydra.mode=RUN",
+    "+hydra.sweeper.params={method.steps:3}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("word", "complaint"),
+    [
+        *((word, "expected overrides that say how runs are made") for word in OTHER_RUNS),
+        ("runtime.device=cpu,cuda", "expected one value"),
+        ("foo", "expected an override such as"),
+        ("federation.faults.drop=0.1", "this changes the identity of dp_merf"),
+        ("federation.dropout=independent", "changes federation.dropout"),
+        ("runtime.keep_steps=[6]", "changes the steps to keep"),
+    ],
+)
+def test_overrides_that_would_make_other_runs_are_refused(planned, word, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        check_overrides([word], *planned)
+
+
+def test_overrides_that_say_how_runs_are_made_are_taken(planned):
+    how = ["runtime.device=cpu", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1", "data_root='/a b'"]
+    check_overrides([*how, "federation=ray", "federation.actors=2"], *planned)
+
+
+def test_a_refused_override_launches_nothing_whether_or_not_it_is_a_dry_run(tmp_path, monkeypatch, capsys, launched):
+    write_table(tmp_path, monkeypatch, a_table(f"{MERF} seed=0"))
+    for more in ([], ["--dry-run"]):
+        for word in ("method.steps=3", "foo", "runtime.devise=cpu"):
+            assert main(["sweep", "toy", *more, word, f"--results={tmp_path}"]) == 2
+            assert word.split("=")[0].split(".")[-1] in capsys.readouterr().err
+    with pytest.raises(SystemExit) as wrong:
+        main(["sweep", "toy", "--dryrun", f"--results={tmp_path}"])
+    assert (wrong.value.code, launched) == (2, [])
+
+
+def test_scale_and_options_may_stand_anywhere(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("dpgen_bench.tables.formats.print_table", lambda *words: asked.append(words[:1] + words[2:4]))
+    monkeypatch.setattr(sweeps, "print_plan", lambda *words: asked.append(words[:1] + words[2:]))
+    for words in (["toy", "--format", "md", "scale=quick"], ["toy", "scale=quick", "--format", "md"]):
+        assert main(["tables", *words, "--results", str(tmp_path)]) == 0
+    for words in (["toy", "scale=quick", "--dry-run"], ["--dry-run", "toy", "a.b=1", "scale=quick"]):
+        assert main(["sweep", *words]) == 0
+    assert asked == [("toy", "quick", ["md"])] * 2 + [("toy", [], "quick"), ("toy", ["a.b=1"], "quick")]
+
+
+TELLS = """
+import pathlib, signal, sys, time
+def told(number, frame):
+    pathlib.Path("told").write_text(signal.Signals(number).name)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, told)
+pathlib.Path("ready").touch()
+time.sleep(120)
+"""
+SWEEPS = "import sys; from dpgen_bench.tables.sweeps import run_stoppable; print(run_stoppable(sys.argv[1:]))"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_sweep_stops_its_multirun(tmp_path, number):
+    """SIGTERM reaches the child, which may end as it likes; on Linux also when the parent cannot say anything."""
+    if number == signal.SIGKILL and sys.platform != "linux":
+        pytest.skip("no other system tells a process that its parent is gone")
+    command = [sys.executable, "-c", SWEEPS, sys.executable, "-c", TELLS]
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    parent = subprocess.Popen(command, cwd=tmp_path, env=path, stdout=subprocess.PIPE, text=True)
+    wait_for(tmp_path / "ready")
+    parent.send_signal(number)
+    said = parent.communicate(timeout=60)[0]
+    wait_for(tmp_path / "told")
+    assert (tmp_path / "told").read_text() == "SIGTERM"
+    assert said.strip() == ("" if number == signal.SIGKILL else f"(3, {int(number)})")
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + 60
+    while not (path.exists() and (path.name == "ready" or path.read_text())):
+        assert time.monotonic() < end, f"{path.name} did not come"
+        time.sleep(0.05)
+
+
+def test_no_multirun_follows_one_that_was_told_to_stop(tmp_path, monkeypatch, capsys):
+    write_table(tmp_path, monkeypatch, a_table(f"{MERF} seed=0", f"{MERF} privacy.epsilon=1 seed=1"))
+    made = []
+    monkeypatch.setattr(sweeps, "run_stoppable", lambda command: (made.append(command), (143, 15))[1])
+    assert main(["sweep", "toy", f"--results={tmp_path}"]) == 143
+    assert len(made) == 1
+    assert "the same command goes on" in capsys.readouterr().err
+
+
 def test_a_sweep_makes_exactly_what_is_missing_parents_first(tmp_path, monkeypatch, capfd):
-    """Real runs: the parent, then the two that restart from it; again, nothing is left."""
+    """Real runs, in a folder of any name: the parent, then the two that restart from it; again, nothing is left."""
     tiny = (
         "method=dpgan dataset=digits privacy.epsilon=inf method.steps=4 method.n_d=2 method.batch_size=8 method.d_d=4"
     )
@@ -119,23 +277,16 @@ def test_a_sweep_makes_exactly_what_is_missing_parents_first(tmp_path, monkeypat
         parents={"first": f"{tiny} runtime.keep_steps=[2] protocol=quick"},
     )
     write_table(tmp_path, monkeypatch, table)
-    assert main(["sweep", "toy", f"--results={tmp_path}"]) == 0
+    results = tmp_path / "a, b=(c) 'd'"
+    assert main(["sweep", "toy", f"--results={results}"]) == 0
     said = capfd.readouterr().out
     assert "toy: 0 of 3 runs finished" in said
-    runs = Store(tmp_path).runs()
+    runs = Store(results).runs()
     assert sorted(run.status() for run in runs) == ["finished"] * 3
     restarts = [json.loads((run.path / "identity.json").read_text())["restart"] for run in runs]
     (parent,) = [run.id for run, restart in zip(runs, restarts, strict=True) if restart is None]
     assert [r for r in restarts if r] == [{"run": parent, "checkpoint": "step-2"}] * 2
-    assert main(["sweep", "toy", f"--results={tmp_path}"]) == 0
+    assert main(["sweep", "toy", f"--results={results}"]) == 0
     said = capfd.readouterr().out
     assert "toy: 3 of 3 runs finished" in said
     assert "dpgen run" not in said
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(None, "?"), (42.4, "42 s"), (420, "7 min"), (11160, "3.1 h"), (207360, "2.4 days")],
-)
-def test_times_in_words(seconds, words):
-    assert format_seconds(seconds) == words

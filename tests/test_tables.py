@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -16,57 +15,21 @@ from dpgen_bench.tables import formats, rows
 from dpgen_bench.tables.assembly import assemble, build
 from dpgen_bench.tables.formats import long_frame, print_table, side_by_side, to_csv, to_html, to_latex, to_markdown
 from dpgen_bench.tables.rows import TableRow, jobs_of, lines_of, load_table, parent_ids, table_names
-
-RUN = "experiment=demo/dp_merf privacy.epsilon=10 scale=paper"  # any run that is quick to describe
-ROW = {"method": "Our DPGAN", "variant": "D_lr/G_lr=5; n_D=1; B=128; sigma=1"}  # Table 8: FID 251.8, accuracy 45.0
-
-
-def a_table(*entries, **more):
-    content = {
-        "title": "Table 8",
-        "paper": "dpgan_revisited",
-        "published": "8",
-        "protocol": "dpgan_revisited",
-        "rows": list(entries),
-    }
-    return OmegaConf.create({**content, **more})
-
-
-def measured(results: Path, line: str, protocol: str, figures: dict[str, dict[str, float]], seed: int = 0) -> str:
-    """A finished run with figures by metric key, as if measured by that protocol."""
-    spec = specify(compose_config([*line.split(), f"seed={seed}", f"protocol={protocol}", f"results={results}"]))
-    folder = Store(results).folder(spec.id)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(spec.config))
-    folder.write_json("identity.json", spec.training)
-    folder.write_json("ledger.json", {"unit": "record", "epsilon": {"proven": 9.5, "claimed": 10.0}})
-    metrics = {
-        key: {"status": "measured", "values": values, "reason": None, "notes": []} for key, values in figures.items()
-    }
-    repeats = [{"seed": seed, "samples": {"notes": []}, "metrics": metrics}]
-    folder.reports.write({"protocol": spec.protocol_record(), "repeats": repeats, "complete": True})
-    folder.finish()
-    return spec.id
-
-
-def line_for(built, **of):
-    (line,) = [
-        line for line in built.lines if line.printed and all(getattr(line.printed, k) == v for k, v in of.items())
-    ]
-    return line
+from tests.table_toys import ROW, RUN, a_table, line_for, measured
 
 
 def test_a_printed_figure_its_measured_one_and_their_distance(tmp_path):
     """Ours 260 and 262 against 251.8: mean 261, difference +9.2; accuracy 40 against 45.0: -5."""
     for seed, fid in ((0, 260.0), (1, 262.0)):
         measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": fid}, "cnn": {"acc_cnn_pct": 40.0}}, seed)
-    built = assemble("t", a_table({"of": ROW, "run": f"{RUN} seed=0,1,2"}), tmp_path)
+    built = assemble("t", a_table({"of": ROW, "run": f"{RUN} seed=0,1"}), tmp_path)
     line = line_for(built, **ROW)
     fid = line.cells["fid"]
     assert (fid.published, fid.ours.mean, fid.difference, fid.alike) == (251.8, 261.0, pytest.approx(9.2), True)
     assert (fid.printed, fid.words, fid.distance) == ("251.8", "261.0 ± 1.4", "+9.2")
+    assert line.cells["acc_cnn_pct"].printed == "45.0"  # as printed, not 45
     assert line.cells["acc_cnn_pct"].distance == "−5.0"
-    assert (line.tail["status"], line.tail["seeds"]) == ("2 measured, 1 not run", "2")
+    assert (line.tail["status"], line.tail["seeds"]) == ("measured", "2")
     assert (line.head["ε proven"], line.head["ε claimed"], line.head["ε printed"]) == ("9.5", "10", "10")
     others = [other for other in built.lines if other is not line]
     assert len(built.lines) == 4
@@ -103,7 +66,7 @@ def test_what_a_part_of_the_papers_protocol_measured_counts(tmp_path):
     line = line_for(assemble("t", table, tmp_path), **ROW)
     assert line.cells["acc_cnn_pct"].alike
     assert line.cells["fid"].ours is None
-    assert line.tail["protocol"] == "dpgan_revisited (part: dpgan_revisited_utility)"
+    assert line.tail["protocol"] == "dpgan_revisited (figures of dpgan_revisited_utility)"
     # The whole's own figure wins over the part's.
     measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 1.0}, "cnn": {"acc_cnn_pct": 50.0}})
     assert line_for(assemble("t", table, tmp_path), **ROW).cells["acc_cnn_pct"].ours.mean == 50.0
@@ -149,8 +112,8 @@ def test_missing_failed_damaged_and_duplicate_runs(tmp_path):
     line = line_for(built, **ROW)
     assert line.cells["fid"].words == "260.0"
     assert line.tail["status"] == (
-        f"1 measured, 1 damaged: a file of it cannot be read, 1 damaged: it holds run {first}, "
-        "1 failed: train: ValueError: cannot read x.bin, 1 not run"
+        f"1 measured, 1 damaged: it holds run {first}, 1 damaged: ledger.json cannot be read, "
+        "1 failed: train: ValueError: cannot read [path], 1 not run"
     )
     for text in (to_markdown(built), to_csv(built), to_html(built), to_latex(built)):
         assert "/home/someone" not in text
@@ -159,7 +122,7 @@ def test_missing_failed_damaged_and_duplicate_runs(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("identity.json", None, "it does not say which run it is"),
+        ("identity.json", None, "it does not say which run it is: identity.json is missing"),
         ("identity.json", "[]", "identity.json is not what a run leaves"),
         ("ledger.json", "null", "ledger.json is not what a run leaves"),
         ("ledger.json", '{"epsilon": 3}', "ledger.json is not what a run leaves"),
@@ -331,5 +294,6 @@ def test_a_rows_epsilon_is_that_of_its_measured_runs(tmp_path):
 
 
 def test_an_unknown_table(tmp_path):
-    with pytest.raises(ValueError, match=r"expected a table in .*\(.*demo"):
-        load_table("nothing")
+    for name in ("nothing", "../experiment/dpgan/gan", ""):
+        with pytest.raises(ValueError, match=r"expected a table in .*\(.*demo"):
+            load_table(name)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pandas as pd
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dpgen_bench.environment import one_thread
 from dpgen_bench.transport import Cost, Transport
 
 
@@ -104,7 +104,7 @@ def bias_variance(images: Tensor, labels: Tensor, settings: Settings | None = No
                 f"expected images of each class in the generator's half, class {empty[0]} has none: give more images, "
                 "or number the classes from 0 without gaps."
             )
-        with _one_thread():
+        with one_thread():
             batches = draws([noisy[rows] for rows in members], x[real], labels[real], settings)
             variance, bias = _moments(batches, settings)
         largest = max(len(rows) for rows in members)
@@ -197,17 +197,6 @@ def _moments(
     variance = {p: spread(total[p], squares[p]) / unit for p in keys}
     bias2 = {p: float((apart[p] / B).square().sum()) - spread(apart[p], squares_apart[p]) / B for p in keys}
     return variance, {p: math.sqrt(max(value, 0.0) / unit) for p, value in bias2.items()}
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums, and so figures, must not depend on the number of cores; and the problems are too small to share."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _checked(images: Tensor, labels: Tensor) -> tuple[Tensor, int]:

@@ -5,7 +5,7 @@ The same runs give the same bytes: the style is fixed, whatever matplotlibrc say
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,9 @@ STYLE: dict[str, Any] = {
 }
 
 
-def draw(name: str, table: DictConfig, rows: Sequence[TableRow], results: Path) -> list[Path]:
+def draw(
+    name: str, table: DictConfig, rows: Sequence[TableRow], results: Path, skip: Collection[str] = ()
+) -> list[Path]:
     """Write the table's pictures, as PNG and SVG each, and return the files: NAME, or NAME-1, NAME-2, ... of several.
 
     Where no run has what an entry of `plot` asks for, nothing is written for it; files of earlier calls stay.
@@ -45,6 +47,8 @@ def draw(name: str, table: DictConfig, rows: Sequence[TableRow], results: Path) 
     Args:
         table: the content of conf/table/NAME.yaml; its title stands above each picture.
         rows: the table's rows, in their order.
+        results: below whose plots/ the files are written.
+        skip: kinds that are not drawn; the names of the others do not change.
 
     Raises:
         ValueError: for an entry of a kind that there is not, or with a key that its kind does not have.
@@ -53,13 +57,20 @@ def draw(name: str, table: DictConfig, rows: Sequence[TableRow], results: Path) 
 
     written: list[Path] = []
     entries = plot_entries(table)
-    for number, spec in enumerate(entries, start=1):
+    for number, spec in enumerate(entries):
+        if str(spec.kind) in skip:
+            continue
         with style.context(["default", STYLE]):
             figure = KINDS[str(spec.kind)][0](spec, table, _chosen(spec, rows))
             if figure is not None:
-                stem = results / "plots" / (name if len(entries) == 1 else f"{name}-{number}")
+                stem = results / "plots" / stem_of(name, number, len(entries))
                 written += _save(figure, stem, str(table.title))
     return written
+
+
+def stem_of(name: str, number: int, entries: int) -> str:
+    """What the file of the entry with that number, from 0, is called: NAME, or NAME-1, NAME-2, ... of several."""
+    return name if entries == 1 else f"{name}-{number + 1}"
 
 
 def plot_entries(table: DictConfig) -> list[DictConfig]:

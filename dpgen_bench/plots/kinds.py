@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import DictConfig
 
+from dpgen_bench.plots.chance import chance_levels, draw_chance, is_accuracy
 from dpgen_bench.plots.parts import (
     Style,
     XAxis,
@@ -107,9 +108,11 @@ class Grid:
                 panel.set_title(f"{label_of(self.key)}: {column}", fontsize=9)
             if not panel.lines and not panel.collections:
                 panel.text(0.5, 0.5, "nothing measured", ha="center", va="center", transform=panel.transAxes)
+            levels = chance_levels(y, [member.row for member in self.members if member.panel == column or not self.key])
+            draw_chance(panel, levels, percent=y.endswith("_pct"))
             if spec.get("log_y", False):
                 panel.set_yscale("log")
-            elif y == "fid":
+            elif y == "fid" or is_accuracy(y):  # an axis that starts elsewhere makes small differences look large
                 panel.set_ylim(0.0, 1.04 * panel.get_ylim()[1])
         handles: dict[str, Any] = {}
         for panel in self.panels.values():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.results.listing import describe_dataset, epsilon_figure, format_epsilon
+from dpgen_bench.results.listing import describe_dataset, epsilon_number, format_epsilon
 from dpgen_bench.results.store import RunFolder
 
 if TYPE_CHECKING:
@@ -76,17 +76,10 @@ def listed(value: Any) -> list[str]:
     return [] if plain is None else [str(name) for name in plain] if isinstance(plain, list) else [str(plain)]
 
 
-def epsilon_of(folder: RunFolder, name: str) -> float | None:
-    """The run's "proven" or "claimed" epsilon as a number; None where there is none, or its count failed."""
-    found = epsilon_figure(folder.read_json("ledger.json").get("epsilon"), name)
-    return None if found is None or str(found).startswith("failed") else float(found)
-
-
 def value_of(row: TableRow, key: str) -> Any:
     """A row's value of a dotted config key, or of epsilon_proven and epsilon_claimed; None where it has none."""
     if key in ("epsilon_proven", "epsilon_claimed"):
-        found = [epsilon_of(folder, key.removeprefix("epsilon_")) for folder in row.folders]
-        return max((value for value in found if value is not None), default=None)
+        return row.epsilon_value(key.removeprefix("epsilon_"))
     return OmegaConf.select(row.specs[0].config, key)
 
 
@@ -300,7 +293,8 @@ def row_name(row: TableRow, table: DictConfig, apart: Iterable[str] = ()) -> str
 
 def proven_words(folder: RunFolder) -> str:
     """`ε proven 10`, with the claim where there is one: `ε proven 610 (claimed 9.99)`."""
-    proven, claimed = epsilon_of(folder, "proven"), epsilon_of(folder, "claimed")
+    epsilon = folder.read_json("ledger.json").get("epsilon")
+    proven, claimed = epsilon_number(epsilon, "proven"), epsilon_number(epsilon, "claimed")
     if proven is None or math.isinf(proven):
         return f"ε proven {words_of(proven)}"
     return f"ε proven {epsilon_words(proven)}" + ("" if claimed is None else f" (claimed {epsilon_words(claimed)})")
@@ -321,8 +315,8 @@ def write_below(figure: Figure, title: str, text: str) -> None:
 
 def _epsilons(runs: Sequence[RunFolder], name: str, finite: bool = False) -> str:
     """The runs' epsilons of that name, each once; lowest and highest where they are many."""
-    found = {value for folder in runs if (value := epsilon_of(folder, name)) is not None}
-    values = sorted(value for value in found if not (finite and math.isinf(value)))
+    found = {epsilon_number(folder.read_json("ledger.json").get("epsilon"), name) for folder in runs}
+    values = sorted(value for value in found if value is not None and not (finite and math.isinf(value)))
     words = _different(epsilon_words(value) for value in values)
     if len(words) > 5:
         return f"{words[0]} to {words[-1]}"

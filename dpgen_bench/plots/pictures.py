@@ -1,16 +1,16 @@
-"""Pictures that are no lines of figures: sample grids, norms before clipping, and DP-Sinkhorn's bias and variance."""
+"""Pictures that are no lines of figures: norms before clipping, DP-Sinkhorn's bias and variance, and sample grids."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.plots.grids import samples
 from dpgen_bench.plots.parts import (
     COLOURS,
     Style,
@@ -21,7 +21,7 @@ from dpgen_bench.plots.parts import (
     row_name,
     write_below,
 )
-from dpgen_bench.results.diagnostics import _norms as read_norms
+from dpgen_bench.results.diagnostics import read_norms
 from dpgen_bench.results.store import RunFolder
 
 if TYPE_CHECKING:
@@ -31,68 +31,6 @@ if TYPE_CHECKING:
     from dpgen_bench.tables.rows import TableRow
 
 MOST = 1000  # releases of one line
-
-
-def samples(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Figure | None:
-    """Grids of samples side by side, a block for each row of the table: a column for each class, `per_class` rows.
-
-    A block shows the row's first seed that has samples.
-    """
-    from matplotlib.figure import Figure
-
-    per_class = int(spec.get("per_class", 8))
-    if per_class < 1:
-        raise ValueError(f"expected plot.per_class of at least 1, got {per_class}.")
-    apart = listed(spec.get("series"))
-    check_keys(rows, apart)
-    blocks: list[tuple[TableRow, RunFolder, np.ndarray]] = []
-    damaged = []
-    for row in rows:
-        for folder in row.folders:
-            path = folder.path / "samples.npz"
-            if folder.id in row.damage or not folder.trained or not path.exists():
-                continue
-            try:
-                blocks.append((row, folder, montage(path, per_class)))
-                break
-            except Exception as error:  # a damaged archive fails in many ways; the others must not go with it
-                damaged.append(f"The samples of run {folder.id} cannot be read ({type(error).__name__}).")
-    if not blocks:
-        return None
-    wide = max(block.shape[1] / block.shape[0] for _, _, block in blocks)
-    columns = 2 if len(blocks) == 4 else min(len(blocks), 3)
-    count = math.ceil(len(blocks) / columns)
-    height = max(0.55 + 3.0 / wide, 1.2)
-    figure = Figure(figsize=(0.4 + 3.1 * columns, 1.3 + height * count), layout="constrained")
-    panels = figure.subplots(count, columns, squeeze=False).ravel()
-    for panel in panels:
-        panel.set_axis_off()
-    for panel, (row, folder, block) in zip(panels, blocks, strict=False):
-        shown = block[:, :, 0] if block.shape[2] == 1 else block
-        panel.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="none")
-        name = textwrap.fill(row_name(row, table, apart), 46)
-        panel.set_title(f"{name}\n{proven_words(folder)}, seed {folder.config.seed}", fontsize=8)
-    how = "Columns: classes in their order; rows: the first samples of each, not chosen."
-    drawn = {i: [folder] for i, (_, folder, _) in enumerate(blocks)}
-    text = caption([row for row, _, _ in blocks], drawn, "\n".join([how, *damaged]))
-    write_below(figure, str(table.title), text)
-    return figure
-
-
-def montage(path: Path, per_class: int) -> np.ndarray:
-    """A picture uint8 [H, W, c] of the first `per_class` samples of each class, a column each, with grey between."""
-    with np.load(path, allow_pickle=False) as kept:
-        images, labels = kept["images"], kept["labels"]
-    if images.ndim != 4 or len(images) != len(labels) or len(labels) == 0:
-        raise ValueError(f"expected images [n, c, h, w] and n labels in {path.name}, got {images.shape}.")
-    channels, height, width = images.shape[1:]
-    out = np.full((per_class * (height + 1) - 1, (labels.max() + 1) * (width + 1) - 1, channels), 128, np.uint8)
-    for label in range(labels.max() + 1):
-        for i, image in enumerate(images[labels == label][:per_class]):
-            top, left = i * (height + 1), label * (width + 1)
-            pixels = np.clip(np.rint(image), 0, 255).astype(np.uint8)
-            out[top : top + height, left : left + width] = pixels.transpose(1, 2, 0)
-    return out
 
 
 def norms(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Figure | None:
@@ -207,6 +145,7 @@ def bias_variance(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow])
         f"{name} ({len(records.labels):,} training images, half of them real, the generator's with noise of deviation "
         f"{settings.noise:g}), which no ε covers.\nNot a reproduction: the paper's lines are generators trained on "
         "MNIST with different p; here they are pools of held-out images, from collapsed (1 image per class) to diverse."
+        " One estimate from all batches, no repeats: hence no error bars."
     )
     write_below(figure, str(table.title), text)
     return figure

@@ -13,6 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.overrides import quoted
 from dpgen_bench.report.text import describe_error, flatten
 from dpgen_bench.results.listing import is_changed
 from dpgen_bench.specify import CONF, TRAINING_VERSION, RunSpec, compose_config, identify, is_stale, specify
@@ -20,9 +21,6 @@ from dpgen_bench.specify import CONF, TRAINING_VERSION, RunSpec, compose_config,
 GROUPS = ("method", "dataset", "scale")  # of which a yaml is chosen before single settings are compared
 TRIED = 3  # candidates that are composed and compared with the run's id, shortest first
 STALE = "the code has changed since: stale; this is the nearest command, and it makes another run"
-
-_WORD = re.compile(r"[A-Za-z_][\w.+-]*(/[\w.+-]+)*")
-_SPECIAL = {"null", "true", "false", "inf", "nan"}
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def command_of(config: DictConfig, identity: Mapping[str, Any], recorded: Sequen
         return Command("", False, "no group in conf/ has this method and data set any more: stale")
     if is_stale(config, str(identity.get("source", ""))) or identity.get("training_version") != TRAINING_VERSION:
         return Command(_line(found[0].shown), False, STALE)
-    here = [f"results={_quoted(str(results))}", f"data_root={_quoted(str(config.data_root))}"]
+    here = [f"results={quoted(str(results))}", f"data_root={quoted(str(config.data_root))}"]
     note = "no overrides give this run's id: conf/ has changed since, or holds a setting that no override says"
     for words in found[:TRIED]:
         try:
@@ -141,34 +139,17 @@ def _differences(saved: Mapping[str, Any], base: Mapping[str, Any]) -> Iterator[
         if value == {} or (key in theirs and theirs[key] == value):
             continue
         name = key if key in theirs else f"+{key}"
-        yield f"{name}={'PATH' if _is_path(value) else _quoted(value)}", f"{name}={_quoted(value)}"
+        yield f"{name}={'PATH' if _is_path(value) else quoted(value)}", f"{name}={quoted(value)}"
     for key in sorted(set(theirs) - set(ours)):
         if not key.startswith("federation."):  # a run from before the federated setting plays no faults either
             yield f"~{key}", f"~{key}"
     if saved["restart"] != base["restart"]:
-        word = f"restart={_quoted(saved['restart'])}"
+        word = f"restart={quoted(saved['restart'])}"
         yield word, word
 
 
 def _is_path(value: Any) -> bool:
     return isinstance(value, str) and bool(re.match(r"~?[/\\]|[A-Za-z]:[\\/]", value))
-
-
-def _quoted(value: Any) -> str:
-    """A value in the grammar of Hydra's overrides."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_quoted, value))}]"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_quoted(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, str):
-        if _WORD.fullmatch(value) and value.lower() not in _SPECIAL:
-            return value
-        return "'" + re.sub(r"(\\*)'", r"\1\1\\'", value) + "'"
-    return repr(value)
 
 
 def _protocol_word(config: DictConfig, composed: DictConfig) -> tuple[list[str], str]:

@@ -10,10 +10,10 @@ from typing import Any
 
 from dpgen_bench.cost import cost_values
 from dpgen_bench.report.runs import Run
-from dpgen_bench.report.text import describe_value, flatten, in_words, plain, without_paths
+from dpgen_bench.report.text import describe_value, flatten, in_words, plain
 from dpgen_bench.results.figures import figures
-from dpgen_bench.results.listing import describe_dataset, epsilon_figure, format_epsilon, is_changed
-from dpgen_bench.results.reports import Report
+from dpgen_bench.results.listing import describe_dataset, epsilon_figure, format_epsilon, is_changed, without_paths
+from dpgen_bench.results.reports import Protocol, Report
 from dpgen_bench.results.statistics import summarise
 
 # Columns by key: their heading, and how they sort. Figures come between `scale` and `runs`.
@@ -48,6 +48,16 @@ FILTERS = {
     "unit": "unit",
     "relation": "relation",
     "method": "method",
+}
+# What two lines must share to be compared, as the page names several of it; a budget is the reader's choice.
+TERMS = {
+    "dataset": "data sets",
+    "relation": "relations",
+    "delta": "values of δ",
+    "accountant": "accountants",
+    "unit": "units",
+    "protocol": "protocols",
+    "scale": "scales",
 }
 NO_RELATION = "none (no privacy)"  # an infinite budget bounds no difference between neighbours
 
@@ -89,7 +99,8 @@ class _Line:
 def leaderboard(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """One line per settings and protocol, by data set, protocol, epsilon, method, then settings; JSON-able.
 
-    Each has `filters` (what the page filters by), `cells` {column: {"text", "value", "detail" if any}} where value is a
+    Each has `filters` (what the page filters by), `terms` (by `TERMS`, what lines must share to be compared; None for
+    what bounds no privacy where there is none), `cells` {column: {"text", "value", "detail" if any}} where value is a
     number, "inf", a word or None, `settings` (what tells it from its neighbours), `runs` [{"id", "seed"}] and `stale`.
     """
     grouped: dict[str, list[tuple[Run, Report | None]]] = {}
@@ -129,8 +140,7 @@ def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
     private = not math.isinf(float(privacy["epsilon"]))
     relation = str(privacy["relation"]) if private else NO_RELATION
     record = line.report and line.report["protocol"]
-    changed = " (changed)" if record and is_changed(record) else ""
-    protocol = f"{record['name']}{changed}" if record else "not measured"
+    protocol = _protocol(run, record) if record else "not measured"
     worst = max(line.runs, key=lambda each: _number(each.epsilon.get("proven"), math.inf))
     words = {
         "method": str(config.method.name),
@@ -141,6 +151,8 @@ def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
         "protocol": protocol,
     }
     cells: dict[str, dict[str, Any]] = {name: {"text": text, "value": text} for name, text in words.items()}
+    counted = {"relation": relation, "delta": f"{float(privacy['delta']):g}", "accountant": str(privacy["accountant"])}
+    terms = {**{name: words.get(name) for name in TERMS}, **(counted if private else dict.fromkeys(counted))}
     cells["epsilon"] = {"text": run.budget, "value": plain(float(privacy["epsilon"]))}
     cells["proven"] = {"text": _epsilon(worst, "proven"), "value": _sortable(worst, "proven")}
     cells["claimed"] = {"text": _epsilon(worst, "claimed"), "value": _sortable(worst, "claimed")}
@@ -154,6 +166,7 @@ def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
     cells.update(_figures(line))
     return {
         "filters": {name: relation if name == "relation" else words.get(name, run.budget) for name in FILTERS},
+        "terms": terms,
         "cells": cells,
         "settings": ", ".join(
             f"{name.removeprefix('method.')}={text}" for name, text in sorted(line.settings.items()) if name in varying
@@ -161,6 +174,13 @@ def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
         "stale": run.stale,
         "runs": [{"id": each.id, "seed": str(each.config.seed)} for each in line.runs],
     }
+
+
+def _protocol(run: Run, record: Protocol) -> str:
+    """Its name; where its text is another than the one of that name now, also which: two changed ones are two."""
+    if not is_changed(record):
+        return str(record["name"])
+    return f"{record['name']} (changed: {run.folder.reports.file_of(record).stem.rsplit('-', 1)[-1]})"
 
 
 def _figures(line: _Line) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,6 @@ private/ folder is read.
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +14,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dpgen_bench.files import write_atomic
-from dpgen_bench.report.lines import FIGURES, FILTERS, NUMBERS, WORDS, leaderboard
+from dpgen_bench.report.drawings import plots_of
+from dpgen_bench.report.lines import FIGURES, FILTERS, NUMBERS, TERMS, WORDS, leaderboard
 from dpgen_bench.report.runs import Run, panel, read_runs
-from dpgen_bench.report.text import data_uri, describe_error, plain, without_paths
-from dpgen_bench.tables.assembly import NOT_ALIKE, Built, Cell, build, load_table, table_names
-from dpgen_bench.tables.rows import worth_building
+from dpgen_bench.report.text import describe_error, plain
+from dpgen_bench.results.listing import without_paths
+from dpgen_bench.tables.assembly import NOT_ALIKE, Built, Cell, build
+from dpgen_bench.tables.rows import load_table, table_names, worth_building
 
 NOTE = "‡"  # marks a remark on a printed figure
 NEAR = (0.05, 0.2, 0.5)  # bounds between the four sizes of a difference, as shares of the printed figure
@@ -43,10 +44,11 @@ def build_report(results: Path, out: Path | None = None) -> Path:
 def collect(results: Path) -> dict[str, Any]:
     """All that the report shows; JSON-able, in an order of its own, the same for the same results.
 
-    `head`: counts and remarks; `columns`, `filters`, `lines`: the leaderboard; `tables`; `plots`; `runs`: one panel for
-    each folder.
+    `head`: counts and remarks; `columns`, `filters`, `terms`, `lines`: the leaderboard; `tables`; `plots`, drawn from
+    the runs that are shown; `runs`: one panel for each folder.
     """
     runs = read_runs(results)
+    tables, plots = _tables(results, runs)
     content = {
         "head": _head(runs),
         "columns": [
@@ -54,9 +56,10 @@ def collect(results: Path) -> dict[str, Any]:
             for key, label in {**WORDS, **FIGURES}.items()
         ],
         "filters": [{"key": key, "label": label} for key, label in FILTERS.items()],
+        "terms": [{"key": key, "label": label} for key, label in TERMS.items()],
         "lines": leaderboard(runs),
-        "tables": _tables(results, runs),
-        "plots": _plots(results),
+        "tables": tables,
+        "plots": plots,
         "runs": [panel(run, results) for run in runs],
     }
     found = plain(content)
@@ -74,7 +77,7 @@ def render(content: dict[str, Any]) -> str:
         loader=PackageLoader("dpgen_bench.report", "templates"), autoescape=True, undefined=StrictUndefined
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": True, "allow_nan": False, "separators": (",", ":")}
-    data = {key: content[key] for key in ("columns", "filters", "lines", "runs")}
+    data = {key: content[key] for key in ("columns", "filters", "terms", "lines", "runs")}
     return environment.get_template("report.html.j2").render(**content, data=data, near=NEAR)
 
 
@@ -105,10 +108,11 @@ def _reproduction(finished: Sequence[Run]) -> str:
     return ""
 
 
-def _tables(results: Path, runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Each table with a figure that was measured or printed; one that cannot be built says why."""
+def _tables(results: Path, runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """Each table with a figure that was measured or printed, one that cannot be built says why; and all their plots."""
     quick = any(run.sound and str(run.config.scale.name) == "quick" for run in runs)
-    found = []
+    found: list[dict[str, Any]] = []
+    plots: list[dict[str, str]] = []
     for name in table_names():
         try:
             table = load_table(name)
@@ -117,7 +121,8 @@ def _tables(results: Path, runs: Sequence[Run]) -> list[dict[str, Any]]:
             found.append({"name": name, "scale": "", "error": describe_error(error)})
             continue
         found += [_table(each) for each in built if each.measured or (each.published and each.scale == "paper")]
-    return found
+        plots += [plot for each in built for plot in plots_of(each, table, results)]
+    return found, plots
 
 
 def _table(built: Built) -> dict[str, Any]:
@@ -172,25 +177,3 @@ def _size(cell: Cell) -> int | None:
     reach = abs(cell.published)
     share = abs(cell.difference) / reach if reach else float(cell.difference != 0) * 2 * NEAR[-1]
     return sum(share > bound for bound in NEAR)
-
-
-def _plots(results: Path) -> list[dict[str, str]]:
-    """Every results/plots/*.svg as a data URI, with its stem and its title."""
-    plots = []
-    for path in sorted((results / "plots").glob("*.svg"), key=lambda path: path.name):
-        content = path.read_bytes()
-        try:
-            tree = ElementTree.fromstring(content)
-        except ElementTree.ParseError as error:
-            plots.append({"name": path.stem, "title": f"cannot be read ({error})", "picture": ""})
-            continue
-        words = [part.text for part in tree.iter() if part.tag.rsplit("}", 1)[-1] == "title" and part.text]
-        title = without_paths(words[0].strip()) if words else _table_title(path.stem)
-        plots.append({"name": path.stem, "title": title, "picture": data_uri(content, "image/svg+xml")})
-    return plots
-
-
-def _table_title(stem: str) -> str:
-    """The title of the table that a plot is named after, or "": `NAME` or `NAME_WHAT`."""
-    named = [name for name in table_names() if stem == name or stem.startswith((f"{name}_", f"{name}-", f"{name}."))]
-    return str(load_table(max(named, key=len)).title) if named else ""

@@ -5,6 +5,7 @@ Nothing of a run's private/ folder is read.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,26 +20,28 @@ from dpgen_bench.report.command import command_of
 from dpgen_bench.report.text import (
     describe_error,
     describe_value,
-    first_line,
     flatten,
     in_words,
     once,
-    plain,
     small_picture,
-    without_paths,
 )
+from dpgen_bench.results.damage import content_damage
 from dpgen_bench.results.figures import figures, notes
 from dpgen_bench.results.listing import (
     describe_claims,
     describe_dataset,
     describe_proven,
+    first_line,
     format_epsilon,
     is_changed,
+    without_paths,
 )
 from dpgen_bench.results.reports import Report
 from dpgen_bench.results.statistics import summarise
 from dpgen_bench.results.store import RunFolder
 from dpgen_bench.specify import identify, is_stale
+
+_ID = re.compile("[0-9a-f]{12}")
 
 
 @dataclass
@@ -91,8 +94,9 @@ class Run:
 
 
 def read_runs(results: Path) -> list[Run]:
-    """Every folder below results/runs by name, copies marked as such."""
-    places = sorted((path for path in (results / "runs").glob("*") if path.is_dir()), key=lambda path: path.name)
+    """Every folder below results/runs by name, copies marked as such; a file that is called like a run is damaged."""
+    found = (path for path in (results / "runs").glob("*") if path.is_dir() or _ID.fullmatch(path.name))
+    places = sorted(found, key=lambda path: path.name)
     runs = [_read(RunFolder(path)) for path in places if not path.name.startswith(".")]
     sound = sorted((run for run in runs if run.sound), key=lambda run: (run.folder.id != run.id, run.folder.id))
     first: dict[str, Run] = {}
@@ -108,15 +112,17 @@ def read_runs(results: Path) -> list[Run]:
 def _read(folder: RunFolder) -> Run:
     run = Run(folder, folder.id)
     try:
+        if problem := content_damage(folder):  # a folder with another name than its run's is told apart by `read_runs`
+            run.remark = problem
+            return run
         if not (folder.path / "config.yaml").exists():
             raise ValueError("expected a config.yaml, got none: it ended before it began, or is no run")
-        run.identity = _mapping(folder, "identity.json")
+        run.identity = folder.read_json("identity.json")
         if not run.identity:
             raise ValueError("expected an identity.json, got none: its settings cannot be trusted")
-        run.config, run.ledger = folder.config, _mapping(folder, "ledger.json")
+        run.config, run.ledger = folder.config, folder.read_json("ledger.json")
         run.id = identify(run.identity)
-        _check_config(run)
-        run.training = _mapping(folder, "training.json")
+        run.training = folder.read_json("training.json")
         files = len(list((folder.path / "metrics").glob("*.json")))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the store's warning of a damaged report; the run's panel says it
@@ -127,29 +133,12 @@ def _read(folder: RunFolder) -> Run:
         _ = run.budget, figures_by_protocol(run), cost_values(run.training), ledger_panel(run)
         run.state, run.remark = folder.status(), ""
         if run.state == "failed":
-            run.remark = f"while it was to {_mapping(folder, 'status.json').get('phase', '?')}: "
+            run.remark = f"while it was to {folder.read_json('status.json').get('phase', '?')}: "
         if run.state in ("failed", "preempted"):
-            run.remark += first_line(str(_mapping(folder, "status.json").get("error", "")))
+            run.remark += first_line(str(folder.read_json("status.json").get("error", "")))
     except Exception as error:  # one damaged run must not hide the others
         run.state, run.remark = "damaged", describe_error(error)
     return run
-
-
-def _mapping(folder: RunFolder, name: str) -> dict[str, Any]:
-    content: Any = folder.read_json(name)
-    if not isinstance(content, dict):
-        raise ValueError(f"expected a mapping in {name}, got {type(content).__name__}")
-    return content
-
-
-def _check_config(run: Run) -> None:
-    """Raise ValueError if config.yaml is not the config that was hashed: one of the two was edited."""
-    config = OmegaConf.to_container(run.config)
-    assert isinstance(config, dict)
-    config["method"].pop("check", None)
-    for key in ("method", "privacy", "scale", "seed"):
-        if plain(config[key]) != plain(run.identity[key]):
-            raise ValueError(f"expected the same {key} in config.yaml and identity.json, got two: one was edited")
 
 
 def figures_by_protocol(run: Run) -> list[dict[str, Any]]:

@@ -1,11 +1,10 @@
-"""What goes into the report as text or picture: words without paths, values that JSON has, small pictures."""
+"""What goes into the report as text or picture: settings in words, values that JSON has, small pictures."""
 
 from __future__ import annotations
 
 import base64
 import io
 import math
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,29 +12,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from dpgen_bench.results.listing import first_line, without_paths
 from dpgen_bench.results.statistics import Summary
 
 LONGEST = 320  # pixels of the longer side of a sample grid in the report
 GREYS = 16  # shades of a grey one: an image of noise takes 20 kB
-
-# A path tells whose machine it was. Quoted ones may hold spaces; "add/remove" and "5/7" are none.
-_QUOTED = re.compile(r"""(['"`])(?:file://|~?/|\.{1,2}/|[A-Za-z]:[\\/])[^'"`\n]*\1""")
-_BARE = re.compile(
-    r"""(?:file://|(?<![\w.~-])(?:~|\.{1,2})?/(?=[\w.~-])|(?<!\w)[A-Za-z]:[\\/])[^\s'"`,;:)(\]\[<>]*"""
-    r"""|(?<![\w/.-])[\w.-]+(?:[/\\][\w.-]+){2,}/?"""
-)
-
-
-def without_paths(text: str) -> str:
-    """The text with `[path]` for each absolute path, and for each relative one of three parts or more."""
-    return _BARE.sub("[path]", _QUOTED.sub("[path]", text))
-
-
-def first_line(text: str) -> str:
-    """The first line that is not blank, without paths, 300 characters at most."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    line = without_paths(line)
-    return line if len(line) <= 300 else line[:299] + "…"
 
 
 def describe_error(error: BaseException) -> str:

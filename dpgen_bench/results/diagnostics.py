@@ -24,7 +24,7 @@ def draw_norms(diagnostics: Path, bounds: dict[str, float], picture: Path) -> bo
     """
     from matplotlib.figure import Figure
 
-    norms = _norms(diagnostics)
+    norms = read_norms(diagnostics)
     if not norms:
         return False
     figure = Figure(figsize=(10.0, 3.4 * len(norms)), layout="constrained")
@@ -51,7 +51,7 @@ def draw_norms(diagnostics: Path, bounds: dict[str, float], picture: Path) -> bo
     return True
 
 
-def _norms(diagnostics: Path) -> dict[str, dict[int, np.ndarray]]:
+def read_norms(diagnostics: Path) -> dict[str, dict[int, np.ndarray]]:
     """Norms of the rows of each release, by mechanism and number."""
     norms: dict[str, dict[int, np.ndarray]] = {}
     for line in diagnostics.read_text().splitlines() if diagnostics.exists() else ():

@@ -67,7 +67,7 @@ class Reports:
         """
         whole = self.of(wanted)
         for part in self.all():
-            if part["protocol"] == wanted or _drawing(part["protocol"]) != _drawing(wanted):
+            if part["protocol"] == wanted or drawing(part["protocol"]) != drawing(wanted):
                 continue
             shared = _shared_metrics(part["protocol"], wanted)
             whole = _with_part(whole or {"protocol": wanted, "repeats": [], "complete": True}, part, shared)
@@ -106,7 +106,7 @@ class Reports:
         return {}
 
 
-def _drawing(protocol: Protocol) -> dict[str, Any]:
+def drawing(protocol: Protocol) -> dict[str, Any]:
     """What says how samples are drawn, and how often."""
     return {key: value for key, value in protocol.items() if key not in ("name", "metrics")}
 

@@ -3,43 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
-from dpgen_bench.results.listing import describe_dataset, is_changed, plain_protocol
+from dpgen_bench.results.listing import describe_dataset, is_changed
 from dpgen_bench.results.statistics import Summary, format_figure
-from dpgen_bench.tables.published import METRICS, PublishedRow, published_rows
+from dpgen_bench.tables.published import PublishedRow, print_number, published_rows
+from dpgen_bench.tables.reproduction import ABOVE, check_unlike, said_unlike, what_differs, why_unlike
 from dpgen_bench.tables.rows import (
     TableRow,
     check_scale,
-    expand,
     line_of,
     load_table,
     parent_ids,
     rows_of,
-    table_names,
-    table_rows,
+    sweep_lines,
 )
 
-__all__ = [
-    "Built",
-    "Cell",
-    "Line",
-    "TableRow",
-    "assemble",
-    "build",
-    "expand",
-    "load_table",
-    "table_names",
-    "table_rows",
-]
-
 SERVER, CONDITIONAL = "ε against the server", "ε conditional"  # columns that are shown where a row has them
-OWN = ("this paper", "run by")  # begins `reported_in` of what the paper's authors measured themselves
 ILLEGIBLE = "not legible in the source"
 NOT_ALIKE = "†"  # marks a figure that does not count as a reproduction of the printed one beside it
 
@@ -50,6 +34,7 @@ class Cell:
 
     Args:
         published, published_std, note: as printed, in our unit; None: nothing is printed, or (`illegible`) not legibly.
+        decimals: how many of them are printed.
         ours: the measured figure over seeds and repeats, None where there is none; words: it as text.
         alike: a measured figure was made at the paper's scale and by the paper's protocol, as far as this figure goes.
         unlike: why a measured figure is not alike, in words; "" where it is, or where nothing is measured or printed.
@@ -62,11 +47,14 @@ class Cell:
     ours: Summary | None = None
     words: str = "–"
     unlike: str = ""
+    decimals: int | None = None
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the published figure; None where either is missing."""
-        return None if self.ours is None or self.published is None else self.ours.mean - self.published
+        """Ours minus the published figure; None where either is missing, or ours is no finite number."""
+        if self.ours is None or self.published is None or not math.isfinite(self.ours.mean):
+            return None
+        return self.ours.mean - self.published
 
     @property
     def alike(self) -> bool:
@@ -77,8 +65,8 @@ class Cell:
         """The published figure in words: `18.5 ± 0.9`; with `*` where a note goes with it."""
         if self.published is None:
             return ILLEGIBLE if self.illegible else "–"
-        spread = "" if self.published_std is None else f" ± {self.published_std:g}"
-        return f"{self.published:g}{spread}" + ("*" if self.note else "")
+        spread = "" if self.published_std is None else f" ± {print_number(self.published_std, self.decimals)}"
+        return f"{print_number(self.published, self.decimals)}{spread}" + ("*" if self.note else "")
 
     @property
     def distance(self) -> str:
@@ -164,29 +152,34 @@ def assemble(name: str, table: DictConfig, results: Path, scale: str = "paper") 
     """`build` for a table's content."""
     check_scale(scale)
     parents = parent_ids(table, results, scale)
-    found: list[tuple[PublishedRow | None, TableRow | None, str]] = []
+    found: list[tuple[PublishedRow | None, TableRow | None, str, DictConfig | None]] = []
     metrics: list[str] = [str(metric) for metric in table.get("metrics", [])]
     printed = _printed_rows(table)
     if printed:
         metrics = metrics or list(dict.fromkeys(metric for row in printed for metric in row.cells))
-        found = [(row, *_answer(table, row, entry, results, parents, scale)) for row, entry in _entries(table, printed)]
-    own = table_rows(_without_rows(table), results, scale) if table.get("sweeps") else []
-    found = [*((None, row, "") for row in own), *found]
+        found = [
+            (row, *_answer(table, row, entry, results, parents, scale), entry)
+            for row, entry in _entries(table, printed)
+        ]
+    check_unlike(table, metrics)
+    own = rows_of(sweep_lines(table, scale), results, parents)
+    found = [*((None, row, "", None) for row in own), *found]
     check_settings(table, own)
-    lines = [_line(table, metrics, row, ours, why) for row, ours, why in found]
+    lines = []
+    for row, ours, why, entry in found:
+        differs = (
+            [] if row is None or entry is None or ours is None else what_differs(table, entry, ours, results, parents)
+        )
+        lines.append(_line(table, metrics, row, ours, why, entry, differs))
     if table.get("leaderboard"):
         from dpgen_bench.tables.leaderboard import ranked
 
         lines = ranked(table, lines)
     note = " ".join(str(table.get("note", "")).split())
+    if note and printed and scale == "quick":
+        note = f"Of the paper's own runs, for which these stand in: {note}"
     remarks = _remarks([line.row for line in lines if line.row is not None])
     return Built(name, str(table.title), note, scale, metrics, lines, remarks, bool(printed))
-
-
-def _without_rows(table: DictConfig) -> DictConfig:
-    copied = table.copy()
-    copied.pop("rows", None)
-    return copied
 
 
 def _printed_rows(table: DictConfig) -> list[PublishedRow]:
@@ -254,9 +247,18 @@ def check_settings(table: DictConfig, rows: Sequence[TableRow]) -> None:
 
 
 def _line(
-    table: DictConfig, metrics: Sequence[str], printed: PublishedRow | None, row: TableRow | None, why: str
+    table: DictConfig,
+    metrics: Sequence[str],
+    printed: PublishedRow | None,
+    row: TableRow | None,
+    why: str,
+    entry: DictConfig | None,
+    differs: Sequence[str],
 ) -> Line:
-    cells = {metric: _cell(table, metric, printed, row) for metric in metrics}
+    cells = {}
+    for metric in metrics:
+        said = [*said_unlike(table, metric), *said_unlike(entry, metric), *differs]
+        cells[metric] = _cell(table, metric, printed, row, said)
     tail = _tail(row, why)
     wanted = [cell for cell in cells.values() if printed is None or cell.published is not None or cell.illegible]
     missing = [cell for cell in wanted if cell.ours is None]
@@ -310,64 +312,27 @@ def _tail(row: TableRow | None, why: str) -> dict[str, str]:
         return {"seeds": "–", "scale": "–", "protocol": "–", "status": why}
     parts = sorted({part for report in row.reports.values() for part in report.get("parts", [])})
     parts = ["another text of it" if part == row.protocol else part for part in parts]
+    budget, proven = float(row.specs[0].config.privacy.epsilon), row.epsilon_value("proven")
+    above = "" if proven is None or proven <= budget else "; " + ABOVE.format(proven, budget)
     changed = " (changed)" if is_changed(row.specs[0].protocol_record()) else ""
     return {
         "seeds": str(len(row.measured)),
         "scale": row.scale,
-        "protocol": row.protocol + changed + (f" (part: {', '.join(parts)})" if parts else ""),
-        "status": row.status(),
+        "protocol": row.protocol + changed + (f" (figures of {', '.join(parts)})" if parts else ""),
+        "status": row.status() + above,
     }
 
 
-def _cell(table: DictConfig, metric: str, printed: PublishedRow | None, row: TableRow | None) -> Cell:
+def _cell(
+    table: DictConfig, metric: str, printed: PublishedRow | None, row: TableRow | None, differs: Sequence[str]
+) -> Cell:
     ours = row.summary(metric) if row else None
     words = row.cell(metric) if row else "–"
     theirs = printed.cells.get(metric) if printed else None
     if theirs is None:
         return Cell(ours=ours, words=words)
-    unlike = _unlike(table, metric, printed, row) if row and printed and ours else ""
-    said = "" if theirs.value is None and not theirs.note else theirs.note
-    return Cell(theirs.value, theirs.std, said, theirs.value is None, ours, words, unlike)
-
-
-def _unlike(table: DictConfig, metric: str, printed: PublishedRow, row: TableRow) -> str:
-    """Why a measured figure does not count as a reproduction of the printed one; "" where it does."""
-    reasons = [one.unlike for one in METRICS.values() if one.name == metric and one.unlike]
-    if not printed.reported_in.startswith(OWN):
-        reasons.append(f"printed as {printed.reported_in} has it, measured as they did")
-    if row.scale != "paper":
-        reasons.append(f"scale {row.scale}")
-    if metric in _of_reports(row):
-        theirs, ours = plain_protocol(str(table.protocol)), row.specs[0].protocol_record()
-        if not _measured_alike(metric, row, theirs, ours):
-            reasons.append(f"protocol {row.protocol} (the paper's: {table.protocol})")
-    return "; ".join(dict.fromkeys(reasons))
-
-
-def _of_reports(row: TableRow) -> set[str]:
-    """Names of the row's figures that a protocol measured; the others are costs."""
-    return {
-        name
-        for report in row.reports.values()
-        for repeat in report["repeats"]
-        for result in repeat["metrics"].values()
-        for name in result["values"]
-    }
-
-
-def _measured_alike(metric: str, row: TableRow, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    """Whether both protocols draw the same samples and have the metric that gives the figure word for word."""
-    drawing = [{k: v for k, v in protocol.items() if k not in ("name", "metrics")} for protocol in (theirs, ours)]
-    if drawing[0] != drawing[1]:
-        return False
-    keys = {
-        key
-        for report in row.reports.values()
-        for repeat in report["repeats"]
-        for key, result in repeat["metrics"].items()
-        if metric in result["values"]
-    }
-    return all(theirs["metrics"].get(key) == ours["metrics"].get(key) for key in keys)
+    unlike = why_unlike(table, metric, printed, row, ours, differs) if row and printed and ours else ""
+    return Cell(theirs.value, theirs.std, theirs.note, theirs.value is None, ours, words, unlike, theirs.decimals)
 
 
 def _remarks(rows: Iterable[TableRow]) -> list[str]:

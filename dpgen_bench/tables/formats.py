@@ -9,11 +9,12 @@ from typing import Any
 
 import pandas as pd
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from dpgen_bench.files import write_atomic
 from dpgen_bench.results.listing import make_console
-from dpgen_bench.tables.assembly import CONDITIONAL, SERVER, Built, Line, build, load_table
+from dpgen_bench.tables.assembly import CONDITIONAL, SERVER, Built, Line, build
+from dpgen_bench.tables.rows import load_table
 
 FORMATS = ("md", "tex", "csv", "html")
 WIDE = 4  # printed tables with more figures than this are turned: a line for each figure
@@ -143,12 +144,17 @@ def to_markdown(built: Built) -> str:
 
 
 def to_latex(built: Built) -> str:
-    """A `longtable`, which breaks over pages; needs the packages longtable, booktabs and, for wide ones, pdflscape."""
+    """A `longtable`, which breaks over pages, and its notes below; needs longtable, booktabs and amssymb.
+
+    A wide one needs pdflscape too.
+    """
     frame = side_by_side(built)
     names = {name: _for_latex(name) for name in frame.columns}
     shown = frame.rename(columns=names).map(_for_latex)
     caption = _for_latex(" ".join([_title(built), built.reproduced()]).strip())
-    return str(shown.to_latex(index=False, escape=False, longtable=True, caption=caption, label=f"tab:{built.name}"))
+    table = shown.to_latex(index=False, escape=False, longtable=True, caption=caption, label=f"tab:{built.name}")
+    below = [_for_latex(line) for part in paragraphs(built) if part != built.reproduced() for line in part.splitlines()]
+    return "\n\n".join([str(table).rstrip(), r"{\footnotesize", *below, "}"]) + "\n"
 
 
 _LATEX = {
@@ -175,7 +181,7 @@ def to_html(built: Built) -> str:
 
 
 def _title(built: Built) -> str:
-    return built.title + (" · scale quick" if built.scale == "quick" else "")
+    return built.title + (" · stand-ins (scale=quick)" if built.scale == "quick" and built.published else "")
 
 
 def to_csv(built: Built) -> str:
@@ -234,14 +240,20 @@ def _show(built: Built, console: Console) -> None:
         console.print(f"  {remark}", highlight=False, soft_wrap=True)
 
 
+def _folding(head: str) -> Column:
+    # Rich cuts what does not fit, digits too, unless a column is told to break it.
+    return Column(head, overflow="fold")
+
+
 def _for_console(frame: pd.DataFrame, built: Built, width: int) -> Table:
     """The table as it is or, where its columns would be cut to a few letters each, turned on its side."""
     caption = built.note or None
     if 10 * len(frame.columns) <= width:
-        shown = Table(*frame.columns, title=built.title, caption=caption)
+        shown = Table(*map(_folding, frame.columns), title=_title(built), caption=caption)
         lines = frame.astype(str).values.tolist()
     else:
-        shown = Table("", *(str(i + 1) for i in range(len(frame))), title=built.title, caption=caption)
+        heads = ["", *(str(i + 1) for i in range(len(frame)))]
+        shown = Table(*map(_folding, heads), title=_title(built), caption=caption)
         lines = [[name, *frame[name].astype(str)] for name in frame.columns]
     for line in lines:
         shown.add_row(*line)

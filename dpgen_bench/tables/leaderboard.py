@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
+
+from dpgen_bench.results.listing import epsilon_number
 
 if TYPE_CHECKING:
     from dpgen_bench.tables.assembly import Line
@@ -15,32 +18,43 @@ if TYPE_CHECKING:
 
 # A run below this share of its budget was trained with more noise than the others of its place.
 SPENT = 0.98
-LOWER_IS_BETTER = ("fid", "kid")
+# Figures of the bench by which one may rank. Numbers of samples, spreads and accuracies on real data rank nothing.
+LOWER = re.compile(
+    r"fid|kid|nn_copies_pct|nn_closer_to_train_pct|(seconds|peak_memory|bytes|comm|parameters|steps)_\w+"
+)
+HIGHER = re.compile(r"inception_score|precision|recall|density|coverage|acc_(?!\w*real_pct$)\w+_pct")
 
 
 def ranked(table: DictConfig, lines: Sequence[Line]) -> list[Line]:
     """The lines by data set, then epsilon, then place; the place stands first in each line's head.
 
-    Places are given among lines of one data set and one epsilon by the mean of the figure `leaderboard.by`. All lines
-    must be configured alike in relation, delta and accountant, and measured by one protocol. A line has no place, and
-    its status says why, if it was not measured, if its unit is not `leaderboard.unit` (record where not said), if
-    nothing is proven for it, or if less than 98% of the budget was spent (what it would do with all is not known).
+    Places are given among lines of one data set and one epsilon by the mean of the figure `leaderboard.by`: the lowest
+    first for distances and costs, the highest first for scores and accuracies. For a figure that is not the bench's own
+    the yaml says which, `leaderboard.better`. All lines must be configured alike in relation, delta and accountant, and
+    measured by one protocol.
+
+    A measured line has no place, and its status says why and of which seed, if one of its configured seeds is not
+    measured or lacks the figure (the others may be the lucky ones), or if a seed's ledger, whatever the config says,
+
+    - protects another unit than `leaderboard.unit` (record where not said), or is under another budget;
+    - with a finite budget: has doubts, kept private diagnostics, was counted under another relation, delta or
+      accountant, or proves nothing, more than the budget, or less than 98% of it (what it would do with all is not
+      known).
 
     Raises:
-        ValueError: if two lines differ in relation, delta, accountant or protocol, or a line is a printed one.
+        ValueError: if two lines differ in relation, delta, accountant or protocol, a line is a printed one, or `by`
+            is none of the table's metrics, or a figure of which nobody knows whether less of it is better.
     """
     rows = [line.row for line in lines if line.row is not None]
     if len(rows) < len(lines):
         raise ValueError("expected a leaderboard of measured runs, got printed numbers in it.")
     _expect_alike(rows)
     by, unit = str(table.leaderboard.by), str(table.leaderboard.get("unit", "record"))
-    sign = 1 if by in LOWER_IS_BETTER else -1
+    sign = 1 if _lower_is_better(table, rows) else -1
     placed: dict[tuple[str, float], list[tuple[float, Line, str]]] = {}
     for line, row in zip(lines, rows, strict=True):
-        summary, why = line.cells[by].ours if by in line.cells else None, _unplaced(row, unit)
-        if (summary is None or not math.isfinite(summary.mean)) and not why and row.measured:
-            why = f"{by} was not measured" if summary is None else f"{by} is no finite number"
-        value = math.inf if summary is None or why else sign * summary.mean
+        summary, why = line.cells[by].ours, _unplaced(row, by, unit)
+        value = math.inf if summary is None or why or not row.measured else sign * summary.mean
         group = (str(line.head["dataset"]), float(row.specs[0].config.privacy.epsilon))
         placed.setdefault(group, []).append((value, line, why))
     out = []
@@ -55,6 +69,28 @@ def ranked(table: DictConfig, lines: Sequence[Line]) -> list[Line]:
     return out
 
 
+def _lower_is_better(table: DictConfig, rows: Sequence[TableRow]) -> bool:
+    board = table.leaderboard
+    by, better = str(board.by), board.get("better")
+    metrics = [str(metric) for metric in table.get("metrics", [])]
+    if by not in metrics:
+        raise ValueError(f"expected leaderboard.by among the table's metrics, {', '.join(metrics)}, got {by!r}.")
+    own = "lower" if LOWER.fullmatch(by) else "higher" if HIGHER.fullmatch(by) else None
+    if better not in (None, "lower", "higher") or (own and better not in (None, own)):
+        raise ValueError(f"expected leaderboard.better {own or 'lower or higher'} for {by}, got {better!r}.")
+    if own is None:
+        there = sorted({name for row in rows for known in row.known for name in known})
+        if better is None:
+            ranks = [name for name in there if LOWER.fullmatch(name) or HIGHER.fullmatch(name)]
+            raise ValueError(
+                f"expected as leaderboard.by a figure that the bench ranks by, {', '.join(ranks) or 'such as fid'}, or "
+                f"leaderboard.better (lower or higher) beside one of your own, got {by!r}."
+            )
+        if there and by not in there:
+            raise ValueError(f"expected as leaderboard.by a figure that a run has, {', '.join(there)}, got {by!r}.")
+    return (own or better) == "lower"
+
+
 def _expect_alike(rows: Sequence[TableRow]) -> None:
     for key, of in (
         ("relation", lambda row: row.specs[0].config.privacy.relation),
@@ -67,17 +103,60 @@ def _expect_alike(rows: Sequence[TableRow]) -> None:
             raise ValueError(f"expected one {key} in a leaderboard, which compares like with like, got {names}.")
 
 
-def _unplaced(row: TableRow, unit: str) -> str:
-    """Why a line has no place besides a missing figure; "" if it may have one."""
+def _unplaced(row: TableRow, by: str, unit: str) -> str:
+    """Why a line has no place; "" if it may have one, or if it is not measured at all: its status says enough."""
+    seeds = len(row.folders)
     if not row.measured:
-        return ""  # its status says enough
-    budget, proven = float(row.specs[0].config.privacy.epsilon), row.epsilon_value("proven")
-    if row.unit != unit:
-        return f"its epsilon protects a {row.unit}, not a {unit}"
+        return ""
+    reasons = []
+    for spec, folder in zip(row.specs, row.folders, strict=True):
+        if folder in row.measured and (why := _unsound(folder.read_json("ledger.json"), spec.config.privacy, unit)):
+            reasons.append(f"seed {spec.seed}: {why}")
+    if reasons:
+        return "; ".join(reasons)
+    if len(row.measured) < seeds:
+        return f"{len(row.measured)} of {seeds} seeds measured"
+    summary = row.summary(by)
+    if summary is None:
+        return f"{by} was not measured"
+    if summary.seeds < seeds:
+        return f"{by} was measured for {summary.seeds} of {seeds} seeds"
+    return "" if math.isfinite(summary.mean) else f"{by} is no finite number"
+
+
+def _unsound(ledger: Mapping[str, Any], privacy: DictConfig, unit: str) -> str:
+    """Why a run's ledger, by its own words, is not what the board compares; "" if it is."""
+    if "unit" not in ledger or not isinstance(ledger.get("budget"), dict):
+        return "its ledger says no unit or no budget"
+    if ledger["unit"] != unit:
+        return f"its epsilon protects a {ledger['unit']}, not a {unit}"
+    epsilon = ledger.get("epsilon") or {}
+    budget, approved = float(privacy.epsilon), _number(ledger["budget"].get("epsilon"))
+    if approved != budget:
+        return f"its ledger has a budget of {approved:g}, not {budget:g}"
     if math.isinf(budget):
         return ""
-    if proven is None or math.isinf(proven):
+    if doubts := ledger.get("doubts"):
+        return f"nothing is proven: {'; '.join(map(str, doubts))}"
+    if ledger.get("diagnostics") != "off":
+        return f"it kept private diagnostics ({ledger.get('diagnostics')})"
+    if not epsilon:
+        return "nothing is proven"
+    for key in ("relation", "delta", "accountant"):
+        # The budget is what was approved, and `epsilon` repeats what its figures were counted by.
+        for said in (ledger["budget"], epsilon):
+            if said.get(key) != privacy[key]:
+                return f"its ledger counts by {key} {said.get(key, 'unknown')}, not {privacy[key]}"
+    proven = epsilon_number(epsilon, "proven")
+    if proven is None or not math.isfinite(proven):
         return "nothing is proven"
     if proven > budget:
         return f"proven {proven:.4g} is above {budget:g}"
     return f"proven {proven:.4g} leaves a part of {budget:g} unspent" if proven < SPENT * budget else ""
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan

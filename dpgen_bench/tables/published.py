@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -95,11 +96,13 @@ class PublishedCell:
         value: None where the source is not legible.
         std: the printed spread, in the same unit; None where none is printed. Over what, the row or the table says.
         note: what must be known of the number: doubts about its digits, disagreement with another table.
+        decimals: of the value as it is printed, in our unit.
     """
 
     value: float | None
     std: float | None
     note: str
+    decimals: int = 0
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,7 @@ def _read_line(fields: list[str], paper: str, table: str) -> tuple[Key, str, Pub
         raise ValueError(
             f"expected a std >= 0 beside a value, or a blank, got {line['std']!r} beside {line['value']!r}."
         )
-    cell = PublishedCell(_scaled(value, metric), _scaled(std, metric), line["note"])
+    cell = PublishedCell(_scaled(value, metric), _scaled(std, metric), line["note"], _decimals(value, metric))
     key = (line["dataset"], line["method"], line["variant"], line["epsilon"], line["delta"], line["reported_in"])
     return key, metric.name, cell
 
@@ -209,6 +212,19 @@ def _number(text: str, name: str) -> Decimal | None:
     if not number.is_finite():
         raise ValueError(f"expected a finite number or a blank as {name}, got {text!r}.")
     return number
+
+
+def print_number(number: float, decimals: int | None) -> str:
+    """A published number with its printed decimals; None: as few as tell it."""
+    return f"{number:g}" if decimals is None else f"{number:,.{decimals}f}"
+
+
+def _decimals(number: Decimal | None, metric: Metric) -> int:
+    if number is None:
+        return 0
+    exponent = number.as_tuple().exponent
+    assert isinstance(exponent, int)  # finite, as _number saw to
+    return max(0, -exponent - round(math.log10(metric.factor)))
 
 
 def _scaled(number: Decimal | None, metric: Metric) -> float | None:

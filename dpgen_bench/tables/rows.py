@@ -13,12 +13,13 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.results.damage import damage
 from dpgen_bench.results.figures import cost, figures, notes
-from dpgen_bench.results.listing import epsilon_figure, format_epsilon
+from dpgen_bench.results.listing import describe_dataset, epsilon_figure, epsilon_number, first_line, format_epsilon
 from dpgen_bench.results.reports import Report
 from dpgen_bench.results.statistics import Summary, summarise
 from dpgen_bench.results.store import RunFolder, Store
-from dpgen_bench.specify import CONF, RunSpec, compose_config, identify, specify
+from dpgen_bench.specify import CONF, RunSpec, compose_config, specify
 
 SCALES = ("paper", "quick")
 QUICK_PROTOCOL = "standard_1k_cpu"  # of a table's quick runs, where its yaml names none
@@ -47,7 +48,7 @@ class TableRow:
     @cached_property
     def damage(self) -> dict[str, str]:
         """What is wrong with the folders that cannot be read, or that hold another run than their name says."""
-        return {folder.id: problem for folder in self.folders if (problem := _damage(folder))}
+        return {folder.id: problem for folder in self.folders if (problem := damage(folder))}
 
     @cached_property
     def reports(self) -> dict[str, Report]:
@@ -109,9 +110,8 @@ class TableRow:
 
     def epsilon_value(self, name: str) -> float | None:
         """The largest figure of that name among the row's measured runs; None where none has it as a number."""
-        found = [epsilon_figure(folder.read_json("ledger.json").get("epsilon"), name) for folder in self.measured]
-        known = [float(value) for value in found if value is not None and not str(value).startswith("failed")]
-        return max(known) if known else None
+        found = [epsilon_number(folder.read_json("ledger.json").get("epsilon"), name) for folder in self.measured]
+        return max((value for value in found if value is not None), default=None)
 
     def epsilon(self, name: str) -> str:
         """That figure in words (seeds do not change it); if a run's failed, how."""
@@ -124,29 +124,7 @@ class TableRow:
 def failure(folder: RunFolder) -> str:
     """Why a run failed, in one line without paths of the machine: the phase and the error."""
     told = folder.read_json("status.json")
-    lines = str(told.get("error") or "no reason is kept").strip().splitlines()
-    without_paths = re.sub(r"(?<![\w.])/(?:[^\s/:'\",)]+/)+", "", lines[0])
-    words = f"{told.get('phase', '?')}: {without_paths}"
-    return words if len(words) <= 160 else words[:159] + "…"
-
-
-def _damage(folder: RunFolder) -> str:
-    """Why a folder's content cannot be used, "" if it can."""
-    try:
-        if not folder.path.exists():
-            return ""
-        read = {name: folder.read_json(f"{name}.json") for name in ("ledger", "training", "status", "identity")}
-    except (ValueError, OSError):
-        return "a file of it cannot be read"
-    if strange := [name for name, content in read.items() if not isinstance(content, dict)]:
-        return f"{strange[0]}.json is not what a run leaves"
-    if not isinstance(read["ledger"].get("epsilon") or {}, dict):
-        return "ledger.json is not what a run leaves"
-    if not read["identity"]:
-        # Before its first files are written a run is not there yet; with others and without this one it may be any run.
-        return "it does not say which run it is" if read["ledger"] or folder.done else ""
-    holds = identify(read["identity"])
-    return "" if holds == folder.id else f"it holds run {holds}"
+    return first_line(f"{told.get('phase', '?')}: {str(told.get('error') or 'no reason is kept').strip()}", longest=160)
 
 
 def table_names() -> list[str]:
@@ -161,10 +139,9 @@ def load_table(name: str) -> DictConfig:
     Raises:
         ValueError: if there is none of that name.
     """
-    path = CONF / "table" / f"{name}.yaml"
-    if not path.exists():
-        raise ValueError(f"expected a table in {path.parent} ({', '.join(table_names())}), got {name!r}.")
-    loaded = OmegaConf.load(path)
+    if name not in table_names():  # which a path out of the folder is not either
+        raise ValueError(f"expected a table in {CONF / 'table'} ({', '.join(table_names())}), got {name!r}.")
+    loaded = OmegaConf.load(CONF / "table" / f"{name}.yaml")
     assert isinstance(loaded, DictConfig)
     return loaded
 
@@ -181,20 +158,24 @@ def expand(sweep: str) -> list[list[str]]:
     return [list(job) for job in itertools.product(*choices)]
 
 
-def parent_ids(table: DictConfig, results: Path, scale: str = "paper") -> dict[str, str]:
-    """Ids of the table's `parents`, runs that others restart from, by name.
+def parent_words(table: DictConfig, scale: str = "paper") -> dict[str, list[str]]:
+    """The overrides of the table's `parents`, runs that others restart from, by name.
 
     Raises:
         ValueError: if a parent's line is not one run.
     """
-    ids = {}
+    words = {}
     for name, line in table.get("parents", {}).items():
         jobs = expand(str(line))
         if len(jobs) != 1:
             raise ValueError(f"expected the line of one run for the parent {name!r}, got {len(jobs)}: {line}")
-        words = [*measured_by(table, jobs[0]), *(["scale=quick"] if scale == "quick" else [])]
-        ids[str(name)] = specify_job(words, results).id
-    return ids
+        words[str(name)] = [*measured_by(table, jobs[0]), *(["scale=quick"] if scale == "quick" else [])]
+    return words
+
+
+def parent_ids(table: DictConfig, results: Path, scale: str = "paper") -> dict[str, str]:
+    """Ids of the table's `parents` by name; raises what `parent_words` does."""
+    return {name: specify_job(words, results).id for name, words in parent_words(table, scale).items()}
 
 
 def lines_of(table: DictConfig, scale: str = "paper") -> list[str]:
@@ -204,7 +185,12 @@ def lines_of(table: DictConfig, scale: str = "paper") -> list[str]:
     """
     check_scale(scale)
     entries = [line for entry in table.get("rows", []) if (line := line_of(table, entry, scale))]
-    return [*entries, *(_at_scale(table, str(sweep), scale) for sweep in table.get("sweeps", []))]
+    return [*entries, *sweep_lines(table, scale)]
+
+
+def sweep_lines(table: DictConfig, scale: str = "paper") -> list[str]:
+    """Those of its own alone."""
+    return [_at_scale(table, str(sweep), scale) for sweep in table.get("sweeps", [])]
 
 
 def worth_building(table: DictConfig, quick_runs: bool) -> tuple[str, ...]:
@@ -303,6 +289,17 @@ def rows_of(lines: Iterable[str], results: Path, parents: dict[str, str]) -> lis
     return [
         TableRow(tuple(specs.values()), tuple(store.folder(run_id) for run_id in specs)) for specs in groups.values()
     ]
+
+
+def settings_apart(one: RunSpec, other: RunSpec) -> list[str]:
+    """Names of the settings of method and privacy, and of the data set, in which two runs differ."""
+    found = [] if describe_dataset(one.config) == describe_dataset(other.config) else ["dataset"]
+    for part in ("privacy", "method"):
+        ours, theirs = one.config[part], other.config[part]
+        for key in sorted({*ours, *theirs} - {"check", "_target_"}):
+            if ours.get(key) != theirs.get(key):
+                found.append("ε budget" if key == "epsilon" else str(key))
+    return found
 
 
 def specify_job(words: Sequence[str], results: Path) -> RunSpec:

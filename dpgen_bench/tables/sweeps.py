@@ -1,42 +1,62 @@
-"""What a table lacks: its missing runs, how long they will take by measured speed, and the multiruns that make them."""
+"""What a table lacks: its missing runs, with an estimate of their time, and the multiruns that make them."""
 
 from __future__ import annotations
 
-import math
+import ctypes
+import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from types import FrameType
 from typing import Any
 
 from omegaconf import DictConfig
 from rich.table import Table
 
+from dpgen_bench.overrides import parse_override, quoted
+from dpgen_bench.results.damage import damage
 from dpgen_bench.results.listing import make_console
 from dpgen_bench.results.store import RunFolder, Store
 from dpgen_bench.results.trajectory import settled_steps
-from dpgen_bench.specify import RunSpec
-from dpgen_bench.tables.rows import jobs_of, lines_of, load_table, parent_ids, specify_job
+from dpgen_bench.signals import STOP_SIGNALS
+from dpgen_bench.specify import RunSpec, compose_config, specify
+from dpgen_bench.tables.estimate import Estimator, format_seconds
+from dpgen_bench.tables.rows import jobs_of, lines_of, load_table, parent_words, specify_job
 
-# Settings that change how long a run takes by its number of steps alone, or not at all.
-NO_MATTER = {"steps", "sigma", "name", "check", "lr", "lr_d", "lr_g", "betas", "clip_norm", "threshold", "beta", "ema"}
+# Of overrides for a whole sweep: what may say how runs are made. Everything else says which.
+HOW = ("runtime", "hydra", "federation", "data_root")
+DAMAGED = "damaged: "
+OF_THE_SWEEP = ("hydra/sweeper", "hydra.sweeper", "hydra.mode")  # with these, Hydra would choose the runs
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a table. `words`: its overrides. `state`: finished, or what is missing of it."""
+    """One run of a table.
+
+    Attributes:
+        words: its overrides.
+        state: finished, or what is missing of it.
+        parent: whether others of the table restart from it.
+    """
 
     words: tuple[str, ...]
     spec: RunSpec
     folder: RunFolder
     state: str
+    parent: bool = False
 
     @property
     def finished(self) -> bool:
         return self.state == "finished"
+
+    @property
+    def damaged(self) -> bool:
+        """Whether its folder holds what `dpgen run` can neither use nor mend."""
+        return self.state.startswith(DAMAGED)
 
     @property
     def steps(self) -> int | None:
@@ -48,30 +68,20 @@ class Job:
         return wanted if cap is None else min(wanted, int(cap))
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Seconds for training and measuring, None where nothing comparable was run; `basis`: what they are taken from."""
-
-    train: float | None
-    measure: float | None
-    basis: str
-
-
 def plan_sweep(table: DictConfig, results: Path, scale: str = "paper") -> list[Job]:
     """Every run of the table once, parents first, then in the order of its lines, each with its state."""
-    parents = parent_ids(table, results, scale)
+    of_parents = parent_words(table, scale)
+    ids = {name: specify_job(words, results).id for name, words in of_parents.items()}
     extra = _kept_words(table, scale)
+    of_lines = [[*job, *extra] for line in lines_of(table, scale) for job in jobs_of(line, ids)]
     store = Store(results)
     jobs: dict[tuple[str, str], Job] = {}
-    of_parents = [f"{line} protocol={table.protocol}" for line in table.get("parents", {}).values()]
-    if scale == "quick":
-        of_parents = [f"{line} scale=quick" for line in of_parents]
-    for number, line in enumerate([*of_parents, *lines_of(table, scale)]):
-        for job in jobs_of(line, parents):
-            words = [*job, *(extra if number >= len(of_parents) else [])]
-            spec = specify_job(words, results)
-            key = (spec.id, str(spec.protocol_record()))  # one run may be measured by two protocols
-            jobs.setdefault(key, Job(tuple(words), spec, store.folder(spec.id), _state(spec, store.folder(spec.id))))
+    for words in [*of_parents.values(), *of_lines]:
+        spec = specify_job(words, results)
+        key = (spec.id, str(spec.protocol_record()))  # one run may be measured by two protocols
+        folder = store.folder(spec.id)
+        if key not in jobs:
+            jobs[key] = Job(tuple(words), spec, folder, _state(spec, folder), spec.id in ids.values())
     return list(jobs.values())
 
 
@@ -84,6 +94,8 @@ def _kept_words(table: DictConfig, scale: str) -> list[str]:
 
 
 def _state(spec: RunSpec, folder: RunFolder) -> str:
+    if problem := damage(folder):
+        return f"{DAMAGED}{problem}"
     if not folder.done:
         return "not run" if not folder.path.exists() else folder.status()
     if not folder.reports.covered(spec.protocol_record()):
@@ -116,121 +128,191 @@ def boxes(jobs: Iterable[Sequence[str]]) -> list[list[str]]:
     return [[f"{key}={','.join(values)}" for key, values in box.items()] for box in merged]
 
 
-def launch_sweeps(name: str, results: Path, overrides: list[str], scale: str = "paper") -> int:
+def multiruns(jobs: Iterable[Job], results: Path, overrides: Sequence[str]) -> list[list[str]]:
+    """The words after `dpgen run` of the multiruns that make these jobs, those first that others restart from."""
+    waiting = [job for job in jobs if not (job.finished or job.damaged)]
+    common = [*_place(results), *overrides]
+    groups = ([job.words for job in waiting if job.parent], [job.words for job in waiting if not job.parent])
+    return [["-m", *words, *common] for group in groups for words in boxes(group)]
+
+
+def _place(results: Path) -> list[str]:
+    """The override that says where runs go, unless that is where they go in any case."""
+    default = "DPGEN_RESULTS" not in os.environ and results == Path("results")
+    return [] if default else [f"results={quoted(str(results))}"]
+
+
+def check_overrides(overrides: Sequence[str], jobs: Sequence[Job], results: Path) -> None:
+    """Check that overrides for a whole sweep say how its runs are made, and leave each the run that the table wants.
+
+    Their keys are looked at first, since that needs nothing composed and says the same whatever is missing. But no list
+    of keys knows what a preset makes of a setting: each missing run is composed with the overrides, too, and must come
+    out the same.
+
+    Raises:
+        ValueError: for an override that would make other runs than the table lacks, or each of them several times.
+    """
+    for word in overrides:
+        parsed = parse_override(word)
+        key = parsed.key_or_group
+        if key.replace("/", ".").split(".")[0] not in HOW or key.startswith(OF_THE_SWEEP):
+            raise ValueError(
+                f"expected overrides that say how runs are made ({', '.join(HOW)}), got {word}: the table says which "
+                "runs. A table's quick runs are made by scale=quick, a place for results is given by --results, and "
+                "`dpgen run` makes any other run."
+            )
+        if parsed.is_sweep_override():
+            raise ValueError(f"expected one value, since each run is made once, got {word}.")
+    if not overrides:
+        return
+    missing = [job for job in jobs if not job.finished] or jobs[:1]
+    seedless = {tuple(word for word in job.words if not word.startswith("seed=")): job for job in missing}
+    for job in seedless.values():  # a seed changes nothing of what overrides do
+        composed = specify(compose_config([*job.words, *_place(results), *overrides]), planned=True)
+        wanted, given = _made(job.spec, job.words), _made(composed, job.words)
+        if changed := [what for what in wanted if wanted[what] != given[what]]:
+            raise ValueError(
+                f"expected overrides that leave the table's runs as they are, got {' '.join(overrides)}: this changes "
+                f"{', '.join(changed)} of {_title(job.spec)} ({job.spec.id})."
+            )
+
+
+def _made(spec: RunSpec, words: Sequence[str]) -> dict[str, Any]:
+    """What of a run no override may change, by what it is called in words."""
+    runtime, named = spec.config.runtime, [word.split("=", 1)[0] for word in words]
+    kept = {key: runtime.get(key) for key in ("keep_steps", "measure_kept") if f"runtime.{key}" in named}
+    return {
+        "the identity": spec.id,
+        "the protocol": spec.protocol_record(),
+        # No part of the id, but of what is proven: what one vouches for is said run by run.
+        "federation.dropout": spec.federation().dropout,
+        "the steps to keep": str(kept),
+    }
+
+
+def launch_sweeps(name: str, results: Path, overrides: Sequence[str] = (), scale: str = "paper") -> int:
     """Launch multiruns of exactly the runs that the table lacks, parents first; 0 if all end well, else 1.
 
-    `overrides` go to every multirun (a launcher, a device).
+    A damaged run is not launched: it counts as not ended well. If this process is told to stop, so is the multirun, and
+    no other one is launched; the status is then 128 and the signal's number.
+
+    Args:
+        overrides: for every multirun: a launcher, a device; see `check_overrides`.
     """
-    table = load_table(name)
-    jobs = plan_sweep(table, results, scale)
-    missing = [job for job in jobs if not job.finished]
-    print(f"{name}: {len(jobs) - len(missing)} of {len(jobs)} runs finished", flush=True)
-    parents = set(parent_ids(table, results, scale).values())
-    first = [job for job in missing if job.spec.id in parents]
+    jobs = plan_sweep(load_table(name), results, scale)
+    check_overrides(overrides, jobs, results)
+    print(f"{name}: {sum(job.finished for job in jobs)} of {len(jobs)} runs finished", flush=True)
     failed = False
-    for group in (first, [job for job in missing if job.spec.id not in parents]):
-        for words in boxes(job.words for job in group):
-            command = [sys.executable, "-m", "dpgen_bench.cli", "run", "-m", *words, f"results={results}", *overrides]
-            print(f"{name}: dpgen run -m {shlex.join(words)}", flush=True)
-            failed |= subprocess.run(command).returncode != 0
+    for job in jobs:
+        if job.damaged:
+            print(f"{name}: {_not_launched(job)}", file=sys.stderr, flush=True)
+            failed = True
+    for words in multiruns(jobs, results, overrides):
+        print(f"{name}: {_line(words)}", flush=True)
+        code, stopped = run_stoppable([sys.executable, "-m", "dpgen_bench.cli", "run", *words])
+        if stopped:
+            print(f"{name}: told to stop; the same command goes on", file=sys.stderr, flush=True)
+            return 128 + stopped
+        failed |= code != 0
     return int(failed)
 
 
-def print_plan(name: str, results: Path, scale: str = "paper") -> None:
-    """Print the runs that the table lacks, each with its steps and time by measured speed, and the multiruns."""
-    table = load_table(name)
-    jobs = plan_sweep(table, results, scale)
+def _line(words: Sequence[str]) -> str:
+    return shlex.join(["dpgen", "run", *words])
+
+
+def _not_launched(job: Job) -> str:
+    return f"run {job.spec.id} is {job.state}; not launched before its folder is restored, or deleted"
+
+
+def run_stoppable(command: Sequence[str]) -> tuple[int, int | None]:
+    """Run a command to its end: its status, and the signal by which this process was told to stop, if it was.
+
+    Such a signal is handed on as SIGTERM, at which a run writes a checkpoint and leaves; then the command's end is
+    waited for. On Linux the command gets it also when this process is killed outright.
+    """
+    caught: list[int] = []
+    child: subprocess.Popen[bytes] | None = None
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+        if child is not None:
+            child.terminate()
+
+    before = {number: signal.signal(number, stop) for number in (*STOP_SIGNALS, signal.SIGINT)}
+    try:
+        child = subprocess.Popen(command, preexec_fn=_end_with_parent())
+        if caught:  # a signal before there was a child
+            child.terminate()
+        code = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code, caught[0] if caught else None
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """What a new process calls so that Linux sends it SIGTERM when its parent is gone; None elsewhere."""
+    if sys.platform != "linux":
+        return None
+    prctl, parent, set_death_signal = ctypes.CDLL(None).prctl, os.getpid(), 1
+
+    def ask() -> None:
+        prctl(set_death_signal, signal.SIGTERM)
+        if os.getppid() != parent:  # it went before it could be watched
+            os._exit(128 + signal.SIGTERM)
+
+    return ask
+
+
+def print_plan(name: str, results: Path, overrides: Sequence[str] = (), scale: str = "paper") -> None:
+    """Print the runs that the table lacks, each with its steps and an estimate of its time, and the multiruns.
+
+    Raises:
+        ValueError: as `launch_sweeps` would.
+    """
+    jobs = plan_sweep(load_table(name), results, scale)
+    check_overrides(overrides, jobs, results)
     missing = [job for job in jobs if not job.finished]
     console = make_console()
     console.print(f"{name}: {len(jobs) - len(missing)} of {len(jobs)} runs finished; {len(missing)} to make")
+    if not missing:
+        return
     shown = Table("run", "what", "state", "steps", "train", "measure", "time taken from")
-    estimate = estimator(results)
-    total, unknown = 0.0, 0
+    estimate = Estimator(results)
+    times: list[float | None] = []
+    about = False
     for job in missing:
+        if job.damaged:
+            shown.add_row(job.spec.id, _title(job.spec), job.state, "–", "–", "–", "not launched")
+            continue
         found = estimate(job)
-        total += (found.train or 0.0) + (found.measure or 0.0)
-        unknown += (found.train is None) + (found.measure is None)
+        times += [found.train, found.measure]
+        about |= found.about
         steps = "?" if job.steps is None else f"{job.steps:,}"
-        figures = [format_seconds(found.train), format_seconds(found.measure)]
+        figures = [format_seconds(found.train, found.about), format_seconds(found.measure)]
         shown.add_row(job.spec.id, _title(job.spec), job.state, steps, *figures, found.basis)
-    if missing:
-        console.print(shown)
-        rest = f", and {unknown} times (?) for which nothing comparable was run" if unknown else ""
-        console.print(f"together {format_seconds(total)}, one run after the other{rest}")
-        for words in boxes(job.words for job in missing):
-            console.print(f"  dpgen run -m {shlex.join(words)}", highlight=False, soft_wrap=True, markup=False)
+    console.print(shown)
+    console.print(_together(times, about), highlight=False, soft_wrap=True)
+    if estimate.unused:
+        why = "; ".join(f"{run} ({problem})" for run, problem in estimate.unused.items())
+        console.print(f"no time is taken from {why}", highlight=False, soft_wrap=True, markup=False)
+    for job in missing:
+        if job.damaged:
+            console.print(f"  {_not_launched(job)}", highlight=False, soft_wrap=True, markup=False)
+    for words in multiruns(missing, results, overrides):
+        console.print(f"  {_line(words)}", highlight=False, soft_wrap=True, markup=False)
 
 
-def estimator(results: Path) -> Callable[[Job], Estimate]:
-    """How long a run will take, going by the finished ones under `results`, whatever machine they ran on.
-
-    Training: seconds per step of the run of the same method whose settings are nearest (fewest differences; the median
-    where several are equally near) times its steps; other loops, such as a warm start, as long as they took there.
-    Measuring: the median of reports of the same protocol on the same data set.
-    """
-    runs = [
-        (folder.config, folder.read_json("training.json"), folder) for folder in Store(results).runs() if folder.done
-    ]
-    return lambda job: _estimate(job, runs)
-
-
-def _estimate(job: Job, runs: Sequence[tuple[DictConfig, dict[str, Any], RunFolder]]) -> Estimate:
-    measure = _measuring(job, [folder for _, _, folder in runs])
-    if job.state in ("trained, not measured", "kept steps not measured"):
-        return Estimate(0.0, measure, "reports of this protocol")
-    ours = job.spec.config
-    near: dict[int, list[tuple[float, str]]] = {}
-    for config, training, _ in runs:
-        if config.method.get("_target_") != ours.method.get("_target_"):
-            continue
-        done = training.get("steps", {}).get("train")
-        if not done or "seconds" not in training:
-            continue
-        differs = _differences(config, ours)
-        per_step = training["seconds"]["train"] / done
-        others = sum(training["seconds"].values()) - training["seconds"]["train"]
-        seconds = per_step * (job.steps or done) + others + training.get("seconds_outside_loops", 0.0)
-        basis = f"{training.get('device', '?')}, " + (f"other {', '.join(differs)}" if differs else "the same settings")
-        near.setdefault(len(differs), []).append((seconds, basis))
-    if not near:
-        return Estimate(None, measure, "nothing comparable was run")
-    nearest = near[min(near)]
-    guess = "" if job.steps is not None else "; steps as there"
-    return Estimate(median(seconds for seconds, _ in nearest), measure, nearest[0][1] + guess)
-
-
-def _differences(one: DictConfig, other: DictConfig) -> list[str]:
-    """Names of what two configs differ in and what matters to the time of a step."""
-    keys = sorted((set(one.method) | set(other.method)) - NO_MATTER)
-    found = [str(key) for key in keys if one.method.get(key) != other.method.get(key)]
-    if one.dataset.get("name") != other.dataset.get("name"):
-        found.append("dataset")
-    if math.isinf(float(one.privacy.epsilon)) != math.isinf(float(other.privacy.epsilon)):
-        found.append("privacy")
-    return found
-
-
-def _measuring(job: Job, folders: Sequence[RunFolder]) -> float | None:
-    wanted, dataset = job.spec.protocol_record(), job.spec.config.dataset.name
-    times = []
-    for folder in folders:
-        report = folder.reports.of(wanted)
-        if report and folder.config.dataset.name == dataset:
-            results = [result for repeat in report["repeats"] for result in repeat["metrics"].values()]
-            times.append(sum(float(result.get("seconds", 0.0)) for result in results))
-    return median(times) if times else None
+def _together(times: Sequence[float | None], about: bool) -> str:
+    known = [time for time in times if time is not None]
+    if not known:
+        return "no time is known: nothing comparable was run"
+    unknown = len(times) - len(known)
+    rest = f", and {unknown} times (?) for which nothing comparable was run" if unknown else ""
+    return f"together {format_seconds(sum(known), about)}, one run after the other{rest}"
 
 
 def _title(spec: RunSpec) -> str:
     config = spec.config
     return f"{config.method.name} {config.dataset.name} ε={float(config.privacy.epsilon):g} seed {config.seed}"
-
-
-def format_seconds(seconds: float | None) -> str:
-    """`42 s`, `7 min`, `3.1 h`, `2.4 days`; `?` where it is not known."""
-    if seconds is None:
-        return "?"
-    for limit, size, unit, digits in ((90, 1, "s", 0), (5400, 60, "min", 0), (172800, 3600, "h", 1)):
-        if seconds < limit:
-            return f"{seconds / size:.{digits}f} {unit}"
-    return f"{seconds / 86400:.1f} days"

@@ -172,15 +172,15 @@ function showLines(lines) {
 
 function showComparable(lines) {
   const several = [];
-  for (const [key, name] of [["relation", "relations"], ["unit", "units"], ["protocol", "protocols"]]) {
-    const values = new Set(lines.map((line) => line.filters[key]));
-    if (key === "relation") values.delete("none (no privacy)");
-    if (values.size > 1) several.push(`${values.size} ${name} (${[...values].sort().join(", ")})`);
+  for (const { key, label } of data.terms) {
+    const values = new Set(lines.map((line) => line.terms[key]));
+    values.delete(null); // a run without privacy has no relation, δ or accountant
+    if (values.size > 1) several.push(`${values.size} ${label} (${[...values].sort(inOrder).join(", ")})`);
   }
   const remark = byId("comparable");
   remark.hidden = !several.length;
   remark.textContent = several.length
-    ? `Not comparable: these lines are under ${several.join("; ")}. Figures may be compared only under one relation, unit and protocol.`
+    ? `Not comparable: these lines are of ${several.join("; ")}. Figures may be compared only on one data set, under one relation, δ, accountant and unit, by one protocol and at one scale.`
     : "";
 }
 

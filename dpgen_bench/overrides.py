@@ -1,0 +1,46 @@
+"""Words in the grammar of Hydra's overrides: what is to be one value stays one, whatever letters it holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+_WORD = re.compile(r"[A-Za-z_][\w.+-]*(/[\w.+-]+)*", re.ASCII)
+_SPECIAL = {"null", "true", "false", "inf", "nan"}
+
+
+def quoted(value: Any) -> str:
+    """A value as it stands after the = of an override."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(quoted, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{quoted(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, str):
+        if _WORD.fullmatch(value) and value.lower() not in _SPECIAL:
+            return value
+        # Backslashes count as themselves except before a quote, the one that ends the value included.
+        return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + found[2].replace("'", r"\'"), value) + "'"
+    return repr(value)
+
+
+def parse_override(word: str) -> Override:
+    """
+    Raises:
+        ValueError: for a word that is no override.
+    """
+    try:
+        return OverridesParser.create().parse_override(word)
+    except HydraException:
+        raise ValueError(
+            f"expected an override such as runtime.device=cpu, got {word!r}; a value with spaces, commas or brackets "
+            "goes into quotes: KEY='VALUE'."
+        ) from None

@@ -1,0 +1,47 @@
+"""What accuracies are for one who guesses: a line in a picture below which nothing was learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from dpgen_bench.tables.rows import TableRow
+
+OF_FAKES = "d_accuracy_on_fakes"  # a share in [0, 1] of a discriminator, which knows two answers
+
+
+def is_accuracy(name: str) -> bool:
+    return name == OF_FAKES or (name.startswith("acc_") and name.endswith("_pct"))
+
+
+def chance_levels(name: str, rows: Sequence[TableRow]) -> list[float]:
+    """What an accuracy is for one who guesses among the classes, all alike often: a level for each number of classes.
+
+    None for other figures, nor for calibrated accuracies: guessing over the accuracy on real data is another share for
+    each classifier.
+    """
+    if name == OF_FAKES:
+        return [0.5] if rows else []
+    if not is_accuracy(name) or "calibrated" in name:
+        return []
+    numbers = {number for row in rows if (number := _classes(row))}
+    return [100.0 / number for number in sorted(numbers)]
+
+
+def _classes(row: TableRow) -> int | None:
+    try:
+        return row.specs[0].dataset().num_classes
+    except (OSError, ValueError):  # a folder of images that is on another machine: pictures of its runs need it not
+        return None
+
+
+def draw_chance(panel: Axes, levels: Sequence[float], percent: bool) -> None:
+    """A thin line at what guessing gives, with its name at the right."""
+    for level in levels:
+        panel.axhline(level, color="0.45", linestyle=(0, (1, 2)), linewidth=0.8, zorder=0.5)
+        words = f"chance {level:.3g}{' %' if percent else ''}"
+        place = {"xy": (1.0, level), "xycoords": panel.get_yaxis_transform(), "textcoords": "offset points"}
+        panel.annotate(words, xytext=(-2, 2), ha="right", va="bottom", fontsize=7, color="0.35", **place)  # type: ignore[arg-type]

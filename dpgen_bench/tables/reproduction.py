@@ -1,0 +1,91 @@
+"""When a measured figure counts as a reproduction of the printed one beside it, and why where it does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from dpgen_bench.results.listing import plain_protocol
+from dpgen_bench.results.reports import drawing
+from dpgen_bench.results.statistics import Summary
+from dpgen_bench.tables.published import METRICS, PublishedRow
+from dpgen_bench.tables.rows import TableRow, line_of, rows_of, settings_apart
+
+OWN = ("this paper", "run by")  # begins `reported_in` of what the paper's authors measured themselves
+ABOVE = "proven ε {:.4g} is above the budget of {:g}"
+
+
+def what_differs(
+    table: DictConfig, entry: DictConfig, row: TableRow, results: Path, parents: dict[str, str]
+) -> list[str]:
+    """What keeps every figure of a printed row's runs from being a reproduction, besides the protocol."""
+    if not row.measured:
+        return []
+    reasons = []
+    config = row.specs[0].config
+    if row.scale != "paper":
+        line = line_of(table, entry, "paper")
+        theirs = rows_of([line], results, parents)[0].specs[0] if line else None
+        apart = settings_apart(row.specs[0], theirs) if theirs else []
+        reasons.append(f"scale {row.scale}" + (f" (other {', '.join(apart)})" if apart else ""))
+    if (proven := row.epsilon_value("proven")) is not None and proven > float(config.privacy.epsilon):
+        reasons.append(ABOVE.format(proven, float(config.privacy.epsilon)))
+    return reasons
+
+
+def check_unlike(table: DictConfig, metrics: Sequence[str]) -> None:
+    """
+    Raises:
+        ValueError: if `unlike` of the table or a row gives a reason for a figure that the table has not.
+    """
+    for owner in (table, *table.get("rows", [])):
+        said = owner.get("unlike")
+        for name in said if isinstance(said, DictConfig) else ():
+            if name not in metrics:
+                raise ValueError(f"expected under `unlike` figures of the table ({', '.join(metrics)}), got {name!r}.")
+
+
+def said_unlike(owner: DictConfig | None, metric: str) -> list[str]:
+    """Why the yaml says that the figure is no reproduction: `unlike`, one reason for all figures, or one for each."""
+    said = owner.get("unlike") if owner else None
+    if isinstance(said, DictConfig):
+        said = said.get(metric)
+    return [" ".join(str(said).split())] if said else []
+
+
+def why_unlike(
+    table: DictConfig, metric: str, printed: PublishedRow, row: TableRow, ours: Summary, differs: Sequence[str]
+) -> str:
+    """Why a measured figure does not count as a reproduction of the printed one; "" where it does."""
+    reasons = [one.unlike for one in METRICS.values() if one.name == metric and one.unlike]
+    if not printed.reported_in.startswith(OWN):
+        reasons.append(f"printed as {printed.reported_in} has it, measured as they did")
+    reasons += differs
+    if keys := _keys_of(row, metric):  # else it is a cost, which no protocol measures
+        theirs, here = plain_protocol(str(table.protocol)), row.specs[0].protocol_record()
+        # Both draw the same samples, and have the metric that gives the figure word for word.
+        alike = all(theirs["metrics"].get(key) == here["metrics"].get(key) for key in keys)
+        if drawing(theirs) != drawing(here) or not alike:
+            reasons.append(f"protocol {row.protocol} (the paper's: {table.protocol})")
+        wanted = int(here.get("repeats", 1))
+        if other := sorted({len(found[metric]) for found in row.known if metric in found} - {wanted}):
+            reasons.append(f"{other[0]} of {wanted} repeats")
+    if ours.seeds < len(row.specs):
+        reasons.append(f"{ours.seeds} of {len(row.specs)} seeds")
+    if not math.isfinite(ours.mean):
+        reasons.append("no finite number")
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def _keys_of(row: TableRow, metric: str) -> set[str]:
+    """Keys of the protocol's metrics that gave the row's figure; none for a cost."""
+    return {
+        key
+        for report in row.reports.values()
+        for repeat in report["repeats"]
+        for key, result in repeat["metrics"].items()
+        if metric in result["values"]
+    }

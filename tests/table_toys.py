@@ -1,0 +1,50 @@
+"""A toy of a paper's table, and runs that answer its rows, for the tests of tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from dpgen_bench.results.store import Store
+from dpgen_bench.specify import compose_config, specify
+
+RUN = "experiment=demo/dp_merf privacy.epsilon=10 scale=paper"  # any run that is quick to describe
+ROW = {"method": "Our DPGAN", "variant": "D_lr/G_lr=5; n_D=1; B=128; sigma=1"}  # Table 8: FID 251.8, accuracy 45.0
+
+
+def a_table(*entries, **more):
+    content = {
+        "title": "Table 8",
+        "paper": "dpgan_revisited",
+        "published": "8",
+        "protocol": "dpgan_revisited",
+        "rows": list(entries),
+    }
+    return OmegaConf.create({**content, **more})
+
+
+def measured(
+    results: Path, line: str, protocol: str, figures: dict[str, dict[str, float]], seed: int = 0, repeats: int = 1
+) -> str:
+    """A finished run with figures by metric key, as if measured by that protocol."""
+    spec = specify(compose_config([*line.split(), f"seed={seed}", f"protocol={protocol}", f"results={results}"]))
+    folder = Store(results).folder(spec.id)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(spec.config))
+    folder.write_json("identity.json", spec.training)
+    folder.write_json("ledger.json", {"unit": "record", "epsilon": {"proven": 9.5, "claimed": 10.0}})
+    metrics = {
+        key: {"status": "measured", "values": values, "reason": None, "notes": []} for key, values in figures.items()
+    }
+    repeats = [{"seed": seed, "samples": {"notes": []}, "metrics": metrics}] * repeats
+    folder.reports.write({"protocol": spec.protocol_record(), "repeats": repeats, "complete": True})
+    folder.finish()
+    return spec.id
+
+
+def line_for(built, **of):
+    (line,) = [
+        line for line in built.lines if line.printed and all(getattr(line.printed, k) == v for k, v in of.items())
+    ]
+    return line

@@ -1,0 +1,115 @@
+"""Sample grids, in which nothing vanishes, and the level of chance beside accuracies."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dpgen_bench.plots import draw as draw_module
+from dpgen_bench.plots.chance import chance_levels
+from dpgen_bench.plots.draw import draw
+from dpgen_bench.plots.grids import montage
+from dpgen_bench.tables.rows import TableRow
+from tests.plot_cases import make_run, row_of, write_samples
+from tests.test_plots import DPGAN, n_d_rows, table
+
+
+def sample_panels(
+    results: Path, monkeypatch: pytest.MonkeyPatch, rows: Sequence[TableRow], **more: Any
+) -> list[list[tuple[str, str, bool]]]:
+    """Of each panel of a sample grid, row by row: its title, the words in it, and whether images are drawn."""
+    figures: list[Any] = []
+    monkeypatch.setattr(draw_module, "_save", lambda figure, stem, title: figures.append(figure) or [])
+    draw("made", table({"kind": "samples", "per_class": 1}, **more), rows, results)
+    panels: dict[int, list[tuple[str, str, bool]]] = {}
+    for panel in figures[0].axes:
+        words = " ".join(text.get_text() for text in panel.texts).replace("\n", " ")
+        title = " ".join(panel.get_title().split())
+        images = bool(panel.images) and panel.images[0].get_array().ndim == 2
+        panels.setdefault(panel.get_subplotspec().rowspan.start, []).append((title, words, images))
+    return [panels[row] for row in sorted(panels)]
+
+
+def test_sample_grids_have_a_column_for_a_method_and_a_row_for_an_epsilon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Methods in the table's order, budgets in theirs; steps that go with the budget part no method's column."""
+    rows = []
+    for method, budget, steps in (("dpgan", 10, 300), ("dpgan", "inf", 400), ("dp_merf", 1, 0), ("dp_merf", "inf", 0)):
+        line = f"experiment=demo/{method} privacy.epsilon={budget}" + (f" method.steps={steps}" if steps else "")
+        if (method, budget) != ("dp_merf", 1):  # this one was not run
+            write_samples(make_run(tmp_path, line, {"fid": 9.0}, proven=budget))
+        rows.append(row_of(tmp_path, line))
+    first, second, third = sample_panels(tmp_path, monkeypatch, rows, settings=["steps"])
+    absent = "no samples"
+    assert first == [
+        (f"dpgan, digits {absent}", "ε budget 1: not in this table", False),
+        (f"dp_merf, digits, T = 200 {absent}", "ε budget 1: not run", False),
+    ]
+    assert [(title.split(",")[0], images) for title, _, images in second] == [("dpgan", True), ("dp_merf", False)]
+    assert second[0][0] == "dpgan, digits, T = 300 ε proven 10, seed 0"
+    assert [(title.split(",")[0], images) for title, _, images in third] == [("dpgan", True), ("dp_merf", True)]
+
+
+def test_rows_of_one_epsilon_never_share_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = n_d_rows(tmp_path, (1, 2, 3))
+    for row in rows:
+        write_samples(row.folders[0])
+    with_names = sample_panels(tmp_path, monkeypatch, rows, settings=["n_d"])
+    assert [title.split(" ε")[0] for title, _, _ in with_names[0]] == [f"dpgan, digits, n_D = {n}" for n in (1, 2, 3)]
+    (without,) = sample_panels(tmp_path, monkeypatch, rows)  # nothing tells them apart, and none is dropped
+    assert [images for _, _, images in without] == [True] * 3
+
+
+def test_a_montage_has_a_column_for_each_class(tmp_path: Path) -> None:
+    images = np.arange(6, dtype=np.float32)[:, None, None, None] * np.ones((6, 3, 4, 5), np.float32) * 10.4
+    np.savez(tmp_path / "samples.npz", images=images, labels=np.array([2, 0, 2, 0, 2, 0]))
+    picture = montage(tmp_path / "samples.npz", 2)
+    assert picture.shape == (2 * 5 - 1, 3 * 6 - 1, 3)
+    cells = [[int(picture[5 * i, 6 * j, 0]) for j in range(3)] for i in range(2)]
+    assert cells == [[10, 128, 0], [31, 128, 21]]  # 10.4, 31.2; class 1 has none; 0, 20.8: rounded
+    assert (picture[4] == 128).all()
+
+
+def test_accuracies_start_at_zero_and_show_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digits have ten classes; calibrated accuracies and FIDs have no level of guessing that all share."""
+    drawn_figures = []
+    monkeypatch.setattr(draw_module, "_save", lambda figure, stem, title: drawn_figures.append(figure) or [])
+    line = f"{DPGAN} privacy.epsilon=10"
+    make_run(tmp_path, line, {"acc_mlp_pct": 91.0, "acc_mlp_calibrated_pct": 95.0, "fid": 9.0}, proven=9.9)
+    plot = {"kind": "privacy_utility", "y": ["acc_mlp_pct", "acc_mlp_calibrated_pct", "fid"]}
+    draw("made", table(plot), [row_of(tmp_path, line)], tmp_path)
+    plain, calibrated, fid = drawn_figures[0].axes
+    assert [panel.get_ylim()[0] for panel in (plain, calibrated, fid)] == [0.0, 0.0, 0.0]
+    assert plain.get_ylim()[1] > 91.0
+    levels = [line.get_ydata()[0] for line in plain.lines if line.get_ydata()[0] == line.get_ydata()[-1] == 10.0]
+    assert levels == [10.0]
+    assert [text.get_text() for text in plain.texts] == ["chance 10 %"]
+    assert not calibrated.texts
+    assert not fid.texts
+
+
+def test_levels_of_chance(tmp_path: Path) -> None:
+    rows = [row_of(tmp_path, DPGAN), row_of(tmp_path, f"{DPGAN} dataset=celeba_gender")]
+    assert chance_levels("acc_cnn_pct", rows[:1]) == [10.0]
+    assert chance_levels("acc_avg_pct", rows) == [50.0, 10.0]
+    assert chance_levels("d_accuracy_on_fakes", rows) == [0.5]
+    assert chance_levels("acc_calibrated_pct", rows) == chance_levels("fid", rows) == []
+
+
+def test_data_that_are_elsewhere_have_no_level_and_spoil_no_picture(tmp_path: Path) -> None:
+    """The classes of a folder of images are its folders."""
+    for name in ("train/one", "train/two", "train/three", "test/one", "test/two", "test/three"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / name / "0.png")
+    words = f"dataset=image_folder dataset.path={tmp_path} dataset.image_size=8 dataset.channels=1"
+    row = row_of(tmp_path, f"{DPGAN} {words}")
+    assert chance_levels("acc_cnn_pct", [row]) == [pytest.approx(100 / 3)]
+    shutil.rmtree(tmp_path / "train")
+    assert chance_levels("acc_cnn_pct", [row]) == []

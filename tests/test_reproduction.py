@@ -1,0 +1,107 @@
+"""When a measured figure counts as a reproduction of the printed one, and what is said where it does not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from omegaconf import OmegaConf
+
+from dpgen_bench.results.store import Store
+from dpgen_bench.tables.assembly import assemble
+from dpgen_bench.tables.formats import long_frame
+from tests.table_toys import ROW, RUN, a_table, line_for, measured
+
+FIGURES = {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}}
+REDUCED = RUN.replace("scale=paper", "scale=reduced")
+
+
+def the_line(tmp_path, entry, **more):
+    return line_for(assemble("t", a_table({"of": ROW, **entry}, **more), tmp_path), **ROW)
+
+
+def unlike(line):
+    return {metric: cell.unlike for metric, cell in line.cells.items()}
+
+
+def test_the_same_run_at_the_papers_scale_counts(tmp_path):
+    measured(tmp_path, RUN, "dpgan_revisited", FIGURES)
+    line = the_line(tmp_path, {"run": RUN})
+    assert unlike(line) == {"fid": "", "acc_cnn_pct": ""}
+    assert all(cell.alike for cell in line.cells.values())
+
+
+def test_fewer_seeds_than_the_papers_mean_has(tmp_path):
+    for seed in (0, 1):
+        measured(tmp_path, RUN, "dpgan_revisited", FIGURES, seed)
+    line = the_line(tmp_path, {"run": f"{RUN} seed=0,1,2"})
+    assert unlike(line) == {"fid": "2 of 3 seeds", "acc_cnn_pct": "2 of 3 seeds"}
+    measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 260.0}}, 2)
+    assert unlike(the_line(tmp_path, {"run": f"{RUN} seed=0,1,2"})) == {"fid": "", "acc_cnn_pct": "2 of 3 seeds"}
+
+
+def test_other_numbers_of_repeats_than_the_protocols(tmp_path):
+    measured(tmp_path, RUN, "dpgan_revisited", FIGURES, repeats=2)
+    assert unlike(the_line(tmp_path, {"run": RUN}))["fid"] == "2 of 1 repeats"
+
+
+@pytest.mark.parametrize("figure", [math.nan, math.inf])
+def test_what_is_no_finite_number_has_no_distance_and_does_not_count(tmp_path, figure):
+    measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": figure}})
+    built = assemble("t", a_table({"of": ROW, "run": RUN}), tmp_path)
+    cell = line_for(built, **ROW).cells["fid"]
+    assert (cell.difference, cell.distance, cell.alike, cell.unlike) == (None, "–", False, "no finite number")
+    assert built.reproduced().startswith("0 of 8 printed figures")
+    assert "1 otherwise" in built.reproduced()
+
+
+def test_what_the_yaml_says_is_unlike(tmp_path):
+    """A setting that the paper does not print, of a row; another way of measuring, of the whole table."""
+    measured(tmp_path, RUN, "dpgan_revisited", FIGURES)
+    line = the_line(tmp_path, {"run": RUN, "unlike": "T is our choice"})
+    assert unlike(line)["fid"] == "T is our choice"
+    assert line.cells["fid"].distance == "+8.2 †"
+    line = the_line(tmp_path, {"run": RUN, "unlike": "T is our choice"}, unlike="classifiers stop early there")
+    assert unlike(line)["fid"] == "classifiers stop early there; T is our choice"
+
+
+def test_a_reason_may_be_of_one_figure(tmp_path):
+    measured(tmp_path, RUN, "dpgan_revisited", FIGURES)
+    line = the_line(tmp_path, {"run": RUN}, unlike={"acc_cnn_pct": "another CNN"})
+    assert unlike(line) == {"fid": "", "acc_cnn_pct": "another CNN"}
+
+
+def test_a_reason_of_a_figure_that_the_table_has_not_is_a_mistake(tmp_path):
+    with pytest.raises(ValueError, match=r"expected under `unlike` figures of the table .*got 'fidd'"):
+        the_line(tmp_path, {"run": RUN}, unlike={"fidd": "another"})
+
+
+def test_a_proven_epsilon_above_the_budget_is_said_and_does_not_count(tmp_path):
+    folder = Store(tmp_path).folder(measured(tmp_path, RUN, "dpgan_revisited", FIGURES))
+    folder.write_json("ledger.json", {"unit": "record", "epsilon": {"proven": 12.5, "claimed": 10.0}})
+    line = the_line(tmp_path, {"run": RUN})
+    assert unlike(line)["fid"] == "proven ε 12.5 is above the budget of 10"
+    assert line.tail["status"] == "measured; proven ε 12.5 is above the budget of 10"
+
+
+def test_a_stand_in_says_which_settings_are_others(tmp_path):
+    stand_in = REDUCED + " method.steps=7 privacy.relation=replace_one"
+    measured(tmp_path, stand_in, "dpgan_revisited", FIGURES)
+    table = a_table(
+        {"of": ROW, "run": RUN, "quick": stand_in}, quick={"protocol": "dpgan_revisited"}, note="True of it."
+    )
+    built = assemble("t", table, tmp_path, scale="quick")
+    cell = line_for(built, **ROW).cells["fid"]
+    assert cell.unlike == "scale reduced (other relation, steps)"
+    assert set(long_frame(built).query("mean == mean")["reproduction"]) == {"no"}
+    assert built.note == "Of the paper's own runs, for which these stand in: True of it."
+
+
+def test_another_accountant_or_data_set_of_a_stand_in_is_named(tmp_path):
+    stand_in = REDUCED + " dataset=mnist privacy.accountant=rdp privacy.epsilon=3"
+    table = OmegaConf.create({"a": RUN, "b": stand_in})
+    from dpgen_bench.tables.rows import settings_apart, specify_job
+
+    one, other = (specify_job(str(line).split(), tmp_path) for line in table.values())
+    assert settings_apart(one, one) == []
+    assert settings_apart(one, other) == ["dataset", "accountant", "ε budget"]
