@@ -61,7 +61,9 @@ def _runs(argv: list[str]) -> int:
     parser.add_argument("--results", type=Path, default=_results())
     from dpgen_bench.results.listing import print_runs
 
-    print_runs(parser.parse_args(argv).results)
+    given = parser.parse_args(argv)
+    _expect_folder(given.results)
+    print_runs(given.results)
     return 0
 
 
@@ -128,14 +130,19 @@ def _tables(argv: list[str]) -> int:
     formats = given.format.split(",")
     if not given.all:
         for name in names:
+            load_table(name)  # a name that is none before anything is built
+        for name in names:
             write_table(name, given.results, scale, formats, given.overwrite)
         return 0
-    quick, all_names = any_quick(given.results), table_names()
+    quick, all_names, failed = any_quick(given.results), table_names(), 0
     for number, name in enumerate(all_names, start=1):
         print(f"[{number}/{len(all_names)}] {name}", file=sys.stderr, flush=True)
-        for each in worth_building(load_table(name), quick):
-            write_table(name, given.results, each, formats, given.overwrite, quiet=True)
-    return 0
+        try:
+            for each in worth_building(load_table(name), quick):
+                write_table(name, given.results, each, formats, given.overwrite, quiet=True)
+        except Exception as error:  # one table must not cost the others
+            failed = _complain(error)
+    return failed
 
 
 def _take_scale(words: list[str]) -> tuple[list[str], str]:
@@ -155,10 +162,11 @@ def _report(argv: list[str]) -> int:
     given = parser.parse_args(argv)
     _expect_folder(given.results)
     path = given.out or given.results / "report.html"
-    if not given.overwrite and not Store(given.results).runs() and (shown := _runs_shown(path)):
+    here = {folder.id for folder in Store(given.results).runs()}
+    if not given.overwrite and (gone := _runs_shown(path) - here):
         print(
-            f"dpgen: kept {path}: it shows {shown} runs, and there is none in {given.results / 'runs'}; --overwrite to "
-            "replace it",
+            f"dpgen: kept {path}: it shows {len(gone)} runs that are not in {given.results / 'runs'} ({min(gone)}, "
+            "...); --overwrite to replace it, --out to write another",
             file=sys.stderr,
         )
         return 0
@@ -166,16 +174,17 @@ def _report(argv: list[str]) -> int:
     return 0
 
 
-def _runs_shown(path: Path) -> int:
-    """How many runs the report in a file shows; 0 where there is no file, or one that is no report of ours."""
+def _runs_shown(path: Path) -> set[str]:
+    """Folders of the runs with figures that the report in a file shows; none where there is no report of ours."""
     if not path.is_file():
-        return 0
+        return set()
     text = path.read_text(errors="replace")
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     try:
-        return len(json.loads(found[1])["runs"]) if found else 0
+        shown = json.loads(found[1])["runs"] if found else []
+        return {run["folder"] for run in shown if run["state"] in ("finished", "damaged", "duplicate")}
     except (ValueError, KeyError, TypeError):
-        return 0
+        return set()
 
 
 def _expect_folder(results: Path) -> None:
@@ -197,6 +206,7 @@ def _debugging(argv: list[str]) -> int:
     parser.add_argument("name", nargs="?", default="debugging", help="a table in conf/table/ of debugging runs")
     parser.add_argument("--results", type=Path, default=_results())
     given = parser.parse_args(argv)
+    _expect_folder(given.results)
     print_debugging(given.name, given.results)
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -33,7 +34,8 @@ def measured(
     folder.path.mkdir(parents=True, exist_ok=True)
     (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(spec.config))
     folder.write_json("identity.json", spec.training)
-    folder.write_json("ledger.json", {"unit": "record", "epsilon": {"proven": 9.5, "claimed": 10.0}})
+    folder.write_json("ledger.json", ledger(spec.config.privacy))
+    folder.write_json("training.json", {"seconds": {"train": 1.0}, "steps": {"train": 10}, "device": "cpu"})
     metrics = {
         key: {"status": "measured", "values": values, "reason": None, "notes": []} for key, values in figures.items()
     }
@@ -41,6 +43,13 @@ def measured(
     folder.reports.write({"protocol": spec.protocol_record(), "repeats": repeats, "complete": True})
     folder.finish()
     return spec.id
+
+
+def ledger(privacy, **epsilon) -> dict[str, Any]:
+    """What a run with that configuration leaves of its ledger, as far as tables read it."""
+    terms = {key: privacy[key] for key in ("delta", "relation", "accountant")}
+    figures = {"proven": 9.5, "claimed": 10.0, **terms, **epsilon}
+    return {"unit": "record", "budget": {"epsilon": float(privacy.epsilon), **terms}, "doubts": [], "epsilon": figures}
 
 
 def line_for(built, **of):

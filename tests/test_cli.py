@@ -23,7 +23,7 @@ from dpgen_bench.specify import CONF, compose_config, specify
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame, print_table, side_by_side
 from dpgen_bench.tables.rows import expand, load_table
-from tests.test_tables import ROW, RUN, a_table, measured
+from tests.table_toys import ROW, RUN, a_table, ledger, measured
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -112,7 +112,7 @@ def fake_run(results: Path, overrides: list[str], accuracy: float | list[float] 
     if accuracy is None:
         folder.mark("failed", "train", RuntimeError("no"))
         return spec.id
-    folder.write_json("ledger.json", {"epsilon": {"proven": 9.5, "claimed": None}})
+    folder.write_json("ledger.json", ledger(spec.config.privacy, claimed=None))
     repeats = [
         {
             "seed": r,
@@ -342,7 +342,32 @@ def test_written_figures_outlive_their_runs_unless_they_are_to_be_overwritten(to
     assert "251.8" in written[0].read_text()  # what the paper prints needs no run
 
 
-@pytest.mark.parametrize("verb", [["tables", "demo"], ["tables", "--all"], ["report"]])
+def test_a_figure_that_was_deleted_is_not_taken_from_the_written_table(toy, capsys):
+    assert main(["tables", "toy", f"--results={toy}"]) == 0
+    table = toy / "tables" / "toy.csv"
+    before = table.read_bytes()
+    next(toy.glob("runs/*/metrics/*.json")).unlink()
+    assert main(["tables", "toy", f"--results={toy}"]) == 0
+    assert "it has figures that are not there any more, such as fid of " in capsys.readouterr().err
+    assert table.read_bytes() == before
+    assert main(["tables", "toy", f"--results={toy}", "--overwrite"]) == 0
+    assert table.read_bytes() != before
+
+
+def test_what_stands_in_the_way_of_one_table_costs_no_other(toy, capsys, monkeypatch):
+    (toy / "conf" / "table" / "a_bad_one.yaml").write_text("title: it has no protocol\nsweeps: [method=dp_merf]\n")
+    assert main(["tables", "--all", f"--results={toy}"]) == 2
+    assert "a_bad_one" in capsys.readouterr().err
+    assert (toy / "tables" / "toy.csv").exists()
+    (toy / "tables" / "toy.csv").write_text("")
+    assert main(["tables", "toy", f"--results={toy}"]) == 0
+    assert "it cannot be read" in capsys.readouterr().err
+    (toy / "tables" / "toy.csv").unlink()
+    assert main(["tables", "toy", "toys", f"--results={toy}"]) == 2
+    assert not (toy / "tables" / "toy.csv").exists()
+
+
+@pytest.mark.parametrize("verb", [["tables", "demo"], ["tables", "--all"], ["report"], ["runs"], ["debugging"]])
 def test_results_that_are_not_there_are_an_error(verb, tmp_path, monkeypatch, capsys):
     assert main([*verb, f"--results={tmp_path / 'reslts'}"]) == 2
     monkeypatch.setenv("DPGEN_RESULTS", str(tmp_path / "reslts"))

@@ -9,8 +9,8 @@ import pytest
 from dpgen_bench.results.store import Store
 from dpgen_bench.tables.estimate import Estimator, format_seconds
 from dpgen_bench.tables.sweeps import plan_sweep
+from tests.table_toys import measured
 from tests.test_sweeps import BOTH, a_table
-from tests.test_tables import measured
 
 DPGAN = "experiment=demo/dpgan privacy.epsilon=10"
 

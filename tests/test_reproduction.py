@@ -8,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.results.store import Store
+from dpgen_bench.specify import CONF
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame
 from tests.table_toys import ROW, RUN, a_table, line_for, measured
@@ -76,12 +77,60 @@ def test_a_reason_of_a_figure_that_the_table_has_not_is_a_mistake(tmp_path):
         the_line(tmp_path, {"run": RUN}, unlike={"fidd": "another"})
 
 
-def test_a_proven_epsilon_above_the_budget_is_said_and_does_not_count(tmp_path):
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ({"epsilon": {"proven": 12.5}}, "proven 12.5 is above 10"),
+        ({"epsilon": {"proven": None}}, "nothing is proven"),
+        ({"doubts": ["who knows"]}, "nothing is proven: who knows"),
+        ({"budget": {"epsilon": 5.0}}, "its ledger has a budget of 5, not 10"),
+        ({"epsilon": {"relation": "replace_one"}}, "its ledger counts by relation replace_one, not add_remove"),
+        ({"unit": None}, "its ledger says no unit or no budget"),
+    ],
+)
+def test_a_ledger_that_does_not_prove_the_budget_is_said_and_does_not_count(tmp_path, edit, said):
+    line = RUN + " privacy.relation=add_remove"
+    folder = Store(tmp_path).folder(measured(tmp_path, line, "dpgan_revisited", FIGURES))
+    told = folder.read_json("ledger.json")
+    for key, value in edit.items():
+        if isinstance(value, dict):
+            told[key] |= value
+        elif value is None:
+            del told[key]
+        else:
+            told[key] = value
+    folder.write_json("ledger.json", told)
+    found = the_line(tmp_path, {"run": line})
+    assert unlike(found)["fid"] == said
+    assert found.tail["status"] == f"measured; {said}"
+
+
+def test_a_printed_figure_that_is_uncertain_is_not_reproduced(tmp_path):
+    """DP-Sinkhorn's Table 2: 80.8 is read from 208, as its note says."""
+    table = OmegaConf.load(CONF / "table" / "dp_sinkhorn_table2.yaml")
+    table.rows = [entry for entry in table.rows if "semi" not in entry.of.variant][-2:-1]
+    (of,) = (dict(entry.of) for entry in table.rows)
+    table.rows[0].run = RUN
+    table.rows[0].pop("unlike", None)
+    measured(tmp_path, RUN, "dp_sinkhorn", {"mlp": {"acc_mlp_pct": 80.0}}, repeats=5)
+    cell = line_for(assemble("t", table, tmp_path), **of).cells["acc_mlp_pct"]
+    assert "what is printed is uncertain" in cell.unlike
+
+
+def test_a_figure_of_a_metric_that_the_protocol_has_not_does_not_count(tmp_path):
+    measured(tmp_path, RUN, "dpgan_revisited", {"other": {"fid": 1.0}})
+    assert unlike(the_line(tmp_path, {"run": RUN}))["fid"].startswith("protocol dpgan_revisited")
+
+
+def test_a_metric_that_failed_has_no_figure_and_a_run_that_is_not_done_none_at_all(tmp_path):
     folder = Store(tmp_path).folder(measured(tmp_path, RUN, "dpgan_revisited", FIGURES))
-    folder.write_json("ledger.json", {"unit": "record", "epsilon": {"proven": 12.5, "claimed": 10.0}})
+    (report,) = folder.reports.all()
+    report["repeats"][0]["metrics"]["fid"]["status"] = "failed"
+    folder.reports.write(report)
     line = the_line(tmp_path, {"run": RUN})
-    assert unlike(line)["fid"] == "proven ε 12.5 is above the budget of 10"
-    assert line.tail["status"] == "measured; proven ε 12.5 is above the budget of 10"
+    assert (line.cells["fid"].ours, line.cells["acc_cnn_pct"].ours.mean) == (None, 40.0)
+    (folder.path / "DONE").unlink()
+    assert the_line(tmp_path, {"run": RUN}).row.measured == []
 
 
 def test_a_stand_in_says_which_settings_are_others(tmp_path):

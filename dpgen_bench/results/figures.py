@@ -12,7 +12,7 @@ def figures(report: Report) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for repeat in report.get("repeats", []):
         for result in repeat["metrics"].values():
-            for name, value in result["values"].items():
+            for name, value in result["values"].items() if result["status"] == "measured" else ():
                 found.setdefault(name, []).append(value)
     return found
 

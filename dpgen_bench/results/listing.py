@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -28,8 +29,10 @@ _BARE = re.compile(
 
 
 def format_epsilon(value: Any) -> str:
-    """Three significant digits; inf for a non-private run; a dash for a figure nobody gave."""
-    return "–" if value is None else f"{float(value):.3g}" if not isinstance(value, str) else value
+    """Three significant digits, from 1,000 on no decimals; inf without privacy; a dash for a figure nobody gave."""
+    if value is None or isinstance(value, str):
+        return value or "–"
+    return f"{value:,.0f}" if 1000 <= float(value) < math.inf else f"{float(value):.3g}"
 
 
 def epsilon_figure(epsilon: dict[str, Any] | None, name: str) -> Any:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from dpgen_bench.results.listing import describe_dataset, is_changed
 from dpgen_bench.results.statistics import Summary, format_figure
 from dpgen_bench.tables.published import PublishedRow, print_number, published_rows
-from dpgen_bench.tables.reproduction import ABOVE, check_unlike, said_unlike, what_differs, why_unlike
+from dpgen_bench.tables.reproduction import check_unlike, said_unlike, what_differs, why_unlike
 from dpgen_bench.tables.rows import (
     TableRow,
     check_scale,
@@ -264,6 +264,7 @@ def _line(
     missing = [cell for cell in wanted if cell.ours is None]
     if tail["status"] == "measured" and missing:
         tail["status"] = "measured in part" if len(missing) < len(wanted) else "none of these figures measured"
+    tail["status"] += "".join(f"; {doubt}" for doubt in (row.unsound() if row else ()))
     return Line(_head(table, printed, row), cells, tail, row, printed)
 
 
@@ -312,14 +313,12 @@ def _tail(row: TableRow | None, why: str) -> dict[str, str]:
         return {"seeds": "–", "scale": "–", "protocol": "–", "status": why}
     parts = sorted({part for report in row.reports.values() for part in report.get("parts", [])})
     parts = ["another text of it" if part == row.protocol else part for part in parts]
-    budget, proven = float(row.specs[0].config.privacy.epsilon), row.epsilon_value("proven")
-    above = "" if proven is None or proven <= budget else "; " + ABOVE.format(proven, budget)
     changed = " (changed)" if is_changed(row.specs[0].protocol_record()) else ""
     return {
         "seeds": str(len(row.measured)),
         "scale": row.scale,
         "protocol": row.protocol + changed + (f" (figures of {', '.join(parts)})" if parts else ""),
-        "status": row.status() + above,
+        "status": row.status(),
     }
 
 

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from dpgen_bench.files import write_atomic
 from dpgen_bench.results.listing import make_console
 from dpgen_bench.tables.assembly import CONDITIONAL, SERVER, Built, Line, build
-from dpgen_bench.tables.rows import load_table
+from dpgen_bench.tables.rows import TableRow, load_table
 
 FORMATS = ("md", "tex", "csv", "html")
 WIDE = 4  # printed tables with more figures than this are turned: a line for each figure
@@ -100,10 +100,10 @@ def _long(built: Built, line: Line, metric: str) -> dict[str, Any]:
         **{name: value for name, value in line.head.items() if name not in _EPSILONS},
         **({"run_method": config.method.name} if config and built.published else {}),
         "epsilon_budget": float(config.privacy.epsilon) if config else None,
-        "epsilon_proven": row.epsilon("proven") if row else "–",
-        "epsilon_claimed": row.epsilon("claimed") if row else "–",
-        "epsilon_server": row.epsilon("server") if row else "–",
-        "epsilon_conditional": row.epsilon("conditional") if row else "–",
+        "epsilon_proven": _unrounded(row, "proven"),
+        "epsilon_claimed": _unrounded(row, "claimed"),
+        "epsilon_server": _unrounded(row, "server"),
+        "epsilon_conditional": _unrounded(row, "conditional"),
         "unit": row.unit if row else "",
         "delta": float(config.privacy.delta) if config else None,
         "relation": config.privacy.relation if config else "",
@@ -123,6 +123,13 @@ def _long(built: Built, line: Line, metric: str) -> dict[str, Any]:
         "status": line.tail["status"],
         "runs": " ".join(folder.id for folder in row.measured) if row else "",
     }
+
+
+def _unrounded(row: TableRow | None, name: str) -> float | str:
+    if row is None:
+        return "–"
+    value = row.epsilon_value(name)
+    return row.epsilon(name) if value is None else value
 
 
 _EPSILONS = ("ε budget", "ε proven", SERVER, "ε claimed", CONDITIONAL, "relation, δ, by")
@@ -202,9 +209,22 @@ def print_table(
     Raises:
         ValueError: for a format that there is not, see `build` for more.
     """
+    expect_formats(formats)
+    return print_built(build(name, results, scale), results, formats, quiet)
+
+
+def expect_formats(formats: Sequence[str]) -> None:
+    """
+    Raises:
+        ValueError: for a format that there is not.
+    """
     if unknown := [kind for kind in formats if kind not in FORMATS]:
         raise ValueError(f"expected formats {','.join(FORMATS)}, got {','.join(unknown)}.")
-    built = build(name, results, scale)
+
+
+def print_built(built: Built, results: Path, formats: Sequence[str], quiet: bool = False) -> list[Path]:
+    """`print_table` of a table that is built already; its formats must be some of FORMATS."""
+    name, scale = built.name, built.scale
     console = make_console()
     if built.lines and not quiet:
         _show(built, console)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from dpgen_bench.results.listing import epsilon_number
+from dpgen_bench.results.soundness import unsound
 
 if TYPE_CHECKING:
     from dpgen_bench.tables.assembly import Line
@@ -110,7 +111,7 @@ def _unplaced(row: TableRow, by: str, unit: str) -> str:
         return ""
     reasons = []
     for spec, folder in zip(row.specs, row.folders, strict=True):
-        if folder in row.measured and (why := _unsound(folder.read_json("ledger.json"), spec.config.privacy, unit)):
+        if folder in row.measured and (why := _unfit(folder.read_json("ledger.json"), spec.config.privacy, unit)):
             reasons.append(f"seed {spec.seed}: {why}")
     if reasons:
         return "; ".join(reasons)
@@ -124,39 +125,15 @@ def _unplaced(row: TableRow, by: str, unit: str) -> str:
     return "" if math.isfinite(summary.mean) else f"{by} is no finite number"
 
 
-def _unsound(ledger: Mapping[str, Any], privacy: DictConfig, unit: str) -> str:
-    """Why a run's ledger, by its own words, is not what the board compares; "" if it is."""
-    if "unit" not in ledger or not isinstance(ledger.get("budget"), dict):
-        return "its ledger says no unit or no budget"
-    if ledger["unit"] != unit:
-        return f"its epsilon protects a {ledger['unit']}, not a {unit}"
-    epsilon = ledger.get("epsilon") or {}
-    budget, approved = float(privacy.epsilon), _number(ledger["budget"].get("epsilon"))
-    if approved != budget:
-        return f"its ledger has a budget of {approved:g}, not {budget:g}"
+def _unfit(ledger: Mapping[str, Any], privacy: DictConfig, unit: str) -> str:
+    """Why a run's ledger is not what the board compares; "" if it is."""
+    if why := unsound(ledger, privacy, unit):
+        return why
+    budget = float(privacy.epsilon)
     if math.isinf(budget):
         return ""
-    if doubts := ledger.get("doubts"):
-        return f"nothing is proven: {'; '.join(map(str, doubts))}"
     if ledger.get("diagnostics") != "off":
         return f"it kept private diagnostics ({ledger.get('diagnostics')})"
-    if not epsilon:
-        return "nothing is proven"
-    for key in ("relation", "delta", "accountant"):
-        # The budget is what was approved, and `epsilon` repeats what its figures were counted by.
-        for said in (ledger["budget"], epsilon):
-            if said.get(key) != privacy[key]:
-                return f"its ledger counts by {key} {said.get(key, 'unknown')}, not {privacy[key]}"
-    proven = epsilon_number(epsilon, "proven")
-    if proven is None or not math.isfinite(proven):
-        return "nothing is proven"
-    if proven > budget:
-        return f"proven {proven:.4g} is above {budget:g}"
-    return f"proven {proven:.4g} leaves a part of {budget:g} unspent" if proven < SPENT * budget else ""
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
+    proven = epsilon_number(ledger["epsilon"], "proven")
+    short = proven is not None and proven < SPENT * budget
+    return f"proven {proven:.4g} leaves a part of {budget:g} unspent" if short else ""

@@ -15,7 +15,6 @@ from dpgen_bench.tables.published import METRICS, PublishedRow
 from dpgen_bench.tables.rows import TableRow, line_of, rows_of, settings_apart
 
 OWN = ("this paper", "run by")  # begins `reported_in` of what the paper's authors measured themselves
-ABOVE = "proven ε {:.4g} is above the budget of {:g}"
 
 
 def what_differs(
@@ -25,15 +24,12 @@ def what_differs(
     if not row.measured:
         return []
     reasons = []
-    config = row.specs[0].config
     if row.scale != "paper":
         line = line_of(table, entry, "paper")
         theirs = rows_of([line], results, parents)[0].specs[0] if line else None
         apart = settings_apart(row.specs[0], theirs) if theirs else []
         reasons.append(f"scale {row.scale}" + (f" (other {', '.join(apart)})" if apart else ""))
-    if (proven := row.epsilon_value("proven")) is not None and proven > float(config.privacy.epsilon):
-        reasons.append(ABOVE.format(proven, float(config.privacy.epsilon)))
-    return reasons
+    return [*reasons, *row.unsound()]
 
 
 def check_unlike(table: DictConfig, metrics: Sequence[str]) -> None:
@@ -63,11 +59,13 @@ def why_unlike(
     reasons = [one.unlike for one in METRICS.values() if one.name == metric and one.unlike]
     if not printed.reported_in.startswith(OWN):
         reasons.append(f"printed as {printed.reported_in} has it, measured as they did")
+    if "uncertain" in printed.cells[metric].note.lower():
+        reasons.append("what is printed is uncertain")
     reasons += differs
     if keys := _keys_of(row, metric):  # else it is a cost, which no protocol measures
         theirs, here = plain_protocol(str(table.protocol)), row.specs[0].protocol_record()
         # Both draw the same samples, and have the metric that gives the figure word for word.
-        alike = all(theirs["metrics"].get(key) == here["metrics"].get(key) for key in keys)
+        alike = all(key in theirs["metrics"] and theirs["metrics"][key] == here["metrics"].get(key) for key in keys)
         if drawing(theirs) != drawing(here) or not alike:
             reasons.append(f"protocol {row.protocol} (the paper's: {table.protocol})")
         wanted = int(here.get("repeats", 1))

@@ -17,6 +17,7 @@ from dpgen_bench.results.damage import damage
 from dpgen_bench.results.figures import cost, figures, notes
 from dpgen_bench.results.listing import describe_dataset, epsilon_figure, epsilon_number, first_line, format_epsilon
 from dpgen_bench.results.reports import Report
+from dpgen_bench.results.soundness import unsound
 from dpgen_bench.results.statistics import Summary, summarise
 from dpgen_bench.results.store import RunFolder, Store
 from dpgen_bench.specify import CONF, RunSpec, compose_config, specify
@@ -43,7 +44,7 @@ class TableRow:
     @property
     def measured(self) -> list[RunFolder]:
         """Those measured by the protocol as it is now; figures of an earlier text of it are not shown."""
-        return [folder for folder in self.folders if folder.id in self.reports]
+        return [folder for folder in self.folders if folder.id in self.reports and folder.done]
 
     @cached_property
     def damage(self) -> dict[str, str]:
@@ -112,6 +113,11 @@ class TableRow:
         """The largest figure of that name among the row's measured runs; None where none has it as a number."""
         found = [epsilon_number(folder.read_json("ledger.json").get("epsilon"), name) for folder in self.measured]
         return max((value for value in found if value is not None), default=None)
+
+    def unsound(self) -> list[str]:
+        """What the measured runs' ledgers do not prove of what was configured, see `results.soundness`; each once."""
+        found = [unsound(folder.read_json("ledger.json"), self.specs[0].config.privacy) for folder in self.measured]
+        return list(dict.fromkeys(why for why in found if why))
 
     def epsilon(self, name: str) -> str:
         """That figure in words (seeds do not change it); if a run's failed, how."""

@@ -10,8 +10,8 @@ import pandas as pd
 
 from dpgen_bench.results.damage import damage
 from dpgen_bench.results.store import Store
-from dpgen_bench.tables.assembly import build
-from dpgen_bench.tables.formats import print_table, to_markdown
+from dpgen_bench.tables.assembly import Built, build
+from dpgen_bench.tables.formats import expect_formats, print_built, to_markdown
 
 OF_NO_RUN = "figures of runs that are not in the results"
 
@@ -19,34 +19,55 @@ OF_NO_RUN = "figures of runs that are not in the results"
 def write_table(
     name: str, results: Path, scale: str, formats: Sequence[str], overwrite: bool, quiet: bool = False
 ) -> None:
-    """`print_table`; where its files have figures that would be lost, they and its plots are kept, and it is shown."""
-    stem = name + ("_quick" if scale == "quick" else "")
-    csv = results / "tables" / f"{stem}.csv"
-    lost = 0 if overwrite else lines_of_no_run(csv, results)
-    if not lost:
-        print_table(name, results, scale, formats, quiet)
+    """`print_table`; where its files have figures that would be lost, they and its plots are kept, and it is shown.
+
+    Raises:
+        ValueError: as `print_table` does.
+    """
+    expect_formats(formats)
+    built = build(name, results, scale)
+    csv = results / "tables" / f"{name}{'_quick' if scale == 'quick' else ''}.csv"
+    problem = "" if overwrite else would_lose(csv, built, results)
+    if not problem:
+        print_built(built, results, formats, quiet)
         return
     if not quiet:
-        print(to_markdown(build(name, results, scale)))
+        print(to_markdown(built))
     kept = [str(path) for kind in formats if (path := csv.with_suffix(f".{kind}")).exists()] or [str(csv)]
-    print(
-        f"dpgen: kept {', '.join(kept)}: it has figures of {lost} lines whose runs are not all in {results / 'runs'}; "
-        "--overwrite to replace it",
-        file=sys.stderr,
-    )
+    print(f"dpgen: kept {', '.join(kept)}: {problem}; --overwrite to replace it", file=sys.stderr)
 
 
-def lines_of_no_run(csv: Path, results: Path) -> int:
-    """How many lines of a written table have figures of a run that is not, or no longer whole, in `results`.
+def would_lose(csv: Path, built: Built, results: Path) -> str:
+    """Which figures of a written table would be lost by writing it anew, "" if none.
 
-    The CSV alone says whose figures they are: of a table that was written without one nothing is known.
+    Those are figures of runs that are not, or no longer whole, in `results`, and those that a run of the table had and
+    has no more. Figures of runs that are there and that the table asks for no more are nobody's loss. The CSV alone
+    says whose its figures are: of a table that was written without one nothing is known.
     """
     if not csv.exists():
-        return 0
-    frame = pd.read_csv(csv, dtype=str)
-    if not {"mean", "runs"} <= set(frame):
-        return 0
-    lines = frame[frame["mean"].notna() & frame["runs"].notna()]["runs"].unique()
-    folders = {run: Store(results).folder(run) for line in lines for run in line.split()}
-    here = {run for run, folder in folders.items() if folder.done and not damage(folder)}
-    return sum(not set(line.split()) <= here for line in lines)
+        return ""
+    try:
+        frame = pd.read_csv(csv, dtype=str)
+    except (ValueError, OSError):  # pandas' own errors are ValueErrors
+        return "it cannot be read, so nobody knows what it has"
+    if not {"mean", "runs", "metric"} <= set(frame):
+        return ""
+    figures = frame[frame["mean"].notna() & frame["runs"].notna()]
+    folders = {run: Store(results).folder(run) for runs in figures["runs"].unique() for run in runs.split()}
+    gone = {run for run, folder in folders.items() if not folder.done or damage(folder)}
+    if lines := sum(bool(gone & set(runs.split())) for runs in figures["runs"].unique()):
+        return f"it has figures of {lines} lines whose runs are not all in {results / 'runs'}"
+    asked = {folder.id for row in built.rows for folder in row.folders}
+    now = {
+        (folder.id, metric)
+        for row in built.rows
+        for folder, known in zip(row.measured, row.known, strict=True)
+        for metric in known
+    }
+    lost = [
+        f"{metric} of {run}"
+        for runs, metric in zip(figures["runs"], figures["metric"], strict=True)
+        for run in runs.split()
+        if run in asked and metric in built.metrics and (run, metric) not in now
+    ]
+    return f"it has figures that are not there any more, such as {lost[0]}" if lost else ""

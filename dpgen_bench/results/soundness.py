@@ -1,0 +1,52 @@
+"""Whether a run's ledger proves what the run was configured with, by its own words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig
+
+from dpgen_bench.results.listing import epsilon_number
+
+
+def unsound(ledger: Mapping[str, Any], privacy: DictConfig, unit: str | None = None) -> str:
+    """Why a ledger, by its own words, does not prove the budget that the run was configured with; "" if it does.
+
+    Its words are believed: whoever edits a ledger by hand can lie here.
+
+    Args:
+        privacy: the run's configuration of that name; with an infinite budget nothing needs to be proven.
+        unit: whom the figures must protect; None: anyone.
+    """
+    if "unit" not in ledger or not isinstance(ledger.get("budget"), dict):
+        return "its ledger says no unit or no budget"
+    if unit is not None and ledger["unit"] != unit:
+        return f"its epsilon protects a {ledger['unit']}, not a {unit}"
+    epsilon = ledger.get("epsilon") or {}
+    budget, approved = float(privacy.epsilon), _number(ledger["budget"].get("epsilon"))
+    if approved != budget:
+        return f"its ledger has a budget of {approved:g}, not {budget:g}"
+    if math.isinf(budget):
+        return ""
+    if doubts := ledger.get("doubts"):
+        return f"nothing is proven: {'; '.join(map(str, doubts)) if isinstance(doubts, list) else doubts}"
+    if not epsilon:
+        return "nothing is proven"
+    for key in ("relation", "delta", "accountant"):
+        # The budget is what was approved, and `epsilon` repeats what its figures were counted by.
+        for said in (ledger["budget"], epsilon):
+            if said.get(key) != privacy[key]:
+                return f"its ledger counts by {key} {said.get(key, 'unknown')}, not {privacy[key]}"
+    proven = epsilon_number(epsilon, "proven")
+    if proven is None or not math.isfinite(proven):
+        return "nothing is proven"
+    return f"proven {proven:.4g} is above {budget:g}" if proven > budget else ""
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
