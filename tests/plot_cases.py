@@ -36,7 +36,7 @@ def make_run(
     proven: float | str | None = "inf",
     claimed: float | None = None,
 ) -> RunFolder:
-    """A trained run with its ledger's epsilons and, with `figures`, measured by its config's protocol."""
+    """A trained run with its ledger's epsilons and, with `figures`, finished: measured by its config's protocol."""
     spec = spec_of(line)
     folder = Store(results).folder(spec.id)
     folder.path.mkdir(parents=True)
@@ -45,10 +45,20 @@ def make_run(
     (folder.path / "generator.safetensors").touch()
     bound = {"kind": "PerRow", "C": 1.0}
     entry = {"name": "query", "bound": bound}
-    folder.write_json("ledger.json", {"entries": [entry], "epsilon": {"proven": proven, "claimed": claimed}})
+    privacy = spec.config.privacy
+    terms = {key: privacy[key] for key in ("delta", "relation", "accountant")}
+    ledger = {
+        "unit": "record",
+        "budget": {"epsilon": str(privacy.epsilon), **terms},
+        "diagnostics": "off",
+        "doubts": [],
+    }
+    epsilon = {"proven": proven, "claimed": claimed, **terms}
+    folder.write_json("ledger.json", {**ledger, "entries": [entry], "epsilon": epsilon})
     folder.write_json("training.json", {"steps": {"train": 400}})
     if figures is not None:
         folder.reports.write(report_of(spec, figures))
+        folder.finish()
     return folder
 
 

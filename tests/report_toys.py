@@ -51,7 +51,8 @@ def make_run(
     event = Event(Poisson(0.25), Sensitivity(1.0, 2.0), std=7.5, times=40)
     ledger.approve(Entry("mean_embedding", {"kind": "PerRecord", "C": 1.0, "rows": 1}, event, 40, "std"))
     budget = "inf" if math.isinf(spec.budget().epsilon) else spec.budget().epsilon
-    ledger.epsilon = {"proven": budget, "claimed": 12.5, "conditional": None, "delta": 1e-5}
+    terms = {key: config.privacy[key] for key in ("delta", "relation", "accountant")}
+    ledger.epsilon = {"proven": budget, "claimed": 12.5, "conditional": None, **terms}
     ledger.epsilon["table"] = {"add_remove": {"rdp": 9.5, "pld": 8.25}, "replace_one": {"rdp": "inf", "pld": 16.5}}
     folder.write_json("ledger.json", ledger.to_dict())
     command = ["dpgen run", *overrides, f"data_root={PLACE}"]

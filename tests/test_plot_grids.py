@@ -90,9 +90,37 @@ def test_accuracies_start_at_zero_and_show_chance(tmp_path: Path, monkeypatch: p
     assert plain.get_ylim()[1] > 91.0
     levels = [line.get_ydata()[0] for line in plain.lines if line.get_ydata()[0] == line.get_ydata()[-1] == 10.0]
     assert levels == [10.0]
-    assert [text.get_text() for text in plain.texts] == ["chance 10 %"]
+    (chance,) = plain.texts
+    assert chance.get_text() == "chance 10 %"
+    drawn_figures[0].draw_without_rendering()
+    assert chance.get_window_extent().x0 > plain.get_window_extent().x1  # where no marker can be
+    assert chance.get_window_extent().x1 < calibrated.get_tightbbox().x0
     assert not calibrated.texts
     assert not fid.texts
+
+
+def test_lines_without_a_place_in_a_leaderboard_have_hollow_markers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At ε = 1 one of two seeds is measured, at 5 more than that is proven; in a plain table nothing has a place."""
+    drawn_figures: list[Any] = []
+    monkeypatch.setattr(draw_module, "_save", lambda figure, stem, title: drawn_figures.append(figure) or [])
+    rows = []
+    for budget, seeds, proven in ((1, (0, 1), 0.999), (5, (0,), 6.0), (10, (0,), 9.99)):
+        lines = [f"{DPGAN} privacy.epsilon={budget} seed={seed}" for seed in seeds]
+        make_run(tmp_path, lines[0], {"fid": 9.0 + budget}, proven=proven)
+        rows.append(row_of(tmp_path, *lines))
+    plot = {"kind": "privacy_utility", "y": "fid"}
+    draw("made", table(plot), rows, tmp_path)
+    draw("made", table(plot, leaderboard={"by": "fid"}), rows, tmp_path)
+    hollow = [
+        {x for line in figure.axes[0].lines if line.get_markerfacecolor() == "white" for x in line.get_xdata()}
+        for figure in drawn_figures
+    ]
+    assert hollow == [set(), {0.999, 6.0}]
+    said = [" ".join(figure.get_supxlabel().split()) for figure in drawn_figures]
+    assert ["Hollow" in words for words in said] == [False, True]
+    assert "Hollow: 2 line(s) without a place; the table says why." in said[1]
 
 
 def test_levels_of_chance(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from PIL import Image
 
 from dpgen_bench.report import page as report
 from dpgen_bench.report.command import command_of
+from dpgen_bench.report.lines import leaderboard
 from dpgen_bench.report.page import build_report, collect, render
+from dpgen_bench.report.runs import read_runs
 from dpgen_bench.report.text import plain, small_picture
 from dpgen_bench.results.listing import first_line, without_paths
 from dpgen_bench.specify import compose_config, identify, specify
@@ -138,6 +140,43 @@ def test_pictures_are_small_and_look_alike(tmp_path):
                 assert np.abs(found - grey[..., 0].astype(int)).mean() < 8
 
 
+@pytest.mark.parametrize(
+    ("changed", "why", "terms"),
+    [
+        (
+            {"relation": "replace_one"},
+            "its ledger counts by relation replace_one, not add_remove",
+            {"relation": "add_remove / replace_one"},
+        ),
+        ({"delta": 1e-3}, "its ledger counts by delta 0.001, not 1e-05", {"delta": "1e-05 / 0.001"}),
+        ({"accountant": "rdp"}, "its ledger counts by accountant rdp, not pld", {"accountant": "pld / rdp"}),
+        ({"proven": 2.5}, "proven 2.5 is above 1", {}),
+        ({"doubts": ["noise was drawn twice"]}, "nothing is proven: noise was drawn twice", {}),
+        ({"budget": 3.0}, "its ledger has a budget of 3, not 1", {}),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) and value else "",
+)
+def test_a_line_whose_ledger_says_other_than_was_configured_is_marked(tmp_path, changed, why, terms):
+    """Of two seeds, the second; what its ledger says counts, and the line is like no other."""
+    folders = [make_run(tmp_path, DEMO, "privacy.epsilon=1", f"seed={seed}") for seed in (0, 1)]
+    (before,) = leaderboard(read_runs(tmp_path))
+    assert "detail" not in before["cells"]["proven"]
+    folder = folders[1]
+    ledger = folder.read_json("ledger.json")
+    for key, value in changed.items():
+        if key in ("relation", "delta", "accountant"):
+            ledger["budget"][key] = ledger["epsilon"][key] = value
+        elif key == "budget":
+            ledger["budget"]["epsilon"] = value
+        else:
+            (ledger if key == "doubts" else ledger["epsilon"])[key] = value
+    folder.write_json("ledger.json", ledger)
+    (line,) = leaderboard(read_runs(tmp_path))
+    assert line["cells"]["proven"]["detail"] == f"not as configured: seed 1: {why}"
+    assert line["terms"] == {**before["terms"], **terms}
+    assert all(word in line["cells"]["relation"]["text"] for word in terms.values())
+
+
 def test_table_cells_tell_the_distance_and_why_it_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "table_names", lambda: ["t"])
     monkeypatch.setattr(report, "load_table", lambda _: OmegaConf.create({}))
@@ -153,6 +192,8 @@ def test_table_cells_tell_the_distance_and_why_it_is_none(tmp_path, monkeypatch)
     assert (cells["d"]["printed"], cells["c"]["note"]) == ("-50 ± 0.5", "‡1")
     assert cells["e"]["printed"] == "not legible in the source"
     assert table["head"] == ["method"]  # nobody has the other column
+    said = content["head"]["reproduction"]
+    assert said.startswith("1 of the figures here counts as a reproduction of a printed one.")  # a, but none with a †
     html = render(content)
     assert "<b>title" not in html
     assert "<i>DPGAN" not in html
@@ -160,7 +201,7 @@ def test_table_cells_tell_the_distance_and_why_it_is_none(tmp_path, monkeypatch)
     assert "100 → 90.0 <b>(−10.0)</b><sup>†1</sup>" in html
 
 
-def test_which_tables_are_shown(tmp_path, monkeypatch):
+def test_which_tables_are_shown(tmp_path, monkeypatch, capsys):
     asked = []
 
     def build(name, _, scale):
@@ -177,7 +218,10 @@ def test_which_tables_are_shown(tmp_path, monkeypatch):
     shown = [(table["name"], table["scale"]) for table in collect(tmp_path)["tables"]]
     assert shown == [("broken", ""), ("idle", "paper"), ("own", "paper"), ("stand_in", "paper"), ("stand_in", "quick")]
     assert ("idle", "quick") not in asked  # nothing could be measured, and a build takes seconds
+    assert capsys.readouterr().err == ""
     html = build_report(tmp_path).read_text()
+    told = capsys.readouterr().err.splitlines()
+    assert told == [f"[{number}/4] table {name}" for number, name in enumerate(tables, start=1)]
     assert "cannot be built" in html
     assert "somebody" not in html
 
@@ -197,7 +241,7 @@ def test_plots_are_drawn_from_the_runs_that_are_there_and_never_from_old_files(t
     make_run(tmp_path, DEMO, "privacy.epsilon=1", fid=77.0)
     (one,) = collect(tmp_path)["plots"]
     assert (one["name"], one["title"]) == ("t", "FID & <over> ε")
-    assert one["source"] == "drawn from the 2 line(s) of table t"
+    assert one["source"] == "drawn from 1 of the 2 line(s) of table t"
     assert "earlier day" not in svg_of(one)
     make_run(tmp_path, DEMO, "privacy.epsilon=10", fid=55.0)
     html = build_report(tmp_path).read_text()
@@ -229,11 +273,14 @@ def test_plots_without_runs_are_those_of_the_tables(tmp_path, monkeypatch):
     svg = '<svg xmlns="http://www.w3.org/2000/svg"><title>4c</title></svg>'
     for name, content in (("alone", svg), ("several-1", svg), ("several-2", svg), ("torn", "<svg")):
         (tmp_path / "plots" / f"{name}.svg").write_text(content)
-    plots = {plot["name"]: plot for plot in collect(tmp_path)["plots"]}
+    content = collect(tmp_path)
+    plots = {plot["name"]: plot for plot in content["plots"]}
     assert {name: bool(plot["picture"]) for name, plot in plots.items()} == {
         **{"alone": True, "several-2": True},  # several-1 is of a kind that is drawn from runs, of which there are none
         **{"torn": False, "wrong": False},
     }
-    assert plots["alone"]["source"] == "computed from data, without a run"
+    assert plots["alone"]["source"].startswith("computed from data, without a run; the file in results/plots")
+    assert content["computed"] == ["alone", "several-2"]
+    assert "made, except alone, several-2: computed from data" in " ".join(render(content).split())
     assert plots["torn"]["title"].startswith("cannot be read")
     assert plots["wrong"]["title"].startswith("cannot be drawn (ValueError: expected a plot with a kind")

@@ -212,8 +212,9 @@ def test_a_refused_override_launches_nothing_whether_or_not_it_is_a_dry_run(tmp_
 
 
 def test_scale_and_options_may_stand_anywhere(tmp_path, monkeypatch):
+    write_table(tmp_path, monkeypatch, a_table(f"{MERF} seed=0"))
     asked = []
-    monkeypatch.setattr("dpgen_bench.tables.formats.print_table", lambda *words: asked.append(words[:1] + words[2:4]))
+    monkeypatch.setattr("dpgen_bench.tables.written.write_table", lambda *words: asked.append(words[:1] + words[2:4]))
     monkeypatch.setattr(sweeps, "print_plan", lambda *words: asked.append(words[:1] + words[2:]))
     for words in (["toy", "--format", "md", "scale=quick"], ["toy", "scale=quick", "--format", "md"]):
         assert main(["tables", *words, "--results", str(tmp_path)]) == 0

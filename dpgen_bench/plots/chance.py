@@ -39,9 +39,10 @@ def _classes(row: TableRow) -> int | None:
 
 
 def draw_chance(panel: Axes, levels: Sequence[float], percent: bool) -> None:
-    """A thin line at what guessing gives, with its name at the right."""
+    """A thin line at what guessing gives, with its name right of the panel."""
     for level in levels:
         panel.axhline(level, color="0.45", linestyle=(0, (1, 2)), linewidth=0.8, zorder=0.5)
         words = f"chance {level:.3g}{' %' if percent else ''}"
         place = {"xy": (1.0, level), "xycoords": panel.get_yaxis_transform(), "textcoords": "offset points"}
-        panel.annotate(words, xytext=(-2, 2), ha="right", va="bottom", fontsize=7, color="0.35", **place)  # type: ignore[arg-type]
+        # In the margin: inside the axes a marker may be anywhere.
+        panel.annotate(words, xytext=(3, 0), ha="left", va="center", fontsize=7, color="0.35", **place)  # type: ignore[arg-type]

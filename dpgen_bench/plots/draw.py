@@ -6,6 +6,7 @@ The same runs give the same bytes: the style is fixed, whatever matplotlibrc say
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +38,23 @@ STYLE: dict[str, Any] = {
 }
 
 
-def draw(
+@dataclass(frozen=True)
+class Drawing:
+    """A picture that was written. lines: how many rows of the table are in it."""
+
+    paths: tuple[Path, ...]
+    lines: int
+
+
+def draw(name: str, table: DictConfig, rows: Sequence[TableRow], results: Path) -> list[Path]:
+    """The files of `drawings`, which see."""
+    return [path for each in drawings(name, table, rows, results) for path in each.paths]
+
+
+def drawings(
     name: str, table: DictConfig, rows: Sequence[TableRow], results: Path, skip: Collection[str] = ()
-) -> list[Path]:
-    """Write the table's pictures, as PNG and SVG each, and return the files: NAME, or NAME-1, NAME-2, ... of several.
+) -> list[Drawing]:
+    """Write the table's pictures, as PNG and SVG each: NAME, or NAME-1, NAME-2, ... of several.
 
     Where no run has what an entry of `plot` asks for, nothing is written for it; files of earlier calls stay.
 
@@ -55,16 +69,16 @@ def draw(
     """
     from matplotlib import style
 
-    written: list[Path] = []
+    written: list[Drawing] = []
     entries = plot_entries(table)
     for number, spec in enumerate(entries):
         if str(spec.kind) in skip:
             continue
         with style.context(["default", STYLE]):
-            figure = KINDS[str(spec.kind)][0](spec, table, _chosen(spec, rows))
-            if figure is not None:
+            picture = KINDS[str(spec.kind)][0](spec, table, _chosen(spec, rows))
+            if picture is not None:
                 stem = results / "plots" / stem_of(name, number, len(entries))
-                written += _save(figure, stem, str(table.title))
+                written.append(Drawing(tuple(_save(picture.figure, stem, str(table.title))), picture.lines))
     return written
 
 

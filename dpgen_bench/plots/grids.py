@@ -11,22 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from omegaconf import DictConfig
 
-from dpgen_bench.plots.parts import (
-    caption,
-    check_keys,
-    listed,
-    order_of,
-    proven_words,
-    row_name,
-    same,
-    words_of,
-    write_below,
-)
+from dpgen_bench.plots.captions import Picture, finished
+from dpgen_bench.plots.parts import check_keys, listed, order_of, proven_words, row_name, same, words_of
 from dpgen_bench.results.store import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from dpgen_bench.tables.rows import TableRow
 
@@ -34,7 +24,7 @@ MOST_ACROSS = 4  # grids side by side
 UNREADABLE = "The samples of run"
 
 
-def samples(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Figure | None:
+def samples(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Picture | None:
     """Grids of samples: a column for each method, a row for each ε budget; with one budget columns go on below.
 
     In a grid there is a column for each class and `per_class` rows, of the table row's first seed that has samples.
@@ -79,9 +69,7 @@ def samples(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Fi
     how = "Columns of a grid: classes in their order; rows: the first samples of each, not chosen."
     shown = {i: [folder] for i, (_, folder, _) in enumerate(found) if folder is not None}
     damaged = [why for block, _, why in found if block is None and why.startswith(UNREADABLE)]
-    text = caption(rows, shown, "\n".join([how, *(f"{why}." for why in damaged)]))
-    write_below(figure, str(table.title), text)
-    return figure
+    return finished(figure, table, rows, shown, "\n".join([how, *(f"{why}." for why in damaged)]))
 
 
 def _budget(row: TableRow) -> float:

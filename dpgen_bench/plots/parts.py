@@ -6,8 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
-import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from dpgen_bench.results.store import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from dpgen_bench.tables.rows import TableRow
 
@@ -249,35 +247,6 @@ def averaged(values: np.ndarray, decay: float) -> np.ndarray:
     return out
 
 
-def caption(rows: Sequence[TableRow], folders: Mapping[int, Sequence[RunFolder]], how: str) -> str:
-    """What must be known of the runs in a picture: scale, protocol, seeds, epsilons.
-
-    Args:
-        folders: of each row (by its place in `rows`), the runs that are drawn.
-        how: what lines and bars mean.
-    """
-    drawn = [row for i, row in enumerate(rows) if folders.get(i)]
-    runs = [folder for i in range(len(rows)) for folder in folders.get(i, ())]
-    seeds = sorted({len(folders[i]) for i in range(len(rows)) if folders.get(i)})
-    scales = _different(row.specs[0].config.scale.name for row in drawn)
-    parts = [f"scale {', '.join(scales)}"]
-    parts.append(f"protocol {', '.join(_different(row.protocol for row in drawn))}")
-    parts.append(f"{_range(seeds)} seed{'' if seeds == [1] else 's'} each")
-    private = [row.specs[0].config.privacy for row in drawn if not math.isinf(row.specs[0].config.privacy.epsilon)]
-    parts.append(f"ε proven {_epsilons(runs, 'proven')}")
-    if private:
-        relations = ", ".join(_different(str(privacy.relation).replace("_", "-") for privacy in private))
-        parts[-1] += f" ({relations}, δ = {', '.join(_different(f'{privacy.delta:g}' for privacy in private))})"
-    if claimed := _epsilons(runs, "claimed", finite=True):
-        parts.append(f"claimed by the papers' counts {claimed}")
-    lines = ["; ".join(parts) + "."]
-    if {str(privacy.relation) for privacy in private} == {"add_remove", "replace_one"}:
-        lines.append("Beware: an ε under replace-one does not compare with one under add-remove.")
-    if other := [scale for scale in scales if scale != "paper"]:
-        lines.append(f"Not a reproduction: scale {', '.join(other)}.")
-    return "\n".join([*lines, how])
-
-
 def row_name(row: TableRow, table: DictConfig, apart: Iterable[str] = ()) -> str:
     """A row in words: method, data set, the table's `settings`, and what `apart` names; no line ends within `T = 3`."""
     config = row.specs[0].config
@@ -303,29 +272,3 @@ def proven_words(folder: RunFolder) -> str:
 def epsilon_words(value: float) -> str:
     """Three significant digits, and from 1,000 on no decimals: `9.96`, `1,353`."""
     return f"{value:,.0f}" if 1000 <= value < math.inf else words_of(float(format_epsilon(value)))
-
-
-def write_below(figure: Figure, title: str, text: str) -> None:
-    """The title above all panels and the caption below them, both wrapped to the figure's width."""
-    width = float(figure.get_figwidth())
-    figure.suptitle(textwrap.fill(title, int(9.5 * width)), fontsize=11)
-    wrapped = [textwrap.fill(line, int(15.5 * width)) for line in text.splitlines() if line]
-    figure.supxlabel("\n".join(wrapped), fontsize=7.5, x=0.01, ha="left")
-
-
-def _epsilons(runs: Sequence[RunFolder], name: str, finite: bool = False) -> str:
-    """The runs' epsilons of that name, each once; lowest and highest where they are many."""
-    found = {epsilon_number(folder.read_json("ledger.json").get("epsilon"), name) for folder in runs}
-    values = sorted(value for value in found if value is not None and not (finite and math.isinf(value)))
-    words = _different(epsilon_words(value) for value in values)
-    if len(words) > 5:
-        return f"{words[0]} to {words[-1]}"
-    return ", ".join(words) or ("" if finite else "not known")
-
-
-def _different(words: Iterable[Any]) -> list[str]:
-    return list(dict.fromkeys(str(word) for word in words))
-
-
-def _range(numbers: Sequence[int]) -> str:
-    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"

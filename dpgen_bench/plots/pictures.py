@@ -10,30 +10,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.plots.captions import Picture, finished, write_below
 from dpgen_bench.plots.grids import samples
 from dpgen_bench.plots.parts import (
     COLOURS,
     Style,
-    caption,
     check_keys,
     listed,
     proven_words,
     row_name,
-    write_below,
 )
 from dpgen_bench.results.diagnostics import read_norms
 from dpgen_bench.results.store import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from dpgen_bench.tables.rows import TableRow
 
 MOST = 1000  # releases of one line
 
 
-def norms(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Figure | None:
+def norms(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Picture | None:
     """Norms of the rows that mechanisms released, before clipping: their course over releases, and their histogram.
 
     Each row's first seed that was run with privacy.diagnostics=unsafe. Norms are of training records, and no epsilon
@@ -68,9 +66,7 @@ def norms(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Figu
         how += f" Left out: {closed} run(s) with privacy.noise=os."
     shown = {id(row): row for row, _, _, _ in found}
     runs = {id(row): folder for row, folder, _, _ in found}
-    text = caption(list(shown.values()), {i: [runs[key]] for i, key in enumerate(shown)}, how)
-    write_below(figure, str(table.title), text)
-    return figure
+    return finished(figure, table, list(shown.values()), {i: [runs[key]] for i, key in enumerate(shown)}, how)
 
 
 def _draw_norms(panels: Sequence[Axes], releases: dict[int, np.ndarray], C: float) -> None:
@@ -105,7 +101,7 @@ def _clipping_norm(folder: RunFolder, mechanism: str) -> float:
     return math.inf
 
 
-def bias_variance(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Figure | None:
+def bias_variance(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Picture | None:
     """DP-Sinkhorn's Figure 4(c), from a data set's training images and no run: see the module of that name.
 
     `dataset` names it (digits, unless said otherwise); all other keys are those of its `Settings`.
@@ -148,11 +144,11 @@ def bias_variance(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow])
         " One estimate from all batches, no repeats: hence no error bars."
     )
     write_below(figure, str(table.title), text)
-    return figure
+    return Picture(figure, 0)
 
 
 SETTINGS = {"p", "pool", "n", "batches", "noise", "m", "lam", "alpha_c", "seed"}
-Kind = Callable[[DictConfig, DictConfig, Sequence["TableRow"]], "Figure | None"]
+Kind = Callable[[DictConfig, DictConfig, Sequence["TableRow"]], "Picture | None"]
 KINDS: dict[str, tuple[Kind, set[str]]] = {
     "samples": (samples, {"per_class", "series"}),
     "norms": (norms, {"series"}),

@@ -12,7 +12,8 @@ from dpgen_bench.report.text import data_uri, describe_error
 from dpgen_bench.results.listing import without_paths
 from dpgen_bench.tables.assembly import Built
 
-COMPUTED = "computed from data, without a run"  # said of a picture that no run can make stale
+# Said of a picture that no run can make stale, and that is not drawn again for the page.
+COMPUTED = "computed from data, without a run; the file in results/plots, where dpgen tables put it"
 
 
 def plots_of(built: Built, table: DictConfig, results: Path) -> list[dict[str, str]]:
@@ -23,14 +24,17 @@ def plots_of(built: Built, table: DictConfig, results: Path) -> list[dict[str, s
     """
     if not table.get("plot"):
         return []
-    from dpgen_bench.plots.draw import WITHOUT_RUNS, draw, plot_entries, stem_of  # matplotlib takes a second
+    from dpgen_bench.plots.draw import WITHOUT_RUNS, drawings, plot_entries, stem_of  # matplotlib takes a second
 
     name = built.name + ("_quick" if built.scale == "quick" else "")
     try:
         with tempfile.TemporaryDirectory() as place:
-            files = draw(name, table, built.rows, Path(place), skip=WITHOUT_RUNS)
-            source = f"drawn from the {len(built.rows)} line(s) of table {name}"
-            found = [_plot(path, built.title, source) for path in files if path.suffix == ".svg"]
+            found = [
+                _plot(path, built.title, f"drawn from {each.lines} of the {len(built.rows)} line(s) of table {name}")
+                for each in drawings(name, table, built.rows, Path(place), skip=WITHOUT_RUNS)
+                for path in each.paths
+                if path.suffix == ".svg"
+            ]
         kinds = [str(entry.kind) for entry in plot_entries(table)]
     except Exception as error:  # one table that cannot be drawn must not hide the others
         return [{"name": name, "title": f"cannot be drawn ({describe_error(error)})", "source": "", "picture": ""}]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dpgen_bench.cost import cost_values
 from dpgen_bench.report.runs import Run
-from dpgen_bench.report.text import describe_value, flatten, in_words, plain
+from dpgen_bench.report.text import describe_value, flatten, in_words, once, plain
 from dpgen_bench.results.figures import figures
 from dpgen_bench.results.listing import describe_dataset, epsilon_figure, format_epsilon, is_changed, without_paths
 from dpgen_bench.results.reports import Protocol, Report
+from dpgen_bench.results.soundness import unsound
 from dpgen_bench.results.statistics import summarise
 
 # Columns by key: their heading, and how they sort. Figures come between `scale` and `runs`.
@@ -59,6 +60,7 @@ TERMS = {
     "protocol": "protocols",
     "scale": "scales",
 }
+COUNTED = ("relation", "delta", "accountant")  # of those, what a ledger says
 NO_RELATION = "none (no privacy)"  # an infinite budget bounds no difference between neighbours
 
 # What a line has a column for, or what no setting of a method is.
@@ -136,24 +138,23 @@ def _varying(lines: Sequence[_Line]) -> set[str]:
 
 def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
     run, config = line.first, line.first.config
-    privacy = run.identity["privacy"]
-    private = not math.isinf(float(privacy["epsilon"]))
-    relation = str(privacy["relation"]) if private else NO_RELATION
+    private = not math.isinf(float(run.identity["privacy"]["epsilon"]))
+    counted = {key: _together(_counted_by(each)[key] for each in line.runs) for key in COUNTED}
+    relation = counted["relation"] if private else NO_RELATION
     record = line.report and line.report["protocol"]
     protocol = _protocol(run, record) if record else "not measured"
     worst = max(line.runs, key=lambda each: _number(each.epsilon.get("proven"), math.inf))
     words = {
         "method": str(config.method.name),
         "dataset": describe_dataset(config),
-        "relation": f"{relation}, {float(privacy['delta']):g}, {privacy['accountant']}" if private else "–",
-        "unit": run.unit,
+        "relation": ", ".join(counted.values()) if private else "–",
+        "unit": _together(each.unit for each in line.runs),
         "scale": str(config.scale.name),
         "protocol": protocol,
     }
     cells: dict[str, dict[str, Any]] = {name: {"text": text, "value": text} for name, text in words.items()}
-    counted = {"relation": relation, "delta": f"{float(privacy['delta']):g}", "accountant": str(privacy["accountant"])}
     terms = {**{name: words.get(name) for name in TERMS}, **(counted if private else dict.fromkeys(counted))}
-    cells["epsilon"] = {"text": run.budget, "value": plain(float(privacy["epsilon"]))}
+    cells["epsilon"] = {"text": run.budget, "value": plain(float(run.identity["privacy"]["epsilon"]))}
     cells["proven"] = {"text": _epsilon(worst, "proven"), "value": _sortable(worst, "proven")}
     cells["claimed"] = {"text": _epsilon(worst, "claimed"), "value": _sortable(worst, "claimed")}
     for column, other, words_of in (
@@ -162,6 +163,8 @@ def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
     ):
         if private and epsilon_figure(worst.epsilon, other) is not None:
             cells[column]["detail"] = f"{_epsilon(worst, other)} {words_of}"
+    if private and (why := _not_as_configured(line)):
+        cells["proven"]["detail"] = "; ".join(filter(None, [cells["proven"].get("detail"), why]))
     cells["seeds"] = {"text": str(len(line.runs)), "value": len(line.runs)}
     cells.update(_figures(line))
     return {
@@ -174,6 +177,31 @@ def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
         "stale": run.stale,
         "runs": [{"id": each.id, "seed": str(each.config.seed)} for each in line.runs],
     }
+
+
+def _counted_by(run: Run) -> dict[str, str]:
+    """`COUNTED` of the run's epsilons, as its ledger says; as configured where the ledger is silent."""
+    found: dict[str, str] = {}
+    for key in COUNTED:
+        said = (source.get(key) for source in (run.epsilon, run.ledger.get("budget") or {}, run.identity["privacy"]))
+        value = next((word for word in said if word is not None), None)
+        found[key] = without_paths(describe_value(value))
+    return found
+
+
+def _together(words: Iterable[str]) -> str:
+    """The words of a line's runs; several where the runs differ, so that it is like no other line."""
+    return " / ".join(once(words))
+
+
+def _not_as_configured(line: _Line) -> str:
+    """Which seeds' ledgers do not prove what was configured, and why; "" if all do."""
+    reasons: dict[str, list[str]] = {}
+    for run in line.runs:
+        if why := unsound(run.ledger, run.config.privacy):
+            reasons.setdefault(without_paths(why), []).append(str(run.config.seed))
+    told = (f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}: {why}" for why, seeds in reasons.items())
+    return f"not as configured: {'; '.join(told)}" if reasons else ""
 
 
 def _protocol(run: Run, record: Protocol) -> str:

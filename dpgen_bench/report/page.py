@@ -6,15 +6,16 @@ private/ folder is read.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dpgen_bench.files import write_atomic
-from dpgen_bench.report.drawings import plots_of
+from dpgen_bench.report.drawings import COMPUTED, plots_of
 from dpgen_bench.report.lines import FIGURES, FILTERS, NUMBERS, TERMS, WORDS, leaderboard
 from dpgen_bench.report.runs import Run, panel, read_runs
 from dpgen_bench.report.text import describe_error, plain
@@ -24,8 +25,6 @@ from dpgen_bench.tables.rows import load_table, table_names, worth_building
 
 NOTE = "‡"  # marks a remark on a printed figure
 NEAR = (0.05, 0.2, 0.5)  # bounds between the four sizes of a difference, as shares of the printed figure
-
-NO_REPRODUCTION = "No figure below is a reproduction of a paper's"
 
 
 def build_report(results: Path, out: Path | None = None) -> Path:
@@ -37,20 +36,23 @@ def build_report(results: Path, out: Path | None = None) -> Path:
     if not results.is_dir():
         raise ValueError(f"expected a folder of results, got {results}, which is none; `dpgen run` makes one.")
     path = out or results / "report.html"
-    write_atomic(path, render(collect(results)))
+    write_atomic(path, render(collect(results, lambda line: print(line, file=sys.stderr, flush=True))))
     return path
 
 
-def collect(results: Path) -> dict[str, Any]:
+def collect(results: Path, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """All that the report shows; JSON-able, in an order of its own, the same for the same results.
 
     `head`: counts and remarks; `columns`, `filters`, `terms`, `lines`: the leaderboard; `tables`; `plots`, drawn from
-    the runs that are shown; `runs`: one panel for each folder.
+    the runs that are shown but for those named in `computed`; `runs`: one panel for each folder.
+
+    Args:
+        progress: is told of each table before it is built, which takes minutes in all.
     """
     runs = read_runs(results)
-    tables, plots = _tables(results, runs)
+    tables, plots, alike = _tables(results, runs, progress)
     content = {
-        "head": _head(runs),
+        "head": _head(runs, alike),
         "columns": [
             {"key": key, "label": label, "kind": "number" if key in NUMBERS else "word"}
             for key, label in {**WORDS, **FIGURES}.items()
@@ -60,6 +62,7 @@ def collect(results: Path) -> dict[str, Any]:
         "lines": leaderboard(runs),
         "tables": tables,
         "plots": plots,
+        "computed": [plot["name"] for plot in plots if plot["source"] == COMPUTED],
         "runs": [panel(run, results) for run in runs],
     }
     found = plain(content)
@@ -81,8 +84,8 @@ def render(content: dict[str, Any]) -> str:
     return environment.get_template("report.html.j2").render(**content, data=data, near=NEAR)
 
 
-def _head(runs: Sequence[Run]) -> dict[str, Any]:
-    """How many runs there are, in which states and at which scales, and whether anything can be a reproduction."""
+def _head(runs: Sequence[Run], alike: int) -> dict[str, Any]:
+    """How many runs there are, in which states and at which scales, and how many figures are reproductions."""
     counted = [run for run in runs if run.state != "duplicate"]
     finished = [run for run in runs if run.state == "finished"]
     scales = Counter(str(run.config.scale.name) for run in finished)
@@ -91,29 +94,34 @@ def _head(runs: Sequence[Run]) -> dict[str, Any]:
         "duplicates": len(runs) - len(counted),
         "states": sorted(Counter(run.state for run in counted).items()),
         "scales": sorted(scales.items()),
-        "reproduction": _reproduction(finished),
+        "reproduction": _reproduction(finished, alike),
     }
 
 
-def _reproduction(finished: Sequence[Run]) -> str:
-    """The sentence that no figure is a reproduction, where none is; "" where a model was trained at a paper's scale."""
+def _reproduction(finished: Sequence[Run], alike: int) -> str:
+    """How many figures of the tables count as reproductions, as the tables count; and what runs there are for it."""
     at_scale = [run for run in finished if str(run.config.scale.name) == "paper"]
+    count = f"{alike} of the figures here count as reproductions of printed ones."
+    if alike == 1:
+        count = "1 of the figures here counts as a reproduction of a printed one."
     if not at_scale:
-        return f"{NO_REPRODUCTION}."
+        return f"{count} No finished run is of a paper's scale."
     if all(run.trained_nothing for run in at_scale):
-        return (
-            f"{NO_REPRODUCTION}, except for those of real data: the runs at scale paper "
-            f"({len(at_scale)}) train nothing."
-        )
-    return ""
+        return f"{count} The runs at scale paper ({len(at_scale)}) are of real data and train nothing."
+    return count
 
 
-def _tables(results: Path, runs: Sequence[Run]) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    """Each table with a figure that was measured or printed, one that cannot be built says why; and all their plots."""
+def _tables(
+    results: Path, runs: Sequence[Run], progress: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], list[dict[str, str]], int]:
+    """Each table with a figure that was measured or printed, one that cannot be built says why; all their plots; and
+    how many figures count as reproductions of printed ones."""
     quick = any(run.sound and str(run.config.scale.name) == "quick" for run in runs)
     found: list[dict[str, Any]] = []
     plots: list[dict[str, str]] = []
-    for name in table_names():
+    alike, names = 0, table_names()
+    for number, name in enumerate(names, start=1):
+        progress(f"[{number}/{len(names)}] table {name}")
         try:
             table = load_table(name)
             built = [build(name, results, scale) for scale in worth_building(table, quick)]
@@ -122,7 +130,8 @@ def _tables(results: Path, runs: Sequence[Run]) -> tuple[list[dict[str, Any]], l
             continue
         found += [_table(each) for each in built if each.measured or (each.published and each.scale == "paper")]
         plots += [plot for each in built for plot in plots_of(each, table, results)]
-    return found, plots
+        alike += sum(cell.alike for each in built for line in each.lines for cell in line.cells.values())
+    return found, plots, alike
 
 
 def _table(built: Built) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def ranked(table: DictConfig, lines: Sequence[Line]) -> list[Line]:
     sign = 1 if _lower_is_better(table, rows) else -1
     placed: dict[tuple[str, float], list[tuple[float, Line, str]]] = {}
     for line, row in zip(lines, rows, strict=True):
-        summary, why = line.cells[by].ours, _unplaced(row, by, unit)
+        summary, why = line.cells[by].ours, unplaced(row, by, unit)
         value = math.inf if summary is None or why or not row.measured else sign * summary.mean
         group = (str(line.head["dataset"]), float(row.specs[0].config.privacy.epsilon))
         placed.setdefault(group, []).append((value, line, why))
@@ -104,7 +104,7 @@ def _expect_alike(rows: Sequence[TableRow]) -> None:
             raise ValueError(f"expected one {key} in a leaderboard, which compares like with like, got {names}.")
 
 
-def _unplaced(row: TableRow, by: str, unit: str) -> str:
+def unplaced(row: TableRow, by: str, unit: str) -> str:
     """Why a line has no place; "" if it may have one, or if it is not measured at all: its status says enough."""
     seeds = len(row.folders)
     if not row.measured:

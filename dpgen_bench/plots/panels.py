@@ -1,0 +1,112 @@
+"""The panels of a picture with lines: which row of the table is drawn in which of them, and as which line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
+
+from dpgen_bench.plots.captions import Picture, finished
+from dpgen_bench.plots.chance import chance_levels, draw_chance, is_accuracy
+from dpgen_bench.plots.parts import Style, check_keys, label_of, listed, order_of, rank, value_of, words_of
+from dpgen_bench.results.store import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from dpgen_bench.tables.rows import TableRow
+
+# What sets lines apart that `series` does not name: figures of two protocols or scales are never joined by a line.
+ALWAYS = ("method.name", "dataset.name", "scale.name", "protocol.name")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A row of the table in its place: which panel, which line. `number`: its place among the rows."""
+
+    number: int
+    row: TableRow
+    panel: str
+    line: str
+
+
+class Grid:
+    """The panels of a picture: a row for each y and a column for each value of `panel`, or else one row.
+
+    Raises:
+        ValueError: if a key that the entry names is in no row's config.
+    """
+
+    def __init__(self, spec: DictConfig, rows: Sequence[TableRow], x: str | None = None) -> None:
+        from matplotlib.figure import Figure
+
+        series, panels = listed(spec.get("series")), listed(spec.get("panel"))
+        if len(panels) > 1:
+            raise ValueError(f"expected one config key for plot.panel, got {panels}.")
+        check_keys(rows, [*series, *panels])
+        self.ys, self.key, self.style = listed(spec.get("y")), panels[0] if panels else None, Style()
+        if not self.ys:
+            raise ValueError("expected plot.y to name a figure or several.")
+        extra = [
+            key
+            for key in ALWAYS
+            if key not in (*series, *panels, x) and len({words_of(value_of(row, key)) for row in rows}) > 1
+        ]
+        self.legend = ", ".join(label_of(key) for key in series) if not extra else ""
+        self.members = [Member(i, row, self._panel(row), _line_name(row, series, extra)) for i, row in enumerate(rows)]
+        for member in sorted(self.members, key=lambda member: [rank(value_of(member.row, key)) for key in series]):
+            _ = self.style[member.line]  # colours in the order of the values
+        columns = order_of(value_of(row, self.key) for row in rows) if self.key else [None]
+        self.columns = [words_of(value) for value in columns]
+        shape = (len(self.ys), len(self.columns)) if self.key else (1, len(self.ys))
+        size = (max(1.2 + 3.5 * shape[1], 6.5), 1.6 + 2.9 * shape[0])
+        self.figure = Figure(figsize=size, layout="constrained")
+        axes = self.figure.subplots(*shape, squeeze=False)
+        self.panels: dict[tuple[str, str], Axes] = {
+            (y, column): axes[i][j] if self.key else axes[0][i]
+            for i, y in enumerate(self.ys)
+            for j, column in enumerate(self.columns)
+        }
+
+    def _panel(self, row: TableRow) -> str:
+        return words_of(value_of(row, self.key)) if self.key else words_of(None)
+
+    def finish(
+        self, spec: DictConfig, table: DictConfig, drawn: Mapping[int, Sequence[RunFolder]], how: str
+    ) -> Picture:
+        """Titles, labels, scales, the legend and the caption, after the lines are drawn.
+
+        `drawn` has the runs that are, by the number of the row.
+        """
+        for (y, column), panel in self.panels.items():
+            panel.set_ylabel(str(spec.get("y_label") or label_of(y)))
+            panel.grid(alpha=0.25, linewidth=0.6)
+            if self.key:
+                panel.set_title(f"{label_of(self.key)}: {column}", fontsize=9)
+            if not panel.lines and not panel.collections:
+                panel.text(0.5, 0.5, "nothing measured", ha="center", va="center", transform=panel.transAxes)
+            levels = chance_levels(y, [member.row for member in self.members if member.panel == column or not self.key])
+            draw_chance(panel, levels, percent=y.endswith("_pct"))
+            if spec.get("log_y", False):
+                panel.set_yscale("log")
+            elif y == "fid" or is_accuracy(y):  # an axis that starts elsewhere makes small differences look large
+                panel.set_ylim(0.0, 1.04 * panel.get_ylim()[1])
+        handles: dict[str, Any] = {}
+        for panel in self.panels.values():
+            for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+                handles.setdefault(label, handle)  # the first is the one with the line
+        names = [name for name in self.style.names if name in handles]
+        if len(names) > 1 or self.legend:
+            shown, place = [handles[name] for name in names], "outside right center"
+            self.figure.legend(shown, names, title=self.legend or None, loc=place, fontsize=8)  # type: ignore[call-overload]
+        return finished(self.figure, table, [member.row for member in self.members], drawn, how)
+
+
+def _line_name(row: TableRow, series: Sequence[str], extra: Sequence[str]) -> str:
+    if series and not extra:
+        return ", ".join(words_of(value_of(row, key)) for key in series)
+    told = [f"{label_of(key, plain=True)} = {words_of(value_of(row, key))}" for key in series if key not in ALWAYS]
+    told += [words_of(value_of(row, key)) for key in (*series, *extra) if key in ALWAYS]
+    return ", ".join(told) or str(row.specs[0].config.method.name)
