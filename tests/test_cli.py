@@ -289,6 +289,19 @@ def test_the_readme_names_files_that_exist():
         assert (ROOT / name).exists(), name
 
 
+def test_the_readmes_leaderboard_is_the_committed_one():
+    """Its columns are some of those of results/tables/leaderboard.md, its lines all of them, cell by cell."""
+
+    def cells(text: str) -> list[list[str]]:
+        lines = [line for line in text.splitlines() if line.startswith("|")]
+        return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line]
+
+    readme = (ROOT / "README.md").read_text().split("### The leaderboard")[1].split("### The report")[0]
+    shown, whole = cells(readme), cells((ROOT / "results" / "tables" / "leaderboard.md").read_text())
+    columns = [whole[0].index(name) for name in shown[0]]
+    assert shown == [[line[i] for i in columns] for line in whole]
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

@@ -271,7 +271,9 @@ def print_plan(name: str, results: Path, overrides: Sequence[str] = (), scale: s
     Raises:
         ValueError: as `launch_sweeps` would.
     """
-    jobs = plan_sweep(load_table(name), results, scale)
+    table = load_table(name)
+    settings = [str(setting) for setting in table.get("settings", [])]
+    jobs = plan_sweep(table, results, scale)
     check_overrides(overrides, jobs, results)
     missing = [job for job in jobs if not job.finished]
     console = make_console()
@@ -284,14 +286,14 @@ def print_plan(name: str, results: Path, overrides: Sequence[str] = (), scale: s
     about = False
     for job in missing:
         if job.damaged:
-            shown.add_row(job.spec.id, _title(job.spec), job.state, "–", "–", "–", "not launched")
+            shown.add_row(job.spec.id, _title(job.spec, settings), job.state, "–", "–", "–", "not launched")
             continue
         found = estimate(job)
         times += [found.train, found.measure]
         about |= found.about
         steps = "?" if job.steps is None else f"{job.steps:,}"
         figures = [format_seconds(found.train, found.about), format_seconds(found.measure)]
-        shown.add_row(job.spec.id, _title(job.spec), job.state, steps, *figures, found.basis)
+        shown.add_row(job.spec.id, _title(job.spec, settings), job.state, steps, *figures, found.basis)
     console.print(shown)
     console.print(_together(times, about), highlight=False, soft_wrap=True)
     if estimate.unused:
@@ -310,9 +312,11 @@ def _together(times: Sequence[float | None], about: bool) -> str:
         return "no time is known: nothing comparable was run"
     unknown = len(times) - len(known)
     rest = f", and {unknown} times (?) for which nothing comparable was run" if unknown else ""
-    return f"together {format_seconds(sum(known), about)}, one run after the other{rest}"
+    at_least = "at least " if unknown else ""
+    return f"together {at_least}{format_seconds(sum(known), about)}, one run after the other{rest}"
 
 
-def _title(spec: RunSpec) -> str:
+def _title(spec: RunSpec, settings: Iterable[str] = ()) -> str:
     config = spec.config
-    return f"{config.method.name} {config.dataset.name} ε={float(config.privacy.epsilon):g} seed {config.seed}"
+    told = "".join(f" {name}={config.method[name]}" for name in settings if name in config.method)
+    return f"{config.method.name} {config.dataset.name} ε={float(config.privacy.epsilon):g}{told} seed {config.seed}"
