@@ -8,15 +8,18 @@ import os
 import re
 import shutil
 import time
+from collections import Counter
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 
 from dpgen_bench.report import page as report
 from dpgen_bench.report import runs as report_runs
 from dpgen_bench.report.command import Command
-from dpgen_bench.report.page import build_report, collect, render
+from dpgen_bench.report.page import _reproduction, build_report, collect, render
 from dpgen_bench.results.statistics import summarise
 from dpgen_bench.results.store import RunFolder, Store
 from tests.report_toys import DEMO, PLACE, SECRET, make_run, write_report
@@ -300,12 +303,19 @@ def test_the_page_says_how_many_figures_are_reproductions_though_none_is(results
     """A run at a paper's scale is no reproduction yet: it may be measured otherwise, or answer nothing printed."""
     said = "0 of the figures here count as reproductions of printed ones."
     assert collect(results)["head"]["reproduction"] == f"{said} No finished run is of a paper's scale."
-    make_run(results, "method=real_data", "privacy.epsilon=inf", steps=0)
-    real = f"{said} The runs at scale paper (1) are of real data and train nothing."
-    assert collect(results)["head"]["reproduction"] == real
     make_run(results, "method=dp_merf")
     assert collect(results)["head"]["reproduction"] == said
     assert said in unescape(page(results))
+
+
+def test_the_page_says_of_what_the_reproductions_are(tmp_path):
+    finished = [SimpleNamespace(config=OmegaConf.create({"scale": {"name": "paper"}}))]
+    real = _reproduction(finished, Counter(real_data=4))
+    assert real.endswith("They are of real data, of which no generator is trained.")
+    assert _reproduction(finished, Counter(real_data=4, dpgan=2)) == (
+        "6 of the figures here count as reproductions of printed ones. By method: dpgan 2, real_data 4."
+    )
+    assert _reproduction(finished, Counter(dpgan=1)).startswith("1 of the figures here counts as a reproduction of")
 
 
 def test_the_ledger_is_told_in_full(bench):

@@ -84,7 +84,10 @@ def render(content: dict[str, Any]) -> str:
     return environment.get_template("report.html.j2").render(**content, data=data, near=NEAR)
 
 
-def _head(runs: Sequence[Run], alike: int) -> dict[str, Any]:
+REAL = "real_data"  # the method that draws the records themselves
+
+
+def _head(runs: Sequence[Run], alike: Counter[str]) -> dict[str, Any]:
     """How many runs there are, in which states and at which scales, and how many figures are reproductions."""
     counted = [run for run in runs if run.state != "duplicate"]
     finished = [run for run in runs if run.state == "finished"]
@@ -98,28 +101,31 @@ def _head(runs: Sequence[Run], alike: int) -> dict[str, Any]:
     }
 
 
-def _reproduction(finished: Sequence[Run], alike: int) -> str:
-    """How many figures of the tables count as reproductions, as the tables count; and what runs there are for it."""
+def _reproduction(finished: Sequence[Run], alike: Counter[str]) -> str:
+    """How many figures of the tables count as reproductions, as the tables count; and of what runs."""
     at_scale = [run for run in finished if str(run.config.scale.name) == "paper"]
-    count = f"{alike} of the figures here count as reproductions of printed ones."
-    if alike == 1:
+    count = f"{alike.total()} of the figures here count as reproductions of printed ones."
+    if alike.total() == 1:
         count = "1 of the figures here counts as a reproduction of a printed one."
     if not at_scale:
         return f"{count} No finished run is of a paper's scale."
-    if all(run.trained_nothing for run in at_scale):
-        return f"{count} The runs at scale paper ({len(at_scale)}) are of real data and train nothing."
-    return count
+    if not alike:
+        return count
+    if set(alike) == {REAL}:
+        return f"{count} They are of real data, of which no generator is trained."
+    return f"{count} By method: {', '.join(f'{name} {number}' for name, number in sorted(alike.items()))}."
 
 
 def _tables(
     results: Path, runs: Sequence[Run], progress: Callable[[str], None]
-) -> tuple[list[dict[str, Any]], list[dict[str, str]], int]:
+) -> tuple[list[dict[str, Any]], list[dict[str, str]], Counter[str]]:
     """Each table with a figure that was measured or printed, one that cannot be built says why; all their plots; and
-    how many figures count as reproductions of printed ones."""
+    how many figures count as reproductions of printed ones, by the method that was run."""
     quick = any(run.sound and str(run.config.scale.name) == "quick" for run in runs)
     found: list[dict[str, Any]] = []
     plots: list[dict[str, str]] = []
-    alike, names = 0, table_names()
+    alike: Counter[str] = Counter()
+    names = table_names()
     for number, name in enumerate(names, start=1):
         progress(f"[{number}/{len(names)}] table {name}")
         try:
@@ -130,7 +136,10 @@ def _tables(
             continue
         found += [_table(each) for each in built if each.measured or (each.published and each.scale == "paper")]
         plots += [plot for each in built for plot in plots_of(each, table, results)]
-        alike += sum(cell.alike for each in built for line in each.lines for cell in line.cells.values())
+        for line in (line for each in built for line in each.lines):
+            number_alike = sum(cell.alike for cell in line.cells.values())
+            if line.row and number_alike:
+                alike[str(line.row.specs[0].config.method.name)] += number_alike
     return found, plots, alike
 
 

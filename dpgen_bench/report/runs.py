@@ -83,11 +83,6 @@ class Run:
         return is_stale(self.config, str(self.identity.get("source", "")))
 
     @property
-    def trained_nothing(self) -> bool:
-        """Whether no loop of training ran, as for real data."""
-        return not self.training.get("steps")
-
-    @property
     def budget(self) -> str:
         """The epsilon of the budget in words: `10`, `inf`."""
         return f"{float(self.identity['privacy']['epsilon']):g}"
