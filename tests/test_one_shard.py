@@ -518,7 +518,7 @@ def test_tables_show_conditional_figures_where_a_row_has_one(tmp_path) -> None:
     names = list(frame.columns)
     assert names[names.index("ε claimed") + 1] == "ε conditional"
     assert list(frame["ε conditional"]) == ["329", "–"]
-    assert set(long_frame(built)["epsilon_conditional"]) == {"329", "–"}
+    assert set(long_frame(built)["epsilon_conditional"]) == {329.42, "–"}
     assert "ε conditional: if so" in built.rows[0].notes()
     assert [cell for cell in describe_run(folder) if cell not in before] == ["610", "9.99 (329 conditional)"]
     folder.write_json("ledger.json", {"epsilon": {**figures, "conditional": "failed: RuntimeError: no luck"}})
