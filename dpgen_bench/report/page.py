@@ -137,9 +137,8 @@ def _tables(
         found += [_table(each) for each in built if each.measured or (each.published and each.scale == "paper")]
         plots += [plot for each in built for plot in plots_of(each, table, results)]
         for line in (line for each in built for line in each.lines):
-            number_alike = sum(cell.alike for cell in line.cells.values())
-            if line.row and number_alike:
-                alike[str(line.row.specs[0].config.method.name)] += number_alike
+            if number_alike := sum(cell.alike for cell in line.cells.values()):
+                alike[str(line.row.specs[0].config.method.name if line.row else line.head["method"])] += number_alike
     return found, plots, alike
 
 
