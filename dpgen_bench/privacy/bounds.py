@@ -23,13 +23,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from dpgen_bench.privacy.clipping import SMALLEST_C, clip_rows
 from dpgen_bench.privacy.events import Sensitivity
 from dpgen_bench.privacy.gradients import clipped_gradient_sum
 
 PublicRows = tuple[Tensor, Tensor]
-
-# Norms are computed in float64 and inflated by this, so that the float32 rows that are summed obey C exactly.
-_ROUND_UP = 1.0 + 1e-6
 
 
 @dataclass(frozen=True)
@@ -54,17 +52,6 @@ class Batch:
             yield scaled, self.labels[start : start + step]
 
 
-def clip_rows(rows: Tensor, C: float) -> Tensor:
-    """Each row of `rows` [r, ...] scaled to L2 norm at most C; rows with a NaN or an infinity become zero."""
-    flat = rows.detach().reshape(len(rows), -1) if len(rows) else rows.detach().reshape(0, 1)
-    finite = torch.isfinite(flat).all(dim=1, keepdim=True)
-    flat = torch.where(finite, flat, torch.zeros_like(flat))
-    if math.isfinite(C):
-        norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True, dtype=torch.float64) * _ROUND_UP
-        flat = flat * (C / norms.clamp_min(C)).to(flat.dtype)
-    return flat.reshape(rows.shape)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Bound(ABC):
     """What all bounds share: the clipping norm C > 0 (inf only for a release without noise)."""
@@ -72,8 +59,10 @@ class Bound(ABC):
     C: float
 
     def __post_init__(self) -> None:
-        if not self.C > 0.0:
-            raise ValueError(f"expected a clipping norm C > 0 for {type(self).__name__}, got {self.C!r}.")
+        if not self.C >= SMALLEST_C:
+            raise ValueError(
+                f"expected a clipping norm C > 0 (at least {SMALLEST_C}) for {type(self).__name__}, got {self.C!r}."
+            )
         shape = getattr(self, "shape", None)
         if shape is not None and (len(shape) == 0 or min(shape) < 1):
             raise ValueError(f"expected a shape of positive sizes for {type(self).__name__}, got {tuple(shape)}.")

@@ -22,6 +22,7 @@ from dpgen_bench.privacy.gradients.rounding import (
     MOST_IN_FLOAT32,
     PER_TERM,
     cancellation,
+    expect_full_precision,
     full_float32,
 )
 
@@ -81,13 +82,10 @@ def _expect_rows(name: str, layer: nn.Module, inputs: Tensor, gradients: Tensor,
             f"dimensions; it got an input of shape {tuple(inputs.shape)} and gave {tuple(gradients.shape)}. Keep the "
             "records in dimension 0 throughout the module."
         )
+    assert isinstance(layer.weight, Tensor)
     dtype = layer.weight.dtype
     floating = inputs.dtype if inputs.is_floating_point() else dtype
-    if dtype not in (torch.float32, torch.float64) or {floating, gradients.dtype} != {dtype}:
-        raise ValueError(
-            f"expected float32 or float64 throughout layer {name!r}, got weight {dtype}, input {inputs.dtype}, output "
-            f"gradient {gradients.dtype}: the rounding of norms is not known in lower precision; turn autocast off."
-        )
+    expect_full_precision(f"layer {name!r} (weight, input, output gradient)", dtype, floating, gradients.dtype)
 
 
 def clipped_sum(

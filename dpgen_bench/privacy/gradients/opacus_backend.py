@@ -16,7 +16,7 @@ from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
 
 from dpgen_bench.privacy.gradients.capture import Recorder, own_trainable, refuse_hidden_weights
-from dpgen_bench.privacy.gradients.rounding import BASE, full_float32
+from dpgen_bench.privacy.gradients.rounding import BASE, SMALLEST_FACTOR, expect_full_precision, full_float32
 
 _LEFT_ON_LAYERS = ("activations", "max_batch_len", "ft_compute_sample_grad", "autograd_grad_sample_hooks")
 
@@ -121,15 +121,25 @@ def clipped_sum(
                 f"expected Opacus to give {b} per-record gradients for {name!r}, got {got}. Keep the records in "
                 "dimension 0 throughout the module."
             )
+    expect_full_precision("the loss", losses.dtype)
+    for name, sample in samples.items():
+        expect_full_precision(f"the per-record gradients of {name!r}", sample.dtype)
     norms = _norms(samples, alive)
     keep = alive & torch.isfinite(norms)
     norms = torch.where(keep, norms, torch.zeros_like(norms)) * (1.0 + BASE)
-    factors = (max_norm / norms.clamp_min(max_norm)).to(losses.dtype)
+    exact_factors = max_norm / norms.clamp_min(max_norm)
+    factors = exact_factors.to(losses.dtype)
+    # A float32 factor as small as this may be denormal, and off by much: these records are scaled in float64.
+    huge = torch.nonzero(keep & (exact_factors < SMALLEST_FACTOR)).flatten()
+    factors[huge] = 1.0
     sums = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     dropped = torch.nonzero(~keep).flatten()
     for name, sample in samples.items():
         if len(dropped):
             sample.index_fill_(0, dropped, 0.0)  # before the contraction: 0 * NaN is NaN
+        if len(huge):
+            scale = exact_factors[huge].view(-1, *[1] * (sample.dim() - 1))
+            sample[huge] = (sample[huge].double() * scale).to(sample.dtype)
         with full_float32():
             sums[name] += (factors @ sample.flatten(1)).view_as(sums[name])
     return sums, norms.to(losses.dtype)

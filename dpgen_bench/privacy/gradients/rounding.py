@@ -26,6 +26,17 @@ PER_TERM = 2e-7
 MOST_IN_FLOAT32 = 20.0
 MOST_CONTRACTED = 400.0
 LARGEST_SQUARE = 1e24  # of a gradient, an input or an output gradient; beyond it, float32 products are not trusted
+SMALLEST_FACTOR = 2.0**-100  # of a clip factor in float32; smaller ones come near its denormal numbers
+
+
+def expect_full_precision(what: str, *dtypes: torch.dtype) -> None:
+    """Raise ValueError unless all dtypes are one, float32 or float64: the margins above are known for these."""
+    if set(dtypes) not in ({torch.float32}, {torch.float64}):
+        names = ", ".join(sorted({str(dtype) for dtype in dtypes}))
+        raise ValueError(
+            f"expected float32 or float64 throughout {what}, got {names}: the rounding of norms is not known in lower "
+            "or mixed precision; turn autocast off, and convert the module with .float()."
+        )
 
 
 def cancellation(squared: Tensor, terms: Tensor) -> Tensor:

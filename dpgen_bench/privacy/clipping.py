@@ -1,0 +1,80 @@
+"""Rows scaled down to an L2 norm that they obey exactly, in the floating-point format in which they came."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# Norms are computed in float64 and inflated by this. It covers the error of the norm itself (at most d * 2^-53) and the
+# rounding of a float32 product (2^-23 of it, in the normal range).
+_ROUND_UP = 1.0 + 1e-6
+
+# Below these, a float32 factor or product may be denormal, where its rounding error is no small part of it.
+_SMALLEST_FACTOR = 2.0**-100
+_SMALLEST_C_IN_FLOAT32 = 2.0**-60
+
+SMALLEST_C = 1e-100  # squares of what still matters next to C must be normal float64 numbers
+
+_BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
+
+
+def clip_rows(rows: Tensor, C: float) -> Tensor:
+    """Each row of `rows` [r, ...] scaled to L2 norm at most C; rows with a NaN or an infinity become zero.
+
+    Guarantees: the norm of each returned row, in exact arithmetic on the values returned, is at most C, for rows and C
+    of any size. A row whose norm is below C by a relative 1e-6 or more is returned as it came.
+
+    Args:
+        rows: float16, bfloat16, float32 or float64; the result has the same dtype.
+        C: at least SMALLEST_C; inf clips nothing.
+
+    Raises:
+        ValueError: for rows of another dtype, or C out of range.
+    """
+    if rows.dtype not in (torch.float64, *_BITS):
+        raise ValueError(
+            f"expected rows of float16, bfloat16, float32 or float64, got {rows.dtype}: what clipping guarantees is "
+            "not known for other formats. Let the function return rows.float()."
+        )
+    if not C >= SMALLEST_C:
+        raise ValueError(f"expected a clipping norm C >= {SMALLEST_C}, got {C!r}; scale the rows up.")
+    flat = rows.detach().reshape(len(rows), -1) if len(rows) else rows.detach().reshape(0, 1)
+    finite = torch.isfinite(flat).all(dim=1, keepdim=True)
+    flat = torch.where(finite, flat, torch.zeros_like(flat))
+    if math.isfinite(C):
+        norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True, dtype=torch.float64) * _ROUND_UP
+        factors = C / norms.clamp_min(C)
+        careful = _careful(norms, factors, C, rows.dtype).flatten()
+        kept = flat[careful]
+        flat = flat * factors.to(flat.dtype)
+        if len(kept):
+            flat[careful] = _towards_zero(_shrunk(kept.double(), C), rows.dtype)
+    return flat.reshape(rows.shape)
+
+
+def _careful(norms: Tensor, factors: Tensor, C: float, dtype: torch.dtype) -> Tensor:
+    """Which rows need more than a product in their own format: bool, like `norms`."""
+    if dtype == torch.float64:
+        return torch.isinf(norms)
+    if dtype == torch.float32 and C >= _SMALLEST_C_IN_FLOAT32:
+        return factors < _SMALLEST_FACTOR
+    return norms > C
+
+
+def _shrunk(rows: Tensor, C: float) -> Tensor:
+    """Rows [r, d] of float64 scaled to norm C (less the margin), whatever their size."""
+    unit = rows / rows.abs().amax(dim=1, keepdim=True)  # its largest value is 1, so no square leaves float64
+    norms = torch.linalg.vector_norm(unit, dim=1, keepdim=True) * _ROUND_UP
+    return unit / norms * C
+
+
+def _towards_zero(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """float64 values in a shorter format, none of them larger in magnitude than it was."""
+    rounded = values.to(dtype)
+    if dtype == torch.float64:
+        return rounded
+    larger = rounded.double().abs() > values.abs()
+    # The formats are sign and magnitude: one less is one step towards zero, and what is larger is not zero.
+    return (rounded.view(_BITS[dtype]) - larger.to(_BITS[dtype])).view(dtype)
