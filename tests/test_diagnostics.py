@@ -27,6 +27,7 @@ ROWS = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
         (PerRow(C=1.0, shape=(3, 2)), [5.0, 0.5, 0.0]),
         (Whole(C=1.0, shape=(3, 2)), [5.0, 0.5, 0.0]),
         (PerRecord(C=1.0, shape=(2,), microbatch=2), [5.0, 0.5, 0.0]),
+        (PerRow(C=1.0, shape=(3,)), [3.0, 0.3, 0.0]),
     ],
 )
 def test_norms_are_of_rows_before_they_are_clipped(tmp_path, bound, norms):
@@ -35,7 +36,7 @@ def test_norms_are_of_rows_before_they_are_clipped(tmp_path, bound, norms):
     data = PrivateData(images, labels, 3, Ledger(Budget(math.inf), 3), Key.seeded("x"), diagnostics=path)
     release = data.mechanism("query", sample=Full(), bound=bound, times=2, std=1.0)
     for _ in range(2):
-        release(lambda images, labels: ROWS[labels])
+        release(lambda images, labels: ROWS[labels] if bound.shape != (3,) else ROWS[labels, 0])
     (first, second) = read_norms(path)["query"].values()
     assert np.allclose(first, norms)
     assert np.allclose(second, norms)

@@ -77,14 +77,14 @@ def test_sensitivities_of_the_bounds():
 @given(seed=st.integers(0, 10**6))
 def test_any_two_functions_are_within_the_declared_sensitivity(bound, seed):
     coins = torch.Generator().manual_seed(seed)
-    batch = Batch(torch.zeros(2, 1, 2, 2), torch.zeros(2, dtype=torch.int64))
+    batch = Batch(torch.zeros(2, 1, 2, 2), torch.zeros(2, dtype=torch.int64), torch.arange(2), Key.seeded("batch"))
     a, b = (bound.value(lambda *_: 3 * torch.randn(3, 5, generator=coins), batch, None)["value"] for _ in range(2))
     assert float((a - b).double().norm()) <= bound.sensitivity.replace_one
 
 
 def test_the_declared_sensitivity_of_rows_is_reached_by_opposite_rows():
     bound = PerRow(C=1.0, shape=(4, 2))
-    batch = Batch(torch.zeros(0, 1, 2, 2), torch.zeros(0, dtype=torch.int64))
+    batch = Batch(torch.zeros(0, 1, 2, 2), torch.zeros(0, dtype=torch.int64), torch.arange(0), Key.seeded("batch"))
     up = bound.value(lambda *_: torch.tensor([[9.0, 0.0]] * 4), batch, None)["value"]
     down = bound.value(lambda *_: torch.tensor([[-9.0, 0.0]] * 4), batch, None)["value"]
     assert float((up - down).norm()) == pytest.approx(bound.sensitivity.replace_one, rel=1e-5)
@@ -99,6 +99,33 @@ def test_the_sum_of_rows_does_not_depend_on_the_microbatch():
         sums.append(release(lambda x, y: x))
     torch.testing.assert_close(sums[0], sums[1])
     torch.testing.assert_close(sums[0], sums[2])
+
+
+@pytest.mark.parametrize(
+    ("shape", "n", "sizes"),
+    [
+        ((1, 2, 2), 1001, [1000, 1]),  # small rows: a thousand records
+        ((2**10, 2**10), 19, [8, 8, 3]),  # 32 bytes for each of 2^20 numbers: eight rows in 256 MiB
+        ((2**22 + 1,), 2, [1, 1]),  # two rows are more than that
+    ],
+)
+def test_rows_of_any_size_are_summed_in_bounded_memory(shape, n, sizes):
+    data, _ = open_data(n=n, epsilon=math.inf)
+    release = data.mechanism("rows", sample=Full(), bound=PerRecord(C=1e9, shape=shape), times=1)
+    seen = []
+
+    def fn(x, y):
+        seen.append(len(y))
+        return y.float().reshape(-1, *[1] * len(shape)).expand(-1, *shape)
+
+    total = release(fn)
+    assert seen == sizes
+    assert (total == sum(i % 3 for i in range(n))).all()
+
+
+def test_a_microbatch_below_one_is_refused():
+    with pytest.raises(ValueError, match="microbatch >= 1, or None"):
+        PerRecord(C=1.0, shape=(1,), microbatch=0)
 
 
 def test_shapes_are_declared_and_held():

@@ -16,7 +16,7 @@ from dpgen_bench.data.clients import ClientData
 from dpgen_bench.federation.mechanism import ClientMechanism, PublicBooks
 from dpgen_bench.federation.settings import Settings
 from dpgen_bench.privacy.accountants import epsilon
-from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PerRow, Whole
+from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PerRow, Whole, unit_range
 from dpgen_bench.privacy.calibration import BudgetExceeded, calibrate_std, calibrate_times
 from dpgen_bench.privacy.events import Budget, Event
 from dpgen_bench.privacy.ledger import Entry, Ledger
@@ -68,10 +68,10 @@ class PrivateData:
         self.__images = images.to(device)
         self.__labels = labels.to(device)
         self.__ids = np.arange(len(labels)) if ids is None else np.asarray(ids)
-        if len(images) != len(labels) or len(np.unique(self.__ids)) != len(labels):
+        if len(images) != len(labels) or len(np.unique(self.__ids)) != len(labels) or (self.__ids < 0).any():
             raise ValueError(
-                "expected as many images as labels and distinct record ids, got "
-                f"{len(images)}, {len(labels)} and {len(np.unique(self.__ids))}."
+                "expected as many images as labels and distinct record ids >= 0, got "
+                f"{len(images)}, {len(labels)} and {len(np.unique(self.__ids))}, the least {self.__ids.min(initial=0)}."
             )
         self.__clients = clients
         self._num_clients = num_clients
@@ -187,7 +187,7 @@ class PrivateData:
         mechanism = Mechanism(
             entry,
             bound,
-            draw=lambda index: Batch(self.__images[index], self.__labels[index]),
+            draw=self.__batch,
             ids=self.__ids,
             device=self.device,
             key=self._key,
@@ -200,6 +200,10 @@ class PrivateData:
         )
         self.mechanisms[name] = mechanism
         return mechanism
+
+    def __batch(self, index: np.ndarray, key: Key) -> Batch:
+        ids = torch.as_tensor(self.__ids[index], dtype=torch.int64, device=self.device)
+        return Batch(self.__images[index], self.__labels[index], ids, key)
 
     def close(self) -> None:
         """Let go of what mechanisms hold open; for the harness, at the end of a run."""
@@ -243,7 +247,7 @@ class PrivateData:
             start,
             stack=stack,
             ids=self.__ids,
-            draw=lambda index: Batch(self.__images[index], self.__labels[index]),
+            draw=lambda index: (unit_range(self.__images[index]), self.__labels[index]),
             device=self.device,
             fingerprint=self._fingerprint,
             identity=identity,

@@ -213,14 +213,15 @@ class Client:
         if isinstance(setup.bound, PerRow | Whole):
             exact = setup.bound.value(answer, records, None)
         else:
-            row = clip_rows(answer(*next(records.chunks(None)))[None], setup.bound.C)[0]
+            row = clip_rows(answer(*records.inputs)[None], setup.bound.C)[0]
             exact = {"value": row if len(records) else torch.zeros_like(row)}
         return exact, after
 
     def _records(self) -> Batch:
         # Copies: what a program writes into them must not be there for the next message.
         images, labels = self._setup.images.clone(), self._setup.labels.clone()
-        return Batch(images.to(self._setup.device), labels.to(self._setup.device))
+        ids = torch.arange(len(labels), device=self._setup.device)  # of no use here: programs have coins instead
+        return Batch(images.to(self._setup.device), labels.to(self._setup.device), ids, self._setup.key)
 
     def _identity(self) -> str:
         program: ClientProgram = pickle.loads(self._setup.program)
@@ -251,7 +252,7 @@ class Client:
                 program: ClientProgram = pickle.loads(self._setup.program)
                 coins = private_coins(Key.seeded(f"client state:{self._identity()}"))
                 with public_randomness_untouched("`start` of a client program"):
-                    parts = program.start(next(self._records().chunks(None)), coins)
+                    parts = program.start(self._records().inputs, coins)
                 if parts == {}:
                     return {}
                 expect_parts(parts)

@@ -26,30 +26,65 @@ from torch import Tensor, nn
 from dpgen_bench.privacy.clipping import SMALLEST_C, clip_rows
 from dpgen_bench.privacy.events import Sensitivity
 from dpgen_bench.privacy.gradients import clipped_gradient_sum
+from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.record_rng import RecordRng, names_rng
 
 PublicRows = tuple[Tensor, Tensor]
+
+# Of PerRecord: rows as fn gives them, and what clipping and adding copy of them in float32 and float64.
+_MEMORY_OF_ROWS = 256 * 2**20
+_BYTES_PER_NUMBER = 32
+_MOST_RECORDS = 1000
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The records of one draw. Lives only inside a mechanism; handed to `fn` in chunks and nowhere else.
+    """The records of one draw. Lives only inside a mechanism; its records are handed to `fn` and nowhere else.
 
-    images: [b, c, h, w], uint8 (scaled to [0, 1] on the way out) or float. labels: int64 [b].
+    Attributes:
+        images: [b, c, h, w], uint8 (scaled to [0, 1] on the way out) or float.
+        labels: int64 [b].
+        ids: int64 [b], the records' ids; -1 - j for public row j of a PerRecordGradient.
+        key: of the release; the root of the rows of `rng`.
     """
 
     images: Tensor
     labels: Tensor
+    ids: Tensor
+    key: Key
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def chunks(self, size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """(images float32 in [0, 1], labels) in pieces of at most `size`; one piece for None or an empty draw."""
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor]:
+        """What private functions see: (images float32 in [0, 1], labels)."""
+        return unit_range(self.images), self.labels
+
+    def rows(self, index: slice | Tensor) -> Batch:
+        """Some of the records."""
+        return Batch(self.images[index], self.labels[index], self.ids[index], self.key)
+
+    def chunks(self, size: int | None) -> Iterator[Batch]:
+        """Pieces of at most `size` records; one piece for None or an empty draw."""
         step = max(len(self), 1) if size is None else size
         for start in range(0, max(len(self), 1), step):
-            images = self.images[start : start + step]
-            scaled = images.float() / 255.0 if images.dtype == torch.uint8 else images.float()
-            yield scaled, self.labels[start : start + step]
+            yield self.rows(slice(start, start + step))
+
+
+def unit_range(images: Tensor) -> Tensor:
+    """Float32 images in [0, 1] of uint8 ones; others keep their values."""
+    return images.float() / 255.0 if images.dtype == torch.uint8 else images.float()
+
+
+def call(fn: Callable[..., Tensor], batch: Batch, *more: Tensor) -> Tensor:
+    """fn(images, labels, *more), with rng=RecordRng for a function that names it; the only way in which bounds call fn.
+
+    The rows of `rng` belong to ids, so evaluated on some records of a draw alone, fn sees the same rows for them.
+    """
+    if names_rng(fn):
+        return fn(*batch.inputs, *more, rng=RecordRng(batch.key, batch.ids))
+    return fn(*batch.inputs, *more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +130,33 @@ class PerRecord(Bound):
 
     Row i must depend on record i (and public inputs) alone. Sums are kept in float64 so that the rounding of a
     sum of 60,000 rows stays far below the sensitivity of one.
+
+    Args:
+        shape: of one row.
+        microbatch: fn is called on at most so many records at once. It bounds the memory and changes the sum by the
+            rounding of float64 only, and by that of fn. None: as many as keep the rows and the copies made of them
+            within 256 MiB, at most 1000 and at least one. What fn itself needs comes on top of that.
+
+    Raises:
+        ValueError: for a microbatch below 1.
     """
 
     shape: tuple[int, ...]
-    microbatch: int | None = 1000
+    microbatch: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.microbatch is not None and self.microbatch < 1:
+            raise ValueError(
+                f"expected microbatch >= 1, or None for one chosen from the size of a row, got {self.microbatch!r}."
+            )
+
+    @property
+    def records_at_once(self) -> int:
+        """The most records that fn is called on together."""
+        if self.microbatch is not None:
+            return self.microbatch
+        return min(_MOST_RECORDS, max(1, _MEMORY_OF_ROWS // (_BYTES_PER_NUMBER * math.prod(self.shape))))
 
     @property
     def sensitivity(self) -> Sensitivity:
@@ -106,11 +164,11 @@ class PerRecord(Bound):
 
     def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
         total = torch.zeros(self.shape, dtype=torch.float64, device=batch.labels.device)
-        for images, labels in batch.chunks(self.microbatch):
-            if len(labels) == 0:
+        for chunk in batch.chunks(self.records_at_once):
+            if len(chunk) == 0:
                 continue
-            rows = fn(images, labels)
-            _expect_shape(self, rows, (len(labels), *self.shape))
+            rows = call(fn, chunk)
+            _expect_shape(self, rows, (len(chunk), *self.shape))
             total += clip_rows(rows, self.C).sum(dim=0, dtype=torch.float64)
         return {"value": total}
 
@@ -146,16 +204,23 @@ class PerRecordGradient(Bound):
         return {**super().describe(), "public_rows": self.public_rows}
 
     def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
-        images, labels = next(batch.chunks(None))
-        rows: tuple[Tensor, ...] = (images, labels)
+        images, labels = batch.inputs
+        rows: tuple[Tensor, ...] = (images, labels, batch.ids)
         if public is not None:
             mask = torch.cat([torch.zeros_like(labels), torch.ones_like(public[1])]).bool()
             rows = (
                 torch.cat([images, public[0].detach()]),
                 torch.cat([labels, public[1]]),
+                torch.cat([batch.ids, -1 - torch.arange(len(public[1]), device=batch.ids.device)]),
                 mask,
             )
-        total = clipped_gradient_sum(self.module, fn, rows, self.C, microbatch=self.microbatch, backend=self.backend)
+
+        def losses(images: Tensor, labels: Tensor, ids: Tensor, *mask: Tensor) -> Tensor:
+            return call(fn, Batch(images, labels, ids, batch.key), *mask)
+
+        total = clipped_gradient_sum(
+            self.module, losses, rows, self.C, microbatch=self.microbatch, backend=self.backend
+        )
         return dict(total.gradients)
 
 
@@ -178,7 +243,7 @@ class PerRow(Bound):
         return {**super().describe(), "rows": self.shape[0]}
 
     def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
-        rows = fn(*next(batch.chunks(None)))
+        rows = call(fn, batch)
         _expect_shape(self, rows, self.shape)
         return {"value": clip_rows(rows, self.C)}
 
@@ -194,7 +259,7 @@ class Whole(Bound):
         return Sensitivity(2.0 * self.C, 2.0 * self.C)
 
     def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
-        tensor = fn(*next(batch.chunks(None)))
+        tensor = call(fn, batch)
         _expect_shape(self, tensor, self.shape)
         return {"value": clip_rows(tensor.unsqueeze(0), self.C).squeeze(0)}
 

@@ -5,6 +5,7 @@ A release is made in a fixed order: draw the records, let `fn` see them, clip, a
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, PublicRo
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.record_rng import names_rng
 from dpgen_bench.privacy.state import PrivateState
 
 
@@ -126,7 +128,7 @@ class Mechanism(Allowance):
         entry: Entry,
         bound: Bound,
         *,
-        draw: Callable[[np.ndarray], Batch],
+        draw: Callable[[np.ndarray, Key], Batch],
         ids: np.ndarray,
         device: torch.device,
         key: Key,
@@ -173,14 +175,18 @@ class Mechanism(Allowance):
         """One release.
 
         Args:
-            fn: what the bound expects, see `dpgen_bench.privacy.bounds`. It alone sees records. Of a mechanism with
-                private state: fn(images, labels, state, coins) -> (what the bound expects, the shard's next state),
-                state float32 tensors by name, coins a CPU generator for private randomness of this release.
+            fn: what the bound expects, see `dpgen_bench.privacy.bounds`. It alone sees records. If it names an
+                argument `rng`, it is given private randomness, a `RecordRng`, of which row i belongs to record i. Draw
+                public randomness before the call: drawn inside fn from a global generator, it would depend on how many
+                records there are. Of a mechanism with private state: fn(images, labels, state, coins) -> (what the
+                bound expects, the shard's next state), state float32 tensors by name, coins a CPU generator for private
+                randomness of this release, and no `rng`.
             public: rows that join a PerRecordGradient's sum; their number was fixed with the bound.
 
         Raises:
             AllowanceExhausted: after `times` releases.
             RuntimeError: outside `ctx.steps`, for a mechanism with private state.
+            ValueError: for public rows that were not declared, or `rng` where there is private state.
             Spoiled: if any private function of the run has raised before, even if the method caught that.
         """
         self._ledger.refuse_if_spoiled()
@@ -204,6 +210,11 @@ class Mechanism(Allowance):
 
     def _release(self, fn: Callable[..., Tensor], public: PublicRows | None, index: int) -> dict[str, Tensor]:
         self._bound.check_public(public)
+        if self._state is not None and names_rng(fn):
+            raise ValueError(
+                f"mechanism {self.name!r} keeps private state, so its functions are given (images, labels, state, "
+                "coins) and no `rng`: draw from coins, and give the argument another name."
+            )
         key = self._key.derive(self.name, index)
         drawn = self.event.sampling.draw(self._ids, key, index)
         if self._state is not None:
@@ -212,7 +223,7 @@ class Mechanism(Allowance):
         if self._diagnostics is not None:
             fn = _remembering(fn, unbounded)
         try:
-            exact = self._bound.value(fn, self._draw(drawn), public)
+            exact = self._bound.value(fn, self._draw(drawn, key), public)
         except BaseException as error:
             # Whether records make a function raise is an answer without noise: nothing may follow it.
             self._ledger.spoil(f"release {index} of {self.name!r} raised {type(error).__name__}")
@@ -240,7 +251,7 @@ class Mechanism(Allowance):
         with open(self._diagnostics, "a") as out:
             row = {"mechanism": self.name, "release": index, "drawn": drawn, "exact_norm": norm}
             if isinstance(self.bound, PerRow | Whole | PerRecord):  # rows as fn gave them, before they were clipped
-                norms = [rows.detach().flatten(1).norm(dim=1) for rows in unbounded]
+                norms = [rows.detach().reshape(*rows.shape[:1], -1).norm(dim=1) for rows in unbounded if len(rows)]
                 row["norms_before_clipping"] = [round(float(norm), 5) for part in norms for norm in part]
             out.write(json.dumps(row) + "\n")
 
@@ -248,8 +259,9 @@ class Mechanism(Allowance):
 def _remembering(fn: Callable[..., Tensor], given: list[Tensor]) -> Callable[..., Tensor]:
     """fn, which also appends what it gives to `given`."""
 
-    def remembering(*args: Any) -> Tensor:
-        given.append(fn(*args))
+    @functools.wraps(fn, updated=())  # whether fn names `rng` is read from its signature
+    def remembering(*args: Any, **kwargs: Any) -> Tensor:
+        given.append(fn(*args, **kwargs))
         return given[-1]
 
     return remembering

@@ -18,7 +18,6 @@ from filelock import FileLock
 from torch import Tensor
 
 from dpgen_bench.files import write_atomic
-from dpgen_bench.privacy.bounds import Batch
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.rows import Parts, Rows, make_private
 from dpgen_bench.privacy.sampling import OneShard
@@ -67,7 +66,7 @@ class PrivateState:
         *,
         stack: int,
         ids: np.ndarray,
-        draw: Callable[[np.ndarray], Batch],
+        draw: Callable[[np.ndarray], tuple[Tensor, Tensor]],
         device: torch.device,
         fingerprint: Callable[[], str],
         identity: dict[str, Any],
@@ -139,7 +138,7 @@ class PrivateState:
             self._look_again()
             if all(self._first.find(shard, 1) is not None for shard in shards):
                 return
-            records = [next(self._draw(self._members[shard]).chunks(None)) for shard in shards]
+            records = [self._draw(self._members[shard]) for shard in shards]
             try:
                 with public_randomness_untouched("`start` of private state"):
                     parts = self._make(records, [private_coins(self._key.derive(shard)) for shard in shards])

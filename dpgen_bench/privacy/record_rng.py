@@ -1,0 +1,179 @@
+"""Private randomness of single records: `rng`, of which row i depends on the id of record i and on no other record.
+
+A private function that draws its own noise for a batch gives record i whatever stands at its place of the batch. If
+one record leaves, all later records move up and get the noise of their predecessors, so that the sum moves by far more
+than one row. Here each record has a stream of its own: that of the counter-based generator Philox4x64-10 (Salmon et
+al., *Parallel Random Numbers: As Easy as 1, 2, 3*, SC 2011), computed for all records at once:
+
+    row i of call number c  =  Philox(key of the release, counter = (block, c, id of record i, 0)), blocks 1, 2, ...
+
+Row i of `uniform` is bit by bit what numpy.random.Generator(numpy.random.Philox(key, counter=[0, c, id, 0])) draws as
+float32. `normal` uses +, -, *, / and the square root alone, which IEEE 754 rounds in one way, so that a value depends
+neither on the place of a record in the batch nor on the size of the batch or on the machine.
+
+Sensitivities hold for any fixed value of this randomness, so privacy does not rest on its quality or on its secrecy.
+It is never noise.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpgen_bench.privacy.noise import Key
+
+Shape = int | tuple[int, ...]
+
+_MASK = (1 << 32) - 1
+_MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
+_WEYL = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
+_ROUNDS = 10
+_WORDS = 8  # of 32 bits in one block
+_BLOCKS_AT_ONCE = {"cpu": 2**14}  # temporaries stay in the cache of a core
+_BLOCKS_ON_ACCELERATORS = 2**20
+_LARGEST_RANGE = 2**31
+
+
+class RecordRng:
+    """Random numbers for the records of one call of a private function; a function that names `rng` is given one.
+
+    Each method returns a tensor [b, *shape] on the device of the batch, row i for record i. The rows of one call are
+    independent of each other and of those of other calls. A second call of the same method gives new values.
+
+    Guarantees: row i is a function of (run, mechanism, release, id of record i, number of the call) alone. Public rows
+    of a PerRecordGradient have streams by their place among the public rows.
+
+    Args:
+        key: of the release.
+        ids: int64 [b], the ids of the records; -1 - j for public row j.
+    """
+
+    def __init__(self, key: Key, ids: Tensor) -> None:
+        secret = key.derive("private randomness").secret
+        self._words = tuple(int(word) for word in np.frombuffer(secret[:16], dtype=np.uint64))
+        self._ids = ids
+        self._calls = 0
+
+    def uniform(self, shape: Shape = ()) -> Tensor:
+        """Float32 [b, *shape], uniform on the multiples of 2^-24 in [0, 1)."""
+        return self._draw(shape, lambda words: (words >> 8).to(torch.float32) * 2.0**-24)
+
+    def normal(self, shape: Shape = ()) -> Tensor:
+        """Float32 [b, *shape], standard normal (Box and Muller; at most 6.8 in absolute value)."""
+        return self._draw(shape, _box_muller)
+
+    def integers(self, low: int, high: int, shape: Shape = ()) -> Tensor:
+        """Int64 [b, *shape], uniform on low, ..., high - 1 (up to a relative 2^-33).
+
+        Raises:
+            ValueError: unless low < high <= low + 2^31.
+        """
+        size = int(high) - int(low)
+        if not 0 < size <= _LARGEST_RANGE:
+            raise ValueError(f"expected low < high <= low + 2^31 for integers(low, high), got {low} and {high}.")
+
+        def scaled(words: Tensor) -> Tensor:
+            # floor(size * U) of a uniform U with 64 bits: the high word and the carry of the low one.
+            return int(low) + ((words[:, 0::2] * size + ((words[:, 1::2] * size) >> 32)) >> 32)
+
+        return self._draw(shape, scaled)
+
+    @torch.no_grad()
+    def _draw(self, shape: Shape, convert: Callable[[Tensor], Tensor]) -> Tensor:
+        """[b, *shape] of the values [s, k] that `convert` makes of words int64 [s, 8], each in [0, 2^32)."""
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        if any(size < 0 for size in shape):
+            raise ValueError(f"expected the shape of one record's row, with sizes >= 0, got {shape}.")
+        call, self._calls = self._calls, self._calls + 1
+        device, b, n = self._ids.device, len(self._ids), math.prod(shape)
+        empty = convert(torch.zeros(0, _WORDS, dtype=torch.int64, device=device))
+        blocks = -(-n // empty.shape[1])
+        values = empty.new_empty(b * blocks, empty.shape[1])
+        step = _BLOCKS_AT_ONCE.get(device.type, _BLOCKS_ON_ACCELERATORS)
+        for start in range(0, b * blocks, step):
+            place = torch.arange(start, min(start + step, b * blocks), device=device)
+            words = _philox(place % blocks + 1, call, self._ids[place // blocks], self._words)
+            values[start : start + step] = convert(words)
+        return values.view(b, blocks * empty.shape[1])[:, :n].reshape(b, *shape)
+
+
+def names_rng(fn: Callable[..., Any]) -> bool:
+    """Whether a private function asks for private randomness: whether it names an argument `rng` that is still open."""
+    if isinstance(fn, functools.partial) and "rng" in fn.keywords:
+        return False
+    try:
+        parameters = inspect.signature(fn).parameters
+    except (TypeError, ValueError):  # functions of C have no signature to read
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return "rng" in parameters and parameters["rng"].kind in kinds
+
+
+def _signed(word: int) -> int:
+    """The int64 with the 64 lowest bits of `word`."""
+    word &= (1 << 64) - 1
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _product(a: Tensor, m: int) -> tuple[Tensor, Tensor]:
+    """High and low 64 bits of a * m, both read without sign; PyTorch's int64 wraps, and shifts with the sign."""
+    low_a, high_a, low_m, high_m = a & _MASK, (a >> 32) & _MASK, m & _MASK, m >> 32
+    cross, other = low_a * high_m, high_a * low_m
+    carry = (((low_a * low_m) >> 32) & _MASK) + (cross & _MASK) + (other & _MASK)
+    high = high_a * high_m + ((cross >> 32) & _MASK) + ((other >> 32) & _MASK) + (carry >> 32)
+    return high, a * _signed(m)
+
+
+def _philox(block: Tensor, call: int, ids: Tensor, key: tuple[int, ...]) -> Tensor:
+    """Philox4x64-10 of the counters (block, call, id, 0): its 256 bits as 8 words int64 [s, 8] in [0, 2^32)."""
+    c0, c1, c2, c3 = block, torch.full_like(block, call), ids, torch.zeros_like(block)
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        high0, low0 = _product(c0, _MULTIPLIERS[0])
+        high1, low1 = _product(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ _signed(k0), low1, high0 ^ c3 ^ _signed(k1), low0
+        k0, k1 = k0 + _WEYL[0], k1 + _WEYL[1]
+    return torch.stack([half & _MASK for c in (c0, c1, c2, c3) for half in (c, c >> 32)], dim=1)
+
+
+def _box_muller(words: Tensor) -> Tensor:
+    """Standard normal float32 [s, 8]: sqrt(-2 log u) (cos t, sin t), u and t / 2π uniform with 32 bits each."""
+    u, turn = words.to(torch.float64).mul_(2.0**-32).split(_WORDS // 2, dim=1)
+    radius = (-2.0 * _log(u + 2.0**-33)).sqrt()
+    quarter = (turn * 4.0 + 0.5).floor()
+    x = (turn * 4.0 - quarter) * (math.pi / 2.0)  # in [-π/4, π/4]
+    square = x * x
+    cos = _polynomial(square, [(-1.0) ** k / math.factorial(2 * k) for k in range(8)])
+    sin = _polynomial(square, [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(8)]) * x
+    # cos(x + quarter π/2) and sin(x + quarter π/2), for quarter in 0..4
+    swapped, back = quarter % 2 == 1, quarter % 4 >= 2
+    lead = torch.where(swapped, -sin, cos)
+    lag = torch.where(swapped, cos, sin)
+    sign = torch.where(back, -radius, radius)
+    return torch.cat([sign * lead, sign * lag], dim=1).to(torch.float32)
+
+
+def _log(u: Tensor) -> Tensor:
+    """Natural logarithm of u in (0, 1), float64, off by less than 1e-14 (relative)."""
+    mantissa, exponent = torch.frexp(u)
+    small = mantissa < math.sqrt(0.5)
+    mantissa = torch.where(small, mantissa * 2.0, mantissa)
+    exponent = exponent.to(torch.float64) - small.to(torch.float64)
+    s = (mantissa - 1.0) / (mantissa + 1.0)  # log m = 2 artanh s, |s| < 0.172
+    artanh = _polynomial(s * s, [1.0 / (2 * k + 1) for k in range(10)]) * s
+    return exponent * math.log(2.0) + 2.0 * artanh
+
+
+def _polynomial(x: Tensor, coefficients: list[float]) -> Tensor:
+    """Σ_k c_k x^k, by Horner's rule."""
+    value = torch.full_like(x, coefficients[-1])
+    for c in reversed(coefficients[:-1]):
+        value = value * x + c
+    return value
