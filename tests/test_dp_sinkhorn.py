@@ -160,6 +160,20 @@ def test_without_privacy_nothing_is_clipped(monkeypatch: pytest.MonkeyPatch) -> 
         close(a, b)
 
 
+def test_a_step_is_adams_along_the_gradient_with_weight_decay() -> None:
+    method = DPSinkhorn(**TINY, lr=3e-3, betas=(0.6, 0.9), weight_decay=0.1)
+    _, ctx = fit(method, private())
+    torch.manual_seed(3)
+    by_hand = ConvGenerator(SHAPE, 10, latent_dim=3, label_dim=2, width=2)
+    adam = torch.optim.Adam(by_hand.parameters(), 3e-3, (0.6, 0.9), weight_decay=0.1)
+    for before, after in zip(by_hand.parameters(), ctx.stateful["g"].parameters(), strict=True):
+        before.grad = after.grad
+    adam.step()
+    for expected, after in zip(by_hand.parameters(), ctx.stateful["g"].parameters(), strict=True):
+        assert torch.allclose(after, expected, atol=1e-6)
+    assert ctx.stateful["adam"].param_groups[0]["betas"] == (0.6, 0.9)
+
+
 @pytest.mark.parametrize("p", [0.0, 0.4])
 def test_the_parameter_gradient_is_the_backprop_of_the_whole_loss(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
     method = DPSinkhorn(**{**TINY, "p": p, "sigma": 0.5}, perturb="parameter", clip_norm=0.03)

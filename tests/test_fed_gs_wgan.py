@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -18,8 +18,9 @@ from dpgen_bench.data.private import PrivateData
 from dpgen_bench.federation.mechanism import ClientMechanism
 from dpgen_bench.federation.memory import Memory
 from dpgen_bench.federation.messages import encode
+from dpgen_bench.generator import Generator, NetGenerator
 from dpgen_bench.method import Context
-from dpgen_bench.nets.wgan import ProjectionCritic
+from dpgen_bench.nets.wgan import DCGANGenerator, ProjectionCritic
 from dpgen_bench.privacy import bounds
 from dpgen_bench.privacy.accountants import epsilon
 from dpgen_bench.privacy.events import Budget
@@ -28,7 +29,7 @@ from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import OneClient, Sampling
 from dpgen_bench.specify import CONF, build_method, compose_config, specify
 from dpgen_bench.testing import ConformanceError, check_method
-from dpgen_bench.wasserstein import CriticTraining, draw_matching
+from dpgen_bench.wasserstein import CriticTraining, draw_latents, draw_matching
 from methods import fed_gs_wgan
 from methods.fed_gs_wgan import CriticClient, FedGSWGAN
 from tests import toys
@@ -171,13 +172,37 @@ def test_places_without_a_record_are_left_out_others_repeated_and_pixels_cleaned
     assert draw_matching(own, torch.tensor([5, 9]), 5, coins()) is None
 
 
-def fit(**settings: Any) -> Context:
+class Seen(Context):
+    """Keeps what the method put into its training loop, the generator's weights after each step, and the result."""
+
+    released: Generator
+
+    def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Iterator[int]:
+        self.stateful: dict[str, Any] = stateful
+        self.weights: list[list[Tensor]] = []
+        for t in super().steps(total, phase=phase, **stateful):
+            yield t
+            if "g" in stateful:
+                self.weights.append([p.detach().clone() for p in stateful["g"].parameters()])
+
+
+def fit(**settings: Any) -> Seen:
     """A run on four clients with ten records each, of all labels, asked in turn, without noise."""
     ledger = Ledger(Budget(math.inf, DELTA, "replace_one", "pld"), 4)
     data = PrivateData(*toys.records(40), 10, ledger, Key.seeded("test"), clients=np.arange(40) // 10, num_clients=4)
-    context = Context(3, data=data)
-    FedGSWGAN(**{**TINY, "schedule": "public_balanced", "n_critic": 3, **settings}).fit(data, context)
+    context = Seen(3, data=data)
+    context.released = FedGSWGAN(**{**TINY, "schedule": "public_balanced", "n_critic": 3, **settings}).fit(
+        data, context
+    )
     return context
+
+
+def test_the_released_generator_is_the_moving_average() -> None:
+    """Its decay is min(1 - 1/(t + 1), ema): 0, then 1/2, and from then on ema = 0.6 instead of 2/3."""
+    context = fit(steps=4, ema=0.6, warm_start=0)
+    assert isinstance(context.released, NetGenerator)
+    for (a, b, c, d), mean in zip(zip(*context.weights, strict=True), context.released.net.parameters(), strict=True):
+        assert torch.allclose(0.36 * (a + b) / 2 + 0.24 * c + 0.4 * d, mean, atol=1e-6)
 
 
 @pytest.mark.parametrize(("max_answers", "asked"), [(None, 6), (1, 4)])
@@ -196,13 +221,23 @@ def test_bytes_are_those_of_the_messages_of_rounds_that_ask(max_answers: int | N
 def test_the_generator_descends_along_the_answers(sign: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """If all pixels have one gradient, images get darker, or brighter; all that are sent differ from each other."""
     sent: list[Tensor] = []
+    first: list[dict[str, Tensor]] = []
 
     def answer(self: ClientMechanism, message: dict[str, Tensor]) -> Tensor:
         sent.append(message["images"].mean((2, 3, 4)))
+        first.append(message)
         return torch.full((B, *SHAPE), sign)
 
     monkeypatch.setattr(ClientMechanism, "__call__", answer)
-    fit(lr=1e-2, latent="normal")
+    context = fit(lr=1e-2, betas=(0.4, 0.9), latent="normal")
+    (group,) = context.stateful["adam"].param_groups
+    assert (group["lr"], group["betas"]) == (1e-2, (0.4, 0.9))
+    torch.manual_seed(3)
+    g, public = DCGANGenerator(SHAPE, 10, latent_dim=3, width=2), coins(3)
+    z = draw_latents("normal", (3, B, 3), public, torch.device("cpu"))
+    labels = torch.randint(10, (3, B), generator=public)
+    assert torch.equal(first[0]["labels"], labels)
+    assert torch.allclose(first[0]["images"][-1], g(z[-1], labels[-1]), atol=1e-5)
     assert all(len(means.unique()) == 3 * B for means in sent)
     assert sign * float(sent[-1].mean() - sent[0].mean()) < -0.05
 

@@ -182,6 +182,7 @@ class Steps(Context):
 
     def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Iterator[int]:
         self.rounds: list[tuple[Tensor, Tensor]] = []
+        self.stateful: dict[str, Any] = stateful
         for t in super().steps(total, phase=phase, **stateful):
             before = parameters_to_vector(stateful["D"].parameters()).detach().clone()
             yield t
@@ -208,6 +209,35 @@ def test_the_mean_is_the_sum_of_clipped_answers_over_a_fixed_number(monkeypatch:
     assert 1.0 < highest < 8.0
     assert len({len(those) for those in answered}) > 2
     assert sum(map(len, answered)) < sum(map(len, mechanism._rounds))
+
+
+def test_a_round_is_algorithm_1_with_each_sides_own_optimiser_and_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients get the server's networks, lr_d and optimizer_d; then g_steps of lr_g, on fresh images, by hand."""
+    programs: list[Known] = []
+    sent: list[dict[str, Tensor]] = []
+    call = ClientMechanism.__call__
+    monkeypatch.setattr(fedavg_gan, "DiscriminatorClient", lambda *args: programs.append(Known(*args)) or programs[-1])
+    monkeypatch.setattr(ClientMechanism, "__call__", lambda self, message: sent.append(message) or call(self, message))
+    data = PrivateData(
+        *toys.records(30), 10, Ledger(FREE, 5), Key.seeded("m"), clients=np.arange(30) % 5, num_clients=5
+    )
+    context = Steps(3, data=data)
+    settings = {"steps": 1, "g_steps": 3, "lr_g": 0.5, "lr_d": 2e-4, "lr_server": 1e-3, "optimizer_d": "adam"}
+    FedAvgGAN(**{**TINY, **settings}).fit(data, context)
+    assert (programs[0].lr, programs[0].optimizer, programs[0].local_steps) == (2e-4, "adam", 1)
+
+    torch.manual_seed(3)
+    G, D, public = GeneratorNet(SHAPE, 10, latent_dim=4, width=0.01), context.stateful["D"], coins(3)
+    assert torch.equal(sent[0]["generator"], parameters_to_vector(G.parameters()))
+    sgd = torch.optim.SGD(G.parameters(), 0.5, weight_decay=2.5e-5)
+    for _ in range(3):
+        z = draw_latents("normal", (B, 4), public, torch.device("cpu"))
+        y = torch.randint(10, (B,), generator=public)
+        sgd.zero_grad()
+        (-D(G(z, y), y).mean()).backward()
+        sgd.step()
+    for by_hand, trained in zip(G.parameters(), context.stateful["G"].parameters(), strict=True):
+        assert torch.allclose(by_hand, trained, atol=1e-5)
 
 
 @pytest.mark.parametrize("pixel", [230, 25])

@@ -25,7 +25,7 @@ from dpgen_bench.privacy.sampling import OneShard
 from dpgen_bench.privacy.state import PrivateState, StatePlace
 from dpgen_bench.specify import build_method, compose_config
 from dpgen_bench.testing import ConformanceError, check_method
-from dpgen_bench.wasserstein import CriticTraining
+from dpgen_bench.wasserstein import CriticTraining, draw_latents
 from methods.gs_wgan import GSWGAN
 from tests.toys import Watcher, records
 
@@ -88,29 +88,53 @@ def test_without_noise_the_gradient_is_the_critics_own() -> None:
     critics.power_iteration()
     x.requires_grad_()
     (-critics(x[None], y[None]).sum()).backward()
+    torch.manual_seed(3)
+    public = torch.Generator().manual_seed(3)
+    z = draw_latents("bernoulli", (4, 3), public, torch.device("cpu"))
+    assert torch.equal(y, torch.randint(10, (4,), generator=public))
+    assert torch.allclose(x, DCGANGenerator(SHAPE, 10, latent_dim=3, width=2)(z, y), atol=1e-5)
     (_, exact, noisy) = watcher.releases[0]
     assert torch.allclose(exact, x.grad, atol=1e-6)
     assert torch.equal(exact, noisy)
 
 
 def test_the_generator_descends_along_what_was_released() -> None:
-    """Zero gradients in, the initial generator out; it learns of records through releases alone."""
+    """Zero gradients in, the initial generator out; if all pixels have one gradient, images get darker, or brighter."""
 
-    class Nothing(Watcher):
+    class Even(Watcher):
         def release(self, mechanism: Mechanism, index: int, drawn: Any, exact: Any, noisy: Any) -> dict[str, Tensor]:
-            return {"value": torch.zeros_like(noisy["value"])}
+            return {"value": torch.full_like(noisy["value"], gradient)}
 
-    still = fit(GSWGAN(**TINY), private(watcher=Nothing()))
-    moved = fit(GSWGAN(**TINY), private())
-    torch.manual_seed(3)
-    Context(3)
-    initial = DCGANGenerator(SHAPE, 10, latent_dim=3, width=2)
-    assert torch.allclose(weights(still), torch.cat([v.flatten() for v in initial.state_dict().values()]), atol=1e-6)
-    assert not torch.allclose(weights(moved), weights(still))
+    means = {}
+    for gradient in (0.0, 1.0, -1.0):
+        method = GSWGAN(**{**TINY, "lr": 1e-2, "latent": "normal", "steps": 8, "ema": 0.0})
+        made = fit(method, private(watcher=Even()))
+        means[gradient] = float(made.sample(torch.arange(40) % 10, 1).float().mean()) / 255
+        if not gradient:
+            torch.manual_seed(3)
+            initial = DCGANGenerator(SHAPE, 10, latent_dim=3, width=2).state_dict()
+            assert torch.allclose(weights(made), torch.cat([v.flatten() for v in initial.values()]), atol=1e-6)
+    assert means[1.0] < means[0.0] - 0.05
+    assert means[-1.0] > means[0.0] + 0.05
+
+
+def test_both_networks_learn_at_the_configured_rate() -> None:
+    kept: list[Any] = []
+
+    class Seen(Context):
+        def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Any:
+            kept.append(stateful.get("adam"))
+            return super().steps(total, phase=phase, **stateful)
+
+    data = private()
+    method = GSWGAN(**{**TINY, "steps": 1, "lr": 3e-3, "betas": (0.4, 0.8)})
+    method.fit(data, Seen(3, data=data))
+    (group,) = kept[-1].param_groups
+    assert (group["lr"], group["betas"]) == (3e-3, (0.4, 0.8)) == (method.training.lr, method.training.betas)
 
 
 def test_the_released_generator_is_the_moving_average() -> None:
-    """decay min(1 - 1/(t+1), ema): a plain mean at first, the last weights for ema = 0."""
+    """Its decay is min(1 - 1/(t + 1), ema): 0, then 1/2, from then on ema = 0.6 instead of 2/3; none for ema = 0."""
 
     class Trajectory(Context):
         def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Any:
@@ -119,12 +143,12 @@ def test_the_released_generator_is_the_moving_average() -> None:
                 if phase == "train":
                     seen.append([p.detach().clone() for p in stateful["g"].parameters()])
 
-    for ema in (0.9, 0.0):
+    for ema in (0.6, 0.0):
         seen: list[list[Tensor]] = []
         data = private()
         generator = GSWGAN(**{**TINY, "ema": ema}).fit(data, Trajectory(3, data=data))
         assert isinstance(generator, NetGenerator)
-        expected = [torch.stack(values).mean(0) if ema else values[-1] for values in zip(*seen, strict=True)]
+        expected = [0.36 * (a + b) / 2 + 0.24 * c + 0.4 * d if ema else d for a, b, c, d in zip(*seen, strict=True)]
         for mean, parameter in zip(expected, generator.net.parameters(), strict=True):
             assert torch.allclose(mean, parameter, atol=1e-6)
 

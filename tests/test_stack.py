@@ -147,6 +147,25 @@ def test_warm_start_depends_on_its_own_records_alone():
             assert bool(torch.isfinite(value).all()), name
 
 
+def test_throw_away_generators_climb_the_scores_of_their_critics(monkeypatch):
+    """With critics at rest; scores of images with fixed latents and labels."""
+    monkeypatch.setattr(CriticTraining, "improve", lambda self, *args: None)
+    training = CriticTraining(batch_size=8, latent_dim=10, lr=1e-2)
+    critics = training.stack(critic(), Stack.initial(critic, coins(2)))
+
+    def generator():
+        return DCGANGenerator(SHAPE, CLASSES, width=2)
+
+    generators = training.stack(generator(), Stack.initial(generator, coins(2, seed=20)))
+    z, labels = draw_latents("bernoulli", (2, 8, 10), coins(1)[0], torch.device("cpu")), torch.arange(16).view(2, 8) % 3
+    scores = []
+    for _ in range(10):
+        scores.append(critics(generators(z, labels), labels).detach().mean(1))
+        training.iterate(critics, generators, CLASSES, records(2), coins(2))
+    assert bool((scores[-1] > scores[0]).all())
+    assert float((scores[-1] - scores[0]).min()) > 0.1 * float(scores[0].abs().max()), scores
+
+
 def test_warm_start_leaves_public_randomness_alone():
     before = torch.get_rng_state()
     training = CriticTraining(batch_size=4, n_critic=1)
