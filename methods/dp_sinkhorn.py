@@ -9,6 +9,9 @@ A step's n rows are functions of one secret batch, which may move each of them b
 sensitivity 2Δ sqrt(n), not n releases, as the final paper counts them: of its settings for MNIST, printed with ε = 10,
 ε = 845 can be proven. `epsilon_claimed` is the paper's count. With `clip: whole` (earlier version, released code) the
 paper's count is sound.
+
+Each step makes one generator pass of n + n' images, as Algorithm 1 reads; the released code makes two, of n and of n'
+images, whose batch normalisations have statistics of their own.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ class GSWGAN:
             records alternate between 32 and 28, and its batches of images with them).
         steps: T, of the generator. None: as many as the budget allows at this σ.
         n_critic: updates of the drawn critic in each step.
-        warm_start: iterations that prepare each critic, of n_critic updates against one of a throw-away generator.
+        warm_start: iterations that prepare each critic, of n_critic updates against one of a throw-away generator (the
+            text's 2,000; the released code makes 2,001, and 20,001 steps for T = 20,000).
         sigma: σ; each image's gradient gets noise N(0, (2Cσ)^2 I). None: calibrated from `steps` to the budget, or, if
             that is infinite, neither clipping nor noise.
         clip: "per_row": each image's gradient to norm C (paper), or "whole": all B together to C sqrt(B). Both bound a

@@ -8,12 +8,14 @@ comes from `dpgen_bench.privacy.accountants` on the ledger's events.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.composition import Composition
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.sampling import OneClient, OneShard, Poisson
 
@@ -23,10 +25,6 @@ TF_PRIVACY_ORDERS: tuple[float, ...] = (
     *(1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5),
     *(float(order) for order in range(5, 64)),
     *(128.0, 256.0, 512.0),
-)
-OPACUS_ORDERS: tuple[float, ...] = (
-    *(1.0 + tenth / 10.0 for tenth in range(1, 100)),
-    *(float(order) for order in range(12, 64)),
 )
 
 
@@ -70,18 +68,50 @@ def classical_rdp(q: float, sigma: float, compositions: int, delta: float) -> fl
 
 
 def opacus_rdp(q: float, sigma: float, compositions: int, delta: float) -> float:
-    """DPGAN's count: Opacus' RDP with its improved conversion and default orders, one composition per step.
+    """DPGAN's count: Opacus's RDP accountant at its own orders, one composition per step.
 
     Table 1's settings at delta 1e-5 give 9.963 (batch 128), 9.995 (512) and 9.946 (2048), printed as 10.
 
     Raises:
         ValueError: q outside (0, 1], sigma <= 0, compositions < 1 or delta outside (0, 1).
     """
-    from opacus.accountants.analysis.rdp import get_privacy_spent
-
     _check(q, sigma, compositions, delta)
-    curve = _curve(q, sigma, compositions, OPACUS_ORDERS)
-    return float(get_privacy_spent(orders=list(OPACUS_ORDERS), rdp=curve, delta=delta)[0])
+    return _by_opacus([(sigma, q, compositions)], delta)
+
+
+def opacus_epsilon(events: Sequence[Event], delta: float) -> float | None:
+    """`opacus_rdp` of `events` under add/remove; a run that restarts from another has several.
+
+    This is a sound bound, at least as large as that of `accountants`, which has more orders: 1,500 steps of DPGAN at
+    q = 1/469 and sigma = 1 are 0.870 here and 0.850 there, at delta 1e-5.
+
+    Returns:
+        epsilon; inf for a release without noise; None for a sampling that is neither Poisson's nor of all records,
+        since Opacus has no curve for it.
+
+    Raises:
+        ValueError: delta outside (0, 1).
+    """
+    if not 0.0 < delta < 1.0:
+        raise ValueError(f"expected delta in (0, 1), got {delta!r}.")
+    composition = Composition.of(events, "add_remove")
+    if composition is None:
+        return math.inf
+    if composition.shards or composition.clients or composition.fixed:
+        return None
+    history = [(multiplier, rate, times) for rate, multiplier, times in composition.poisson]
+    if composition.gaussian:
+        history.append((composition.gaussian**-0.5, 1.0, 1))
+    return _by_opacus(history, delta)
+
+
+def _by_opacus(history: list[tuple[float, float, int]], delta: float) -> float:
+    """Epsilon by Opacus's own accountant of releases given as it keeps them, (noise multiplier, rate, times)."""
+    from opacus.accountants import RDPAccountant
+
+    accountant = RDPAccountant()
+    accountant.history = history
+    return float(accountant.get_epsilon(delta))
 
 
 WOR_ORDERS = range(2, 513)  # larger ones serve epsilons below 2 log(1/delta) / 511 alone
