@@ -161,7 +161,7 @@ def test_a_methods_conditional_figure_is_printed_with_its_assumption(monkeypatch
 
 
 def test_published_stands_beside_the_plan_of_a_run(capsys) -> None:
-    """The claim is the method's own. DPGAN's paper counts by Opacus's RDP, at fewer orders than the proven figure has."""
+    """The claim is the method's own. DPGAN's paper counts by Opacus's RDP, at fewer orders than the proof."""
     run = ["method=dpgan", "dataset=digits", "privacy.epsilon=10", "method.steps=50"]
     found = as_json(capsys, *run, "--published", "--timeout", "0.05")
     proven = found["epsilon"]["add_remove"]

@@ -1,4 +1,4 @@
-"""Inception features of images: the 2015 network of the FID, as pytorch-fid ported it, made faster."""
+"""Inception features of images, by the 2015 network of the FID: those of pytorch-fid, or of the TensorFlow 1 graph."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import hashlib
 import warnings
 import zipfile
 import zlib
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import ClassVar, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -25,6 +26,12 @@ GET_WEIGHTS = 'python -c "from pytorch_fid.inception import fid_inception_v3; fi
 
 # Rows of one cached file: what a kill can cost, a few minutes of one CPU core.
 CHUNK = 1000
+
+# Height and width of the network's input.
+SIDE = 299
+
+# Which tool's features; see `InceptionFeatures`.
+Tool = Literal["pytorch_fid", "tensorflow1"]
 
 
 def weights_path() -> Path:
@@ -46,28 +53,68 @@ class Extractor(Protocol):
     def __call__(self, images: Tensor, batch_size: int = 64) -> np.ndarray: ...
 
 
+def _as_pytorch_fid(pixels: Tensor) -> Tensor:
+    resized = nn.functional.interpolate(pixels / 255.0, size=(SIDE, SIDE), mode="bilinear", align_corners=False)
+    return resized.mul_(2.0).sub_(1.0)
+
+
+def _as_tensorflow1(pixels: Tensor) -> Tensor:
+    return resize_as_tensorflow1(pixels, SIDE).sub_(128.0).div_(128.0)
+
+
+def resize_as_tensorflow1(images: Tensor, side: int) -> Tensor:
+    """Images float [n, c, h, w] to [n, c, side, side], by TensorFlow 1's resize_bilinear with align_corners=False.
+
+    Row i of the result is taken at h/side * i of the image's rows, where torch and TensorFlow 2 take it at
+    h/side * (i + 1/2) - 1/2. So an enlarged picture lies up to half a pixel of the original nearer to its upper left
+    corner. Between rows, and likewise columns, the result is linear; beyond the last one it is constant.
+    """
+    for axis in (3, 2):
+        size = images.shape[axis]
+        position = torch.arange(side, dtype=torch.float64) * size / side
+        before = position.long()
+        weight = (position - before).to(images.device, images.dtype).view(-1, *[1] * (3 - axis))
+        before, after = (index.to(images.device) for index in (before, (before + 1).clamp(max=size - 1)))
+        images = torch.lerp(images.index_select(axis, before), images.index_select(axis, after), weight)
+    return images
+
+
 class InceptionFeatures:
     """Images to the features of one of Inception's pooling layers, the last one (2,048 features) by default.
 
-    Pixels are divided by 255, enlarged to 299x299 by torch's bilinear interpolation, and grey images repeated to three
-    channels, which is what pytorch-fid does with a folder of PNG files. Weights come from torch hub's cache alone: a
-    run never opens the network.
+    Two tools in use have the same network with the same weights, but bring images to its input differently. Features
+    compare only with features of the same tool: those of 28x28 digits differ by about 16 %.
+
+    - "pytorch_fid": pytorch-fid on a folder of PNG files. Pixels go to x / 127.5 - 1 and are enlarged to 299x299 by
+      torch's bilinear interpolation.
+    - "tensorflow1": the graph in the code of the FID's authors (Heusel et al.), as torch-fidelity imitates it. Pixels
+      are enlarged as TensorFlow 1 does, see `resize_as_tensorflow1`, and go to (x - 128) / 128.
+
+    Both repeat grey images to three channels. Weights come from torch hub's cache alone: a run never opens the network.
 
     The batch normalisations are folded into their convolutions and tensors lie channels last, for speed; grey images
-    are enlarged before they are repeated. Features differ from pytorch-fid's by rounding (relative error near 1e-6).
+    are enlarged before they are repeated. Features differ from the tool's own by rounding (relative error near 1e-6).
 
     Args:
-        dim: 64, 192, 768 or 2,048, pytorch-fid's layers.
+        dim: 64, 192, 768 or 2,048, pytorch-fid's and torch-fidelity's layers.
+        tool: whose features.
 
     Raises:
         NotMeasured: if the weights are not in the cache.
         RuntimeError: if they are there and cannot be loaded.
+        ValueError: for another tool.
     """
 
-    # Raise when features change for other reasons than the weights: caches of the old ones are then left alone.
-    revision = "pytorch-fid, folded, bilinear 299, 2"
+    # By tool: a name, and what brings pixels to the network's input. Raise the number in a name when features change
+    # for other reasons than the weights: caches of the old ones are then left alone.
+    inputs: ClassVar[dict[Tool, tuple[str, Callable[[Tensor], Tensor]]]] = {
+        "pytorch_fid": ("pytorch-fid, folded, bilinear 299, 2", _as_pytorch_fid),
+        "tensorflow1": ("tensorflow 1, folded, bilinear 299, 1", _as_tensorflow1),
+    }
 
-    def __init__(self, device: torch.device | str = "cpu", dim: int = 2048) -> None:
+    def __init__(self, device: torch.device | str = "cpu", dim: int = 2048, tool: Tool = "pytorch_fid") -> None:
+        check_tool(tool)
+        self.revision, self.prepare = self.inputs[tool]
         self.path = weights_path()
         self.device = torch.device(device)
         self.dim = dim
@@ -78,14 +125,14 @@ class InceptionFeatures:
         except Exception as error:
             raise RuntimeError(
                 f"the weights at {self.path} cannot be loaded ({type(error).__name__}: {error}); delete the file "
-                f"and get them anew by\n    {GET_WEIGHTS}"
+                f"and get them again by\n    {GET_WEIGHTS}"
             ) from error
         network = fold_batch_norms(network.eval())
         self.network = network.to(self.device).to(memory_format=torch.channels_last)
 
     @cached_property
     def version(self) -> str:
-        """Names what the features depend on besides the images: this code's revision, the layer, the weights' bytes."""
+        """Names what the features depend on besides the images: tool and revision, the layer, the weights' bytes."""
         with open(self.path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return f"{self.revision}, {self.dim}, weights {digest[:16]}"
@@ -96,13 +143,20 @@ class InceptionFeatures:
         # TF32 would make the same images give other features on a GPU than on a CPU.
         with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
             for start in range(0, len(images), batch_size):
-                batch = images[start : start + batch_size].to(self.device).float().div_(255.0)
-                batch = nn.functional.interpolate(batch, size=(299, 299), mode="bilinear", align_corners=False)
-                batch = batch.mul_(2.0).sub_(1.0).expand(-1, 3, -1, -1)
+                batch = self.prepare(images[start : start + batch_size].to(self.device).float()).expand(-1, 3, -1, -1)
                 maps = self.network(batch.contiguous(memory_format=torch.channels_last))[0]
-                # Layers before the last are averaged over the image, as pytorch-fid does.
+                # Layers before the last are averaged over the image, as both tools do.
                 features[start : start + len(batch)] = maps.mean(dim=(2, 3)).cpu().numpy()
         return features
+
+
+def check_tool(tool: str) -> None:
+    """
+    Raises:
+        ValueError: for a tool that is none of `Tool`.
+    """
+    if tool not in get_args(Tool):
+        raise ValueError(f"expected as the Inception features' tool {' or '.join(get_args(Tool))}, got {tool!r}.")
 
 
 def fold_batch_norms(network: nn.Module) -> nn.Module:
@@ -115,8 +169,8 @@ def fold_batch_norms(network: nn.Module) -> nn.Module:
     return network
 
 
-def features_of(records: Records, ctx: EvalContext, *, real: bool) -> np.ndarray:
-    """Inception features float32 [n, 2048] of `records`, computed once for all metrics that ask.
+def features_of(records: Records, ctx: EvalContext, *, real: bool, tool: Tool = "pytorch_fid") -> np.ndarray:
+    """Inception features float32 [n, 2048] of `records`, computed once for all metrics that ask with the same tool.
 
     Those of a real set are kept in `ctx.cache` for every run; those of samples in `ctx.scratch` until the run's
     protocol is complete, so that a killed evaluation goes on where it was.
@@ -124,13 +178,13 @@ def features_of(records: Records, ctx: EvalContext, *, real: bool) -> np.ndarray
     Raises:
         NotMeasured: if the network's weights are not on this machine.
     """
-    extractor = _inception(weights_path(), str(torch.device(ctx.device)))
+    extractor = _inception(weights_path(), str(torch.device(ctx.device)), tool)
     return cached_features(records, extractor, ctx.cache if real else ctx.scratch, ctx.batch_size)
 
 
 @lru_cache(maxsize=1)
-def _inception(path: Path, device: str) -> InceptionFeatures:
-    return InceptionFeatures(device)
+def _inception(path: Path, device: str, tool: Tool) -> InceptionFeatures:
+    return InceptionFeatures(device, tool=tool)
 
 
 def cached_features(records: Records, extractor: Extractor, cache: Path | None, batch_size: int = 64) -> np.ndarray:

@@ -10,7 +10,7 @@ import scipy.linalg
 import torch
 
 from dpgen_bench.data.records import Records
-from dpgen_bench.evaluate.features import features_of
+from dpgen_bench.evaluate.features import Tool, check_tool, features_of
 from dpgen_bench.evaluate.metric import EvalContext
 
 CHUNK = 4096
@@ -72,18 +72,23 @@ class Fid:
         reference: "test" (DPGAN, DP-Sinkhorn) or "train" (GS-WGAN) records.
         num_samples: measure so many of the samples, drawn by the seed without replacement; None is all of them.
         num_reference: likewise of the reference; always the same ones.
+        tool: with whose FID this one compares: "pytorch_fid" (which *Private GANs, Revisited* used), or "tensorflow1",
+            the graph in the code of the FID's authors (which GS-WGAN's and DP-Sinkhorn's released code uses). Their
+            features differ, see `features.InceptionFeatures`, and so does FID: by 4 to 5 % between few digits.
 
     Raises:
-        ValueError: for another reference, or fewer images than asked for.
+        ValueError: for another reference or tool, or fewer images than asked for.
     """
 
     reference: Literal["test", "train"] = "test"
     num_samples: int | None = None
     num_reference: int | None = None
+    tool: Tool = "pytorch_fid"
 
     def __post_init__(self) -> None:
         if self.reference not in ("test", "train"):
             raise ValueError(f"expected reference 'test' or 'train', got {self.reference!r}.")
+        check_tool(self.tool)
         for name in ("num_samples", "num_reference"):
             if (count := getattr(self, name)) is not None and count < 2:
                 raise ValueError(f"expected {name} of 2 or more, or null for all, got {count}.")
@@ -92,8 +97,8 @@ class Fid:
         made = part_of(samples, self.num_samples, ctx.seed, "samples")
         reference = real_test if self.reference == "test" else ctx.train()
         real = part_of(reference, self.num_reference, 0, f"{self.reference} records")
-        real_moments = mean_and_covariance(features_of(real, ctx, real=True))
-        features = features_of(made, ctx, real=False)
+        real_moments = mean_and_covariance(features_of(real, ctx, real=True, tool=self.tool))
+        features = features_of(made, ctx, real=False, tool=self.tool)
         dim = features.shape[1]
         for what, count in (("samples", len(made)), ("reference images", len(real))):
             if count <= dim:
