@@ -235,6 +235,8 @@ def main(argv: list[str]) -> int:
         return int(ending.code or 0)
     try:
         _check(arguments, overrides)
+        if arguments.config_dir is not None:
+            overrides = [f"--config-dir={arguments.config_dir}", *overrides]
         events, delta, budget = _planned(arguments, overrides)
         server = _seen_by_server(events, delta)
         claims, conditional = _claims(arguments, overrides, events, delta) if arguments.published else ({}, {})
@@ -282,6 +284,7 @@ def _parser() -> argparse.ArgumentParser:
         help="what one row is: a clipped sum over records (replacing one moves it twice as far as removing one), or "
         "any clipped function of the batch (both move it by 2C). Default: record if B is 1, else row; row of clients",
     )
+    parser.add_argument("--config-dir", metavar="DIR", help="with yamls of your own, for the overrides")
     parser.add_argument("--published", action="store_true", help="print the papers' own count beside the proven one")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds per cell (default 60)")
     parser.add_argument("--cache", type=Path, help="JSON file that remembers slow cells")

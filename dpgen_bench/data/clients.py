@@ -17,6 +17,7 @@ from dpgen_bench.federation.mechanism import ClientMechanism, NoiseAt
 from dpgen_bench.privacy.bounds import Bound, PerRecord, PerRow, Whole
 from dpgen_bench.privacy.events import Budget, Event
 from dpgen_bench.privacy.ledger import Entry
+from dpgen_bench.privacy.planning import Request, planned
 from dpgen_bench.privacy.rows import Parts
 from dpgen_bench.privacy.sampling import FixedSize, Full, OneClient, Poisson, Sampling
 from dpgen_bench.privacy.state import GlobalRandomness
@@ -63,12 +64,13 @@ class ClientData:
         noise_at: NoiseAt,
         times: int | None = None,
         std: float | None = None,
+        share: float | None = None,
         against: Literal["outsiders", "server"] = "outsiders",
     ) -> ClientMechanism:
         """An allowance of `times` rounds by clients, checked against the budget; no record is touched here.
 
         Give `times` and `std` both (checked), `times` alone (the smallest noise within the budget; none when that is
-        infinite) or `std` alone (the most rounds within it).
+        infinite), `std` alone (the most rounds within it), or `times` and a `share` of the budget.
 
         Args:
             name: unique within the run; names the allowance in the ledger.
@@ -80,19 +82,20 @@ class ClientData:
                 adds them up and adds the noise, so it is trusted; clients must keep no state, because amplification by
                 a secret draw holds for clients that remember none.
             std: ABSOLUTE standard deviation of that noise, in the units of the answer.
+            share: of the run's whole budget, in (0, 1], as in `PrivateData.mechanism`.
             against: whom the budget is kept against: outsiders, who see what the run releases, or the server, which
                 knows whom it asked and keeps all answers. Both figures are written down in any case.
 
         Raises:
-            BudgetExceeded: the allowance, with what was approved before, would exceed the budget.
+            BudgetExceeded: the allowance, with what was approved before, would exceed the budget, or too little of it
+                is left.
             ValueError: for a combination that nothing is proven of, or a name used twice.
         """
         data = self._data
         if name in data.mechanisms:
             raise ValueError(f"a mechanism named {name!r} was already handed out; give each its own name.")
         self._expect_covered(sample, bound, noise_at, against)
-        entry = data._ledger.entries.get(name) or self._plan(name, sample, bound, times, std, noise_at, against)
-        data._check_same(entry, bound, sample, times, std)
+        entry = self._planned(Request(name, sample, bound, times, std, share), noise_at, against)
         if entry.noise_at != noise_at:
             raise ValueError(f"mechanism {name!r} was approved with noise at the {entry.noise_at}, not the {noise_at}.")
         if not math.isfinite(bound.C) and entry.event.std > 0:
@@ -124,28 +127,23 @@ class ClientData:
         data.mechanisms[name] = mechanism
         return mechanism
 
-    def _plan(
-        self,
-        name: str,
-        sample: Sampling,
-        bound: Bound,
-        times: int | None,
-        std: float | None,
-        noise_at: NoiseAt,
-        against: str,
-    ) -> Entry:
-        data = self._data
-        if against == "outsiders":
-            return replace(data._plan(name, sample, bound, times, std), noise_at=noise_at)
-        assert isinstance(sample, OneClient)
-        seen = data._ledger.events_seen_by_server()
-        if times is None or seen is None:
+    def _planned(self, request: Request, noise_at: NoiseAt, against: str) -> Entry:
+        """The entry, found in the ledger on resume."""
+        ledger = self._data._ledger
+        known = ledger.entries.get(request.name)
+        if against == "outsiders" or known is not None:
+            entry = planned(ledger, request)
+            return entry if known is not None else replace(entry, noise_at=noise_at)
+        assert isinstance(request.sample, OneClient)
+        seen = ledger.events_seen_by_server()
+        if request.times is None or seen is None:
             raise ValueError(
-                f"mechanism {name!r}: a budget against the server needs `times`, and no mechanism with noise at the "
-                "server beside it."
+                f"mechanism {request.name!r}: a budget against the server needs `times`, and no mechanism with noise "
+                "at the server beside it."
             )
-        felt = data._plan(name, Full(), bound, sample.most_answers(times), std, spent=seen)
-        event = Event(sample, bound.sensitivity, felt.event.std, times)
+        answers = request.sample.most_answers(request.times)
+        felt = planned(ledger, replace(request, sample=Full(), times=answers), spent=seen)
+        event = Event(request.sample, request.bound.sensitivity, felt.event.std, request.times)
         return replace(felt, event=event, noise_at=noise_at)
 
     def _expect_covered(self, sample: Sampling, bound: Bound, noise_at: str, against: str) -> None:

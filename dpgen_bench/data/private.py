@@ -15,13 +15,12 @@ from torch import Tensor
 from dpgen_bench.data.clients import ClientData
 from dpgen_bench.federation.mechanism import ClientMechanism, PublicBooks
 from dpgen_bench.federation.settings import Settings
-from dpgen_bench.privacy.accountants import epsilon
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PerRow, Whole, unit_range
-from dpgen_bench.privacy.calibration import BudgetExceeded, calibrate_std, calibrate_times
-from dpgen_bench.privacy.events import Budget, Event
-from dpgen_bench.privacy.ledger import Entry, Ledger
+from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Journal, Mechanism, Observer
 from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.planning import Request, planned
 from dpgen_bench.privacy.sampling import SAMPLINGS, OneShard, Sampling
 from dpgen_bench.privacy.state import PrivateState, Start, StatePlace
 
@@ -148,23 +147,30 @@ class PrivateData:
         bound: Bound,
         times: int | None = None,
         std: float | None = None,
+        share: float | None = None,
         state: PrivateState | None = None,
     ) -> Mechanism:
         """An allowance of `times` releases with noise `std` on the bounded value, checked against the budget.
 
         Give both (checked), `times` alone (the smallest noise that the remaining budget allows; none when it is
-        infinite) or `std` alone (the largest number of releases that it allows). No record is touched here.
+        infinite), `std` alone (the largest number of releases that it allows), or `times` and a `share` of the budget.
+        No record is touched here.
 
         Args:
             name: unique within the run; names the allowance in the ledger.
             std: ABSOLUTE standard deviation of the noise on the released value, in its units. A paper's noise
                 multiplier sigma is converted by the method, beside the formula it comes from.
+            share: of the run's whole budget, in (0, 1], for a method with several mechanisms; see
+                `dpgen_bench.privacy.planning`. The noise is fixed here, by what was declared before. Leave `share` out
+                of the last mechanism, which then takes all that is left.
             state: private state of the shards that `sample` draws; see `private_state`.
 
         Raises:
-            BudgetExceeded: the allowance, with what was approved before, would exceed the budget.
-            ValueError: neither given, a name used twice, C = inf with noise, or state that the accounting of `sample`
-                and `bound` does not cover.
+            BudgetExceeded: the allowance, with what was approved before, would exceed the budget, or less than 1 % of
+                it is left for a mechanism that is to take the rest.
+            ValueError: neither given, a name used twice, a share out of (0, 1], with `std` or without `times`, shares
+                that sum to more than 1, C = inf with noise, or state that the accounting of `sample` and `bound` does
+                not cover.
         """
         if name in self.mechanisms:
             raise ValueError(f"a mechanism named {name!r} was already handed out; give each its own name.")
@@ -177,8 +183,7 @@ class PrivateData:
             )
         if state is not None:
             _expect_covered(state, sample, bound)
-        entry = self._ledger.entries.get(name) or self._plan(name, sample, bound, times, std)
-        self._check_same(entry, bound, sample, times, std)
+        entry = planned(self._ledger, Request(name, sample, bound, times, std, share))
         if not math.isfinite(bound.C) and entry.event.std > 0:
             raise ValueError(f"mechanism {name!r}: noise without clipping (C = inf) hides nothing; set a finite C.")
         if state is not None:
@@ -267,54 +272,6 @@ class PrivateData:
         self._ledger.refuse_if_spoiled()
         if self._observer is not None:
             self._observer.before_records()
-
-    def _plan(
-        self,
-        name: str,
-        sample: Sampling,
-        bound: Bound,
-        times: int | None,
-        std: float | None,
-        spent: list[Event] | None = None,
-    ) -> Entry:
-        budget, sensitivity = self.budget, bound.sensitivity
-        spent = self._ledger.events if spent is None else spent
-        calibrated = "nothing"
-        if times is None and std is None:
-            raise ValueError(
-                f"mechanism {name!r}: expected `times`, `std` or both, got neither; one of them fixes the other "
-                "through the budget."
-            )
-        if std is None:
-            assert times is not None
-            std, calibrated = calibrate_std(budget, spent, sample, sensitivity, times), "std"
-        elif times is None:
-            if math.isinf(budget.epsilon):
-                raise ValueError(
-                    f"mechanism {name!r}: privacy.epsilon is inf, which allows any number of releases; give `times`."
-                )
-            times, calibrated = calibrate_times(budget, spent, sample, sensitivity, std), "times"
-        event = Event(sample, sensitivity, float(std), int(times))
-        if calibrated == "nothing" and math.isfinite(budget.epsilon):
-            cost = epsilon([*spent, event], budget.delta, budget.relation, budget.accountant)
-            if cost > budget.epsilon:
-                raise BudgetExceeded(
-                    f"mechanism {name!r} ({times} releases, noise std {std:g}) would bring epsilon to {cost:.4g} by "
-                    f"{budget.accountant} under {budget.relation}; the budget is {budget.epsilon:g} at delta "
-                    f"{budget.delta:g}. Take fewer releases, more noise, or raise privacy.epsilon."
-                )
-        return Entry(name, bound.describe(), event, calibrated=calibrated)
-
-    def _check_same(self, entry: Entry, bound: Bound, sample: Sampling, times: int | None, std: float | None) -> None:
-        """On resume the ledger already holds the allowance; the method must ask for the same one."""
-        event = entry.event
-        same = event.sampling == sample and event.sensitivity == bound.sensitivity
-        same = same and times in (None, event.times) and std in (None, event.std)
-        if not same:
-            raise ValueError(
-                f"mechanism {entry.name!r} was approved as {entry.to_dict()} and is now asked for with another plan; "
-                "a resumed run must ask for the same. Start a new run instead."
-            )
 
 
 def _expect_proven(given: object, proven: tuple[type, ...], what: str) -> None:

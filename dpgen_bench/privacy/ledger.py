@@ -37,6 +37,7 @@ class Entry:
     """One approved allowance: `times` releases of one bounded query. `executed` says how many were made.
 
     noise_at: who adds the noise, "server", which then sees what it is added to, or "client", before it sends.
+    share: the share of the budget that was asked for, if one was.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Entry:
     calibrated: str = "nothing"
     inherited_from: str | None = None
     noise_at: Literal["server", "client"] = "server"
+    share: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -59,6 +61,7 @@ class Entry:
             "calibrated": self.calibrated,
             "inherited_from": self.inherited_from,
             "noise_at": self.noise_at,
+            "share": self.share,
         }
 
     @classmethod
@@ -67,8 +70,16 @@ class Entry:
         sensitivity = Sensitivity(**{k: float(v) for k, v in data["sensitivity"].items()})
         event = Event(sampling, sensitivity, float(data["std"]), int(data["times"]))
         bound = {**data["bound"], "C": float(data["bound"]["C"])}
-        noise_at = data.get("noise_at", "server")  # ledgers from before clients have none
-        return cls(data["name"], bound, event, data["executed"], data["calibrated"], data["inherited_from"], noise_at)
+        return cls(
+            data["name"],
+            bound,
+            event,
+            data["executed"],
+            data["calibrated"],
+            data["inherited_from"],
+            data.get("noise_at", "server"),  # older ledgers have none
+            data.get("share"),
+        )
 
 
 @dataclass

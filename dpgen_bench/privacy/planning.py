@@ -1,0 +1,169 @@
+"""Plans of allowances: what a method asks for becomes an entry of the ledger, or is refused before a record is touched.
+
+How several mechanisms share a budget. A share is a share of the whole budget's mu² (`calibration`), whatever else was
+approved. A mechanism is calibrated when it is declared, by what was declared before it:
+
+- `times` and `share`: noise that costs this share. If that is no longer within the budget, it is refused.
+- `times` without `share`, or with the share with which those of the run sum to 1: all that is left, by the run's
+  accountant. So the whole run costs the budget, to the rounding of the noise.
+- `times` and `std`, or `std` alone: as stated, if it is within what is left.
+
+A run that was restarted from another inherits what that one was approved for. Its own shares still are shares of the
+whole budget, and the last mechanism takes what the parent and the others left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.bounds import Bound
+from dpgen_bench.privacy.calibration import (
+    LEAST_SHARE,
+    BudgetExceeded,
+    calibrate_share,
+    calibrate_std,
+    calibrate_times,
+    is_nearly_spent,
+)
+from dpgen_bench.privacy.events import Event
+from dpgen_bench.privacy.ledger import Entry, Ledger
+from dpgen_bench.privacy.sampling import Sampling
+
+_ROUNDING = 1e-9  # of a sum of shares
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a method asks for: `times` releases of `bound`ed values on draws of `sample`, at what noise."""
+
+    name: str
+    sample: Sampling
+    bound: Bound
+    times: int | None
+    std: float | None
+    share: float | None = None
+
+
+def planned(ledger: Ledger, request: Request, spent: Sequence[Event] | None = None) -> Entry:
+    """The entry for a request, within the ledger's budget; the one that the ledger already holds, on resume.
+
+    Args:
+        spent: what was approved before, as those see it against whom the budget is kept; the ledger's events.
+
+    Raises:
+        BudgetExceeded: it would exceed the budget, or is to take the rest of it and finds less than 1 %.
+        ValueError: for a request that does not say enough, or too much, or another one than was approved before.
+    """
+    known = ledger.entries.get(request.name)
+    if known is not None:
+        _expect_same(known, request)
+        return known
+    rest = _takes_the_rest(ledger, request)
+    spent = ledger.events if spent is None else spent
+    budget, sensitivity, times, std = ledger.budget, request.bound.sensitivity, request.times, request.std
+    calibrated = "nothing"
+    if std is None:
+        assert times is not None
+        if rest and times > 0 and is_nearly_spent(budget, spent):
+            raise BudgetExceeded(
+                f"mechanism {request.name!r} would take what is left of the budget (epsilon {budget.epsilon:g} at "
+                f"delta {budget.delta:g}), and that is less than {LEAST_SHARE:.0%} of it. {_remedy(ledger, request)}"
+            )
+        if rest:
+            std = calibrate_std(budget, spent, request.sample, sensitivity, times)
+        else:
+            assert request.share is not None
+            std = calibrate_share(budget, request.share, request.sample, sensitivity, times)
+        calibrated = "std"
+    elif times is None:
+        if math.isinf(budget.epsilon):
+            raise ValueError(
+                f"mechanism {request.name!r}: privacy.epsilon is inf, which allows any number of releases; give "
+                "`times`."
+            )
+        times, calibrated = calibrate_times(budget, spent, request.sample, sensitivity, std), "times"
+    event = Event(request.sample, sensitivity, float(std), int(times))
+    if (calibrated == "nothing" or not rest) and math.isfinite(budget.epsilon):
+        cost = epsilon([*spent, event], budget.delta, budget.relation, budget.accountant)
+        if cost > budget.epsilon:
+            otherwise = "Take fewer releases, more noise, or raise privacy.epsilon."
+            raise BudgetExceeded(
+                f"mechanism {request.name!r} ({times} releases, noise std {std:g}) would bring epsilon to {cost:.4g} "
+                f"by {budget.accountant} under {budget.relation}; the budget is {budget.epsilon:g} at delta "
+                f"{budget.delta:g}. {otherwise if request.share is None else _remedy(ledger, request)}"
+            )
+    return Entry(request.name, request.bound.describe(), event, calibrated=calibrated, share=request.share)
+
+
+def _takes_the_rest(ledger: Ledger, request: Request) -> bool:
+    """Whether the request is for all that is left of the budget, not for a share of it; refuses what is neither."""
+    name, share = request.name, request.share
+    if share is None:
+        if request.times is None and request.std is None:
+            raise ValueError(
+                f"mechanism {name!r}: expected `times`, `std` or both, got neither; one of them fixes the other "
+                "through the budget."
+            )
+        return True
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 < share <= 1.0:
+        raise ValueError(f"mechanism {name!r}: expected a share of the budget in (0, 1], got {share!r}.")
+    if request.std is not None or request.times is None:
+        raise ValueError(
+            f"mechanism {name!r}: expected `times` and no `std` with share={share:g}, got times={request.times} and "
+            f"std={request.std}: the share and the number of releases fix the noise."
+        )
+    others = _shares(ledger)
+    total = math.fsum([*others.values(), share])
+    if total > 1.0 + _ROUNDING:
+        given = ", ".join(f"{other} {part:g}" for other, part in others.items())
+        raise ValueError(
+            f"mechanism {name!r}: expected shares of the budget that sum to at most 1, got {total:g} ({given}, {name} "
+            f"{share:g}). Lower one, or leave `share` out of the last mechanism, which then takes what is left."
+        )
+    return total >= 1.0 - _ROUNDING
+
+
+def _shares(ledger: Ledger) -> dict[str, float]:
+    """Shares of the run's own mechanisms by name."""
+    own = (entry for entry in ledger.entries.values() if entry.inherited_from is None)
+    return {entry.name: entry.share for entry in own if entry.share is not None}
+
+
+def _remedy(ledger: Ledger, request: Request) -> str:
+    """What took the budget, and how to leave some of it for the request."""
+    entries = list(ledger.entries.values())
+    greedy = [e for e in entries if e.inherited_from is None and e.share is None and e.calibrated != "nothing"]
+    stated = [e for e in entries if e.inherited_from is None and e.calibrated == "nothing"]
+    inherited = sorted({e.inherited_from for e in entries if e.inherited_from is not None})
+    if greedy:
+        name = greedy[-1].name
+        mine = "no `share` here" if request.share is None else f"share={request.share:g} here"
+        return (
+            f"Mechanism {name!r} was declared without a share and took all that was left. Give it one: "
+            f"data.mechanism({name!r}, ..., times={greedy[-1].event.times}, share=0.5), and {mine}."
+        )
+    if stated:
+        names = ", ".join(f"{e.name!r} (std={e.event.std:g}, times={e.event.times})" for e in stated)
+        return f"The noise of {names} was stated and takes it: state more noise, or a share=0.5 in its place."
+    if inherited:
+        return f"The run restarts from {', '.join(inherited)}, which spent it: raise privacy.epsilon."
+    shares = ", ".join(f"{name} {share:g}" for name, share in _shares(ledger).items())
+    return (
+        f"The shares of the others ({shares}) leave no more: lower them, or leave `share` out of the last mechanism, "
+        "which then takes what is left."
+    )
+
+
+def _expect_same(entry: Entry, request: Request) -> None:
+    """On resume the ledger already holds the allowance; the method must ask for the same one."""
+    event = entry.event
+    same = event.sampling == request.sample and event.sensitivity == request.bound.sensitivity
+    same = same and request.times in (None, event.times) and request.std in (None, event.std)
+    if not same or entry.share != request.share:
+        raise ValueError(
+            f"mechanism {entry.name!r} was approved as {entry.to_dict()} and is now asked for with another plan; "
+            "a resumed run must ask for the same. Start a new run instead."
+        )
