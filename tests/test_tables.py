@@ -92,6 +92,22 @@ def test_a_part_that_draws_other_samples_does_not_count(tmp_path):
     assert line_for(assemble("t", a_table({"of": ROW, "run": RUN}), tmp_path), **ROW).row.measured == []
 
 
+def test_fid_by_another_tool_is_not_shown_and_what_the_texts_share_is(tmp_path):
+    """A report by a text of the protocol with another FID tool: its accuracy is the protocol's, its FID is not."""
+    run_id = measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}})
+    reports = Store(tmp_path).folder(run_id).reports
+    (report,) = reports.all()
+    reports.file_of(report["protocol"]).unlink()
+    metrics = report["protocol"]["metrics"]
+    other = {**metrics, "fid": {**metrics["fid"], "tool": "tensorflow1"}}
+    reports.write({**report, "protocol": {**report["protocol"], "metrics": other}})
+    line = line_for(assemble("t", a_table({"of": ROW, "run": RUN}), tmp_path), **ROW)
+    assert line.cells["fid"].ours is None
+    assert (line.cells["acc_cnn_pct"].ours.mean, line.cells["acc_cnn_pct"].alike) == (40.0, True)
+    assert line.tail["protocol"] == "dpgan_revisited (figures of another text of it)"
+    assert line.tail["status"] == "measured in part"
+
+
 def test_missing_failed_damaged_and_duplicate_runs(tmp_path):
     figures = {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}}
     first = measured(tmp_path, RUN, "dpgan_revisited", figures, 0)

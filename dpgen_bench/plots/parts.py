@@ -270,5 +270,5 @@ def proven_words(folder: RunFolder) -> str:
 
 
 def epsilon_words(value: float) -> str:
-    """Three significant digits, and from 1,000 on no decimals: `9.96`, `1,353`."""
-    return f"{value:,.0f}" if 1000 <= value < math.inf else words_of(float(format_epsilon(value)))
+    """As in tables, `9.96` or `1,353`, with ∞ for infinity."""
+    return "∞" if math.isinf(value) else format_epsilon(value)

@@ -29,10 +29,11 @@ _BARE = re.compile(
 
 
 def format_epsilon(value: Any) -> str:
-    """Three significant digits, from 1,000 on no decimals; inf without privacy; a dash for a figure nobody gave."""
+    """Three significant digits, from 1,000 on no decimals; inf without privacy; a dash where there is no value."""
     if value is None or isinstance(value, str):
         return value or "–"
-    return f"{value:,.0f}" if 1000 <= float(value) < math.inf else f"{float(value):.3g}"
+    # 999.5 has the three digits 1.00e+03.
+    return f"{value:,.0f}" if 999.5 <= float(value) < math.inf else f"{float(value):.3g}"
 
 
 def epsilon_figure(epsilon: dict[str, Any] | None, name: str) -> Any:
