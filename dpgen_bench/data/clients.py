@@ -138,13 +138,13 @@ class ClientData:
         seen = ledger.events_seen_by_server()
         if request.times is None or seen is None:
             raise ValueError(
-                f"mechanism {request.name!r}: a budget against the server needs `times`, and no mechanism with noise "
-                "at the server beside it."
+                f"mechanism {request.name!r}: a budget against the server needs `times`, and no other mechanism with "
+                "noise at the server."
             )
         answers = request.sample.most_answers(request.times)
-        felt = planned(ledger, replace(request, sample=Full(), times=answers), spent=seen)
-        event = Event(request.sample, request.bound.sensitivity, felt.event.std, request.times)
-        return replace(felt, event=event, noise_at=noise_at)
+        unsampled = planned(ledger, replace(request, sample=Full(), times=answers), spent=seen)
+        event = Event(request.sample, request.bound.sensitivity, unsampled.event.std, request.times)
+        return replace(unsampled, event=event, noise_at=noise_at)
 
     def _expect_covered(self, sample: Sampling, bound: Bound, noise_at: str, against: str) -> None:
         if noise_at not in COVERED or against not in ("outsiders", "server"):
