@@ -74,7 +74,7 @@ class Fid:
         num_reference: likewise of the reference; always the same ones.
         tool: with whose FID this one compares: "pytorch_fid" (which *Private GANs, Revisited* used), or "tensorflow1",
             the graph in the code of the FID's authors (which GS-WGAN's and DP-Sinkhorn's released code uses). Their
-            features differ, see `features.InceptionFeatures`, and so does FID: by 4 to 5 % between few digits.
+            features differ, see `features.InceptionFeatures`, and so does FID, by up to 5 % in what we measured.
 
     Raises:
         ValueError: for another reference or tool, or fewer images than asked for.
