@@ -135,7 +135,12 @@ class Context:
         return steps if self.scale.max_steps is None else min(steps, self.scale.max_steps)
 
     def log(self, **scalars: float | str) -> None:
-        """Write public scalars of the current step into log.jsonl: only functions of releases and public inputs."""
+        """Write public scalars of the current step into log.jsonl: only functions of releases and public inputs.
+
+        Raises:
+            Spoiled: after a private function has raised: what a method logs then may be of that error.
+        """
+        self._refuse_if_spoiled()
         self._log.write({"phase": self._phase, "step": self._step, **scalars})
 
     def count_bytes(self, *, server_to_client: int = 0, client_to_server: int = 0) -> None:
@@ -231,6 +236,7 @@ class Context:
         for t in range(first, total):
             self._step = t
             yield t
+            self._refuse_if_spoiled()
             self._progress.step(t + 1)
             signal = self._should_stop()
             due = time.monotonic() - saved_at >= self._checkpoint_s
@@ -245,6 +251,10 @@ class Context:
                 raise Preempted(128 + signal)
         self._enter_loop(False)
         self._progress.finish()
+
+    def _refuse_if_spoiled(self) -> None:
+        if self._data is not None:
+            self._data._ledger.refuse_if_spoiled()
 
     def _enter_loop(self, inside: bool) -> None:
         self.in_loop = inside

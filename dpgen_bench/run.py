@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,19 +12,26 @@ from typing import Any, NoReturn
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.account import claimed_epsilon, conditional_epsilon, epsilon_table
+from dpgen_bench.accounting import account_run
 from dpgen_bench.cost import PeakMemory
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.environment import choose_device, describe_environment
 from dpgen_bench.evaluate.protocol import build_metrics, measure
+from dpgen_bench.failures import PrivateFailure, failures_to_settle, keep_private, settle_failures
 from dpgen_bench.files import write_atomic
-from dpgen_bench.method import Context, Method, Preempted
+from dpgen_bench.method import Context, Preempted
+from dpgen_bench.prepare import (
+    inherited_ledger,
+    new_ledger,
+    open_data,
+    open_ledger,
+    parent_checkpoint,
+    results_of,
+)
 from dpgen_bench.privacy.accountants import NotCovered, epsilon
 from dpgen_bench.privacy.events import Budget, Event
-from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.mechanism import Journal, Observer
+from dpgen_bench.privacy.mechanism import Observer
 from dpgen_bench.privacy.noise import Key
-from dpgen_bench.privacy.state import StatePlace
 from dpgen_bench.progress import Shown, Silent
 from dpgen_bench.results.diagnostics import draw_norms
 from dpgen_bench.results.figures import unmeasured
@@ -52,12 +59,15 @@ def execute(config: DictConfig) -> RunFolder:
     spec = specify(config)
     if config.runtime.threads is not None:
         torch.set_num_threads(int(config.runtime.threads))
-    folder = Store(_root(config)).folder(spec.id)
+    folder = Store(results_of(spec)).folder(spec.id)
+    to_settle = failures_to_settle(spec, folder)
     settled = folder.reports.settled(spec.protocol_record()) and settled_steps(spec, folder)
-    if folder.done and folder.trained and settled:
+    if folder.done and folder.trained and settled and not to_settle:
         print(f"run {spec.id} ({_title(spec)}) is finished: skipped")
         return folder
     build_metrics(config.protocol)  # a misspelt metric is found now, not after the training
+    if not folder.trained:
+        inherited_ledger(spec)  # a parent that this run may not have is refused before anything is written
     with folder.locked():
         phase = "prepare"
         context: list[Context] = []
@@ -65,13 +75,14 @@ def execute(config: DictConfig) -> RunFolder:
             with StopSignals(lambda: bool(context) and context[0].in_loop) as signals:
                 folder.mark("running", phase)
                 _write_config(spec, folder)
+                settle_failures(spec, folder)
                 if not folder.trained:
                     phase = "train"
                     folder.mark("running", phase)
                     _train(spec, folder, context, lambda: signals.received)
                 phase = "account"
                 folder.mark("running", phase)
-                _account(spec, folder)
+                account_run(spec, folder)
                 phase = "measure"
                 folder.mark("running", phase)
                 report = measure(spec, folder, _device(spec))
@@ -95,9 +106,10 @@ def plan(overrides: list[str]) -> tuple[list[Event], Budget]:
     Nothing is released: `fit` is stopped where it would first touch a record.
     """
     spec = specify(compose_config(overrides))
+    inherited_ledger(spec)
     dataset = spec.dataset()
     records = dataset.load("train")
-    ledger = _new_ledger(spec, len(records))
+    ledger = new_ledger(spec, len(records))
     # No record is handed over: the data are empty, only their number is known, and the first release ends the plan.
     data = PrivateData(
         records.images[:0],
@@ -198,8 +210,8 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
     device = _device(spec)
     memory = PeakMemory(device)
     folder.write_json("environment.json", describe_environment(device))
-    ledger = _ledger(spec, folder)
-    data = _open_data(spec, folder, ledger, device)
+    ledger = open_ledger(spec, folder)
+    data = open_data(spec, folder, ledger, device)
     runtime = spec.config.runtime
 
     def spent() -> float:
@@ -217,7 +229,7 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
         scale=spec.scale(),
         data=data,
         folder=folder.path,
-        parent=_parent_checkpoint(spec),
+        parent=parent_checkpoint(spec),
         checkpoint_s=float(runtime.checkpoint_s),
         keep_steps=tuple(runtime.keep_steps),
         progress=Shown(f"{spec.id} {_title(spec)}", spent) if runtime.progress else Silent(),
@@ -226,14 +238,19 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
         memory=memory,
     )
     context.append(ctx)
+    failure = None
     try:
         generator = spec.method().fit(data, ctx)
-    except BaseException:
+        ledger.refuse_if_spoiled()
+    except BaseException as error:
         with contextlib.suppress(Exception):  # a client that does not end in time must not hide why the run stopped
             data.close()
-        raise
+        if ledger.spoiled is None:
+            raise
+        failure = keep_private(folder, ledger, error)
+    if failure is not None:
+        raise failure  # out of the `except`, so that the private error is not its context
     data.close()
-    ledger.refuse_if_spoiled()
     if ledger.budget != spec.budget():
         raise ValueError(f"the method changed the ledger's budget to {ledger.budget}; it was {spec.budget()}.")
     ctx.close()
@@ -248,147 +265,14 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
     generator.save(folder.path)
 
 
-def _account(spec: RunSpec, folder: RunFolder) -> None:
-    """Write the privacy figures into the ledger: proven by the budget's accountant, claimed, conditional, the table.
-
-    Where the budget's accountant does not cover what was released (only an infinite budget lets that happen), or the
-    ledger holds doubts, "proven" is "inf" and "reason" says why. "proven" is against outsiders, who see what the run
-    releases; where the unit is the client, "server" has the figure against the server.
-    """
-    ledger = Ledger.load(folder.path / "ledger.json")
-    if ledger.epsilon is not None:
-        return
-    budget, events = ledger.budget, ledger.events
-    method: Method = spec.method()
-    proven, why = _proven(ledger, events)
-    figures: dict[str, Any] = {"proven": proven, **why}
-    if ledger.unit == "client":
-        seen = ledger.events_seen_by_server()
-        theirs, why = ("inf", {"reason": TRUSTED}) if seen is None else _proven(ledger, seen)
-        figures["server"] = {"epsilon": theirs, **why}
-    cache = _root(spec.config) / "cache" / "epsilon.json"
-    ledger.epsilon = {
-        **figures,
-        "claimed": _tried(lambda: claimed_epsilon(method, events, budget.delta)),
-        "conditional": _tried(lambda: conditional_epsilon(method, events, budget.delta)),
-        "delta": budget.delta,
-        "relation": budget.relation,
-        "accountant": budget.accountant,
-        "table": epsilon_table(events, budget.delta, float(spec.config.runtime.account_s), cache=cache),
-    }
-    ledger.save()
-
-
-TRUSTED = "the server is trusted: it adds the noise itself, to what it has seen"
-
-
-def _proven(ledger: Ledger, events: Sequence[Event]) -> tuple[float | str | None, dict[str, str]]:
-    """Epsilon of the events, or "inf" and {"reason": in words}."""
-    budget = ledger.budget
-    if ledger.doubts:
-        return "inf", {"reason": "; ".join(ledger.doubts)}
-    try:
-        return _word(epsilon(events, budget.delta, budget.relation, budget.accountant)), {}
-    except NotCovered as failure:
-        return "inf", {"reason": str(failure)}
-
-
-def _tried(figure: Callable[[], Any]) -> Any:
-    """The figure, or how it failed: it is an ornament, for which a run must not be lost."""
-    try:
-        return figure()
-    except Exception as error:
-        return f"failed: {type(error).__name__}: {error}"
-
-
-def _ledger(spec: RunSpec, folder: RunFolder) -> Ledger:
-    """The run's ledger: the one on disk when the run is resumed, else a new one with what its parent spent."""
-    path = folder.path / "ledger.json"
-    if path.exists():
-        return Ledger.load(path)
-    ledger = _new_ledger(spec, len(spec.dataset().load("train")))
-    ledger.path = path
-    ledger.save()
-    return ledger
-
-
-def _new_ledger(spec: RunSpec, records: int) -> Ledger:
-    ledger = spec.new_ledger(records)
-    if spec.config.restart:
-        parent = _parent(spec)
-        theirs, ours = parent.read_json("identity.json")["dataset"], spec.training["dataset"]
-        if theirs != ours:
-            raise ValueError(
-                f"restart.run={parent.id} was trained on {theirs}; this run is on {ours}. A restart must use its "
-                "parent's data, because it inherits the parent's ledger."
-            )
-        ledger.inherit(Ledger.load(parent.path / "ledger.json"), parent.id)
-    return ledger
-
-
-def _open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.device) -> PrivateData:
-    dataset = spec.dataset()
-    records = dataset.load("train")
-    if dataset.unaccounted is not None:
-        ledger.doubt(dataset.unaccounted)
-    private = folder.path / "private"
-    return PrivateData(
-        records.images,
-        records.labels,
-        dataset.num_classes,
-        ledger,
-        _key(spec, folder, ledger),
-        clients=None if records.clients is None else records.clients.numpy(),
-        num_clients=dataset.num_clients,
-        federation=spec.federation(),
-        private_folder=private / "federation",
-        device=device,
-        journal=Journal(private / "journal"),
-        diagnostics=private / "diagnostics.jsonl" if ledger.diagnostics == "unsafe" else None,
-        state_place=StatePlace(
-            folder=private / "state",
-            cache=_root(spec.config) / "cache" / "private_state",
-            identity={key: spec.training[key] for key in ("dataset", "seed", "source", "training_version")},
-        ),
-    )
-
-
-def _key(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> Key:
-    """Root of coins and noise: the run id when seeded; from the operating system, kept until DONE, for release."""
-    if spec.config.privacy.noise == "seeded":
-        return Key.seeded(f"run:{spec.id}")
-    path = folder.path / "private" / "noise.key"
-    if not path.exists():
-        if any(entry.inherited_from is None for entry in ledger.entries.values()):
-            raise ValueError(
-                f"run {spec.id} made releases with a noise key that is gone; training it again would spend its epsilon "
-                "a second time. Restore its folder, or take another seed for a new run with a ledger of its own."
-            )
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomic(path, Key.from_os().secret)  # mkstemp's mode: readable by its owner only
-    return Key(path.read_bytes())
-
-
-def _parent(spec: RunSpec) -> RunFolder:
-    return Store(_root(spec.config)).find(str(spec.config.restart.run))
-
-
-def _parent_checkpoint(spec: RunSpec) -> Path | None:
-    if not spec.config.restart:
-        return None
-    parent, name = _parent(spec), spec.config.restart.get("checkpoint", "last")
-    path = parent.path / "checkpoints" / f"{name}.pt"
-    if not path.exists():
-        there = sorted(p.stem for p in path.parent.glob("*.pt"))
-        raise ValueError(f"expected the checkpoint {path}, found {there}; runtime.keep_steps=[...] keeps more of them.")
-    return path
-
-
 def _fail(spec: RunSpec, folder: RunFolder, phase: str, error: Exception) -> NoReturn:
     folder.mark("failed", phase, error)
+    private = isinstance(error, PrivateFailure)
+    what = str(error) if private else f"{type(error).__name__}: {error}"
+    where = "" if private else f"The traceback is in {folder.path / 'status.json'}; "
     raise RunFailed(
-        f"run {spec.id} ({_title(spec)}) failed while it was to {phase}: {type(error).__name__}: {error}\n"
-        f"The traceback is in {folder.path / 'status.json'}; the same command tries again from the last checkpoint."
+        f"run {spec.id} ({_title(spec)}) failed while it was to {phase}: {what}\n"
+        f"{where}the same command tries again from the last checkpoint."
     ) from error
 
 
@@ -404,11 +288,3 @@ def _title(spec: RunSpec) -> str:
 
 def _device(spec: RunSpec) -> torch.device:
     return choose_device(str(spec.config.runtime.device))
-
-
-def _root(config: DictConfig) -> Path:
-    return Path(str(config.results))
-
-
-def _word(value: float | None) -> float | str | None:
-    return "inf" if value is not None and math.isinf(value) else value

@@ -449,9 +449,12 @@ def test_an_engine_that_lets_an_error_through_spoils_the_ledger(monkeypatch):
 
     monkeypatch.setattr(Unreliable, "ask", broken)
     monkeypatch.setattr(Settings, "engine", lambda *_, **__: Unreliable())
-    ask = ask_one(data())
+    held = data()
+    ask = ask_one(held)
     with pytest.raises(BrokenProgram):
         ask(SCALE)
+    (failure,) = held._ledger.failures
+    assert failure.what.startswith("a client program of 'ask' broke the rules")
     with pytest.raises(Spoiled):  # a method that catches it cannot go on
         ask(SCALE)
 

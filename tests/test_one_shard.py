@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 from scipy import stats
 from scipy.stats import norm
 
+from dpgen_bench.accounting import account_run
 from dpgen_bench.privacy.accountants import Composition, NotCovered, epsilon
 from dpgen_bench.privacy.claims import memoryless, memoryless_event, wor_rdp
 from dpgen_bench.privacy.events import RELATIONS, Budget, Event, Sensitivity
@@ -30,7 +31,6 @@ from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Full, OneShard, Poisson, Sampling, sampling_from_dict
 from dpgen_bench.results.listing import describe_run
 from dpgen_bench.results.store import Store
-from dpgen_bench.run import _account
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame, side_by_side
 from dpgen_bench.tables.rows import load_table
@@ -467,7 +467,7 @@ def accounted(folder, method, accountant="pld") -> dict:
     ledger = Ledger(budget, 100, path=folder / "ledger.json")
     ledger.approve(Entry("m", {"kind": "Whole", "C": 1.0}, unit(10, 1.0, 50)))
     config = OmegaConf.create({"results": str(folder), "runtime": {"account_s": 60}})
-    _account(SimpleNamespace(method=lambda: method, config=config), SimpleNamespace(path=folder))  # type: ignore[arg-type]
+    account_run(SimpleNamespace(method=lambda: method, config=config), SimpleNamespace(path=folder))  # type: ignore[arg-type]
     found = Ledger.load(folder / "ledger.json").epsilon
     assert found is not None
     return found

@@ -23,9 +23,10 @@ from torch import Tensor
 from dpgen_bench.federation.engines import note_error
 from dpgen_bench.federation.memory import Exhausted, Memory, Point
 from dpgen_bench.federation.messages import Malformed, decode, encode
+from dpgen_bench.files import make_private
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, Whole, clip_rows
 from dpgen_bench.privacy.noise import Key
-from dpgen_bench.privacy.rows import Parts, Rows, make_private
+from dpgen_bench.privacy.rows import Parts, Rows
 from dpgen_bench.privacy.state import StatePlace, expect_parts, private_coins, public_randomness_untouched
 
 Records = tuple[Tensor, Tensor]

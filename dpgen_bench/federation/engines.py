@@ -6,7 +6,6 @@ with every engine. Client code gets the bytes that it is sent and what its `Setu
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from dpgen_bench.privacy.rows import make_private
+from dpgen_bench.files import append_private
 
 Kind = Literal["lost", "late", "raised", "malformed"]
 
@@ -166,9 +165,4 @@ def note_error(private_log: Path | None, round: int, client: int, trace: str) ->
     """Append the traceback of a client's error to a file that its owner alone can read; None writes nothing."""
     if private_log is None:
         return
-    make_private(private_log.parent)
-    # An error's text may hold half a character, which must not stop the run.
-    with open(
-        private_log, "a", errors="backslashreplace", opener=lambda path, flags: os.open(path, flags, 0o600)
-    ) as log:
-        log.write(f"round {round}, client {client}\n{trace}\n")
+    append_private(private_log, f"round {round}, client {client}\n{trace}\n")

@@ -22,6 +22,7 @@ from dpgen_bench.privacy.mechanism import Allowance, AllowanceExhausted, Observe
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import OneClient
 from dpgen_bench.privacy.state import GlobalRandomness
+from dpgen_bench.privacy.uninterrupted import Uninterrupted
 
 NoiseAt = Literal["client", "server"]
 REFUSED = "it has given all the answers that it may give"
@@ -108,7 +109,8 @@ class ClientMechanism(Allowance):
         books = self._books()
         if books is not None:
             books.count(bytes_beside_rounds=len(group) * (len(sent) + len(encode({}))))
-        self._ask(dict.fromkeys(group, sent), round_=-1, public=True)
+        with Uninterrupted():
+            self._ask(dict.fromkeys(group, sent), round_=-1, public=True)
 
     def resume_at(self, executed: int) -> None:
         """Set the number of the next round; for the harness, when it resumes a run from a checkpoint."""
@@ -150,6 +152,10 @@ class ClientMechanism(Allowance):
             )
         self._ledger.refuse_if_spoiled()
         self._before_records()
+        with Uninterrupted():
+            return self._round(index, message)
+
+    def _round(self, index: int, message: Mapping[str, Tensor]) -> Tensor | None:
         self._executed = index + 1
         self._ledger.record(self.name, self._executed)
         asked = [int(client) for client in self._rounds[index]]
@@ -187,7 +193,7 @@ class ClientMechanism(Allowance):
         try:
             came = engine.ask(messages, round=round_)
         except (BrokenProgram, GlobalRandomness) as error:  # whether a program breaks may depend on records
-            self._ledger.spoil(f"a client program of {self.name!r} broke the rules ({type(error).__name__})")
+            self._ledger.spoil(f"a client program of {self.name!r} broke the rules ({type(error).__name__})", error)
             raise
         for client, answer in came.items():
             if isinstance(answer, bytes) and round_ < 0:
@@ -226,7 +232,7 @@ class ClientMechanism(Allowance):
         if fault.injected or fault.detail == REFUSED or (self._vouched and fault.kind != "raised"):
             return  # what a client has answered before is no matter of its records
         if fault.kind == "raised":
-            self._ledger.doubt("a client raised an error, and whether it does may depend on its records")
+            self._ledger.fail(f"a client of {self.name!r} raised an error")
         else:
             self._ledger.doubt(
                 "a client did not answer, or not in time, or not in a form that could be read, and whether that "

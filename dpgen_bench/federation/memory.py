@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from dpgen_bench.files import write_atomic
-from dpgen_bench.privacy.rows import Parts, Rows, make_private
+from dpgen_bench.files import make_private, write_atomic
+from dpgen_bench.privacy.rows import Parts, Rows
 
 
 class Exhausted(RuntimeError):

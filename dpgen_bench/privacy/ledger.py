@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,8 +29,30 @@ NOISE_MODES = {
 }
 
 
+UNKNOWN = "unknown"  # how an older ledger's inherited noise was made: it says so of its own run alone
+
+
 class Spoiled(RuntimeError):
     """A private function raised: that alone tells something of the records, which no accountant covers."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A private function that raised. Whether it raises may depend on the records: an answer without noise.
+
+    what: which function, and the type of the error; never the error's text, which may contain records.
+    statement: the operator's, that this failure did not depend on records; None if there is none.
+    """
+
+    what: str
+    statement: str | None = None
+
+    @property
+    def doubt(self) -> str:
+        return (
+            f"{self.what}, and whether it raises may depend on the records, which is an answer without noise "
+            "(runtime.failures_independent_of_records=true states that it did not depend on them)"
+        )
 
 
 @dataclass(frozen=True)
@@ -38,6 +61,8 @@ class Entry:
 
     noise_at: who adds the noise, "server", which then sees what it is added to, or "client", before it sends.
     share: the share of the budget that was asked for, if one was.
+    noise, diagnostics: of the run that was approved, as `Ledger` has them; None before the approval. A ledger from
+        before entries had them gives its own to its own entries, and "unknown" to inherited ones.
     """
 
     name: str
@@ -48,6 +73,8 @@ class Entry:
     inherited_from: str | None = None
     noise_at: Literal["server", "client"] = "server"
     share: float | None = None
+    noise: str | None = None
+    diagnostics: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -62,6 +89,8 @@ class Entry:
             "inherited_from": self.inherited_from,
             "noise_at": self.noise_at,
             "share": self.share,
+            "noise": self.noise,
+            "diagnostics": self.diagnostics,
         }
 
     @classmethod
@@ -79,7 +108,18 @@ class Entry:
             data["inherited_from"],
             data.get("noise_at", "server"),  # older ledgers have none
             data.get("share"),
+            data.get("noise"),
+            data.get("diagnostics"),
         )
+
+
+def entry_modes(row: Mapping[str, Any], ledger: Mapping[str, Any]) -> tuple[str, str]:
+    """Noise mode and diagnostics of an entry of `ledger`, both as in its file; see `Entry` for older files."""
+    own = (str(ledger["noise"]["mode"]), str(ledger["diagnostics"]))
+    if row.get("noise") is not None:
+        return str(row["noise"]), str(row["diagnostics"])
+    # A run that is not for release itself inherits nothing that could make a difference.
+    return own if row.get("inherited_from") is None or own[0] != "os" else (UNKNOWN, UNKNOWN)
 
 
 @dataclass
@@ -89,6 +129,7 @@ class Ledger:
     unit: what a neighbouring data set has another of: a "record", or a "client" with all its records.
     records: how many units there are, a number that is treated as public.
     doubts: why nothing is proven after all, in words; with any, the proven epsilon is infinite.
+    failures: private functions that raised; each is a doubt until the operator states that records did not cause it.
 
     Guarantees: the events composed for epsilon are the approved allowances in full (`times`), never the executed
     count: a stop decided by looking at results is not covered by the accountants.
@@ -103,7 +144,9 @@ class Ledger:
     epsilon: dict[str, Any] | None = None
     path: Path | None = None
     spoiled: str | None = None
+    raised: BaseException | None = None
     doubts: list[str] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.noise not in NOISE_MODES:
@@ -153,22 +196,74 @@ class Ledger:
 
     def approve(self, entry: Entry) -> None:
         """Write an allowance down, on disk too, before its first release can happen."""
-        self.entries[entry.name] = entry
+        self.entries[entry.name] = replace(entry, noise=self.noise, diagnostics=self.diagnostics)
         self.save()
 
+    def expect_parent(self, parent: Ledger, run_id: str) -> None:
+        """Refuse a parent whose releases would make a run for release none: this run would look private, and is not.
+
+        Raises:
+            ValueError: if this run's noise is "os" and the noise of a release of the parent's, or of a run that the
+                parent itself inherited from, is public or unknown, or diagnostics were kept of it.
+        """
+        if self.noise != "os":
+            return
+        for entry in parent.entries.values():
+            whose = f"the release {entry.name!r} of run {entry.inherited_from or run_id}"
+            if entry.noise == "os" and entry.diagnostics == "off":
+                continue
+            found = f"privacy.noise={entry.noise} and privacy.diagnostics={entry.diagnostics}"
+            raise ValueError(
+                f"expected as the parent of a run with privacy.noise=os one whose releases were all made with "
+                f"privacy.noise=os and privacy.diagnostics=off, got run {run_id}: {whose} was made with {found}, so "
+                "what this run inherits is not private. Train the parent again with privacy.noise=os and "
+                "privacy.diagnostics=off, start without restart=..., or take privacy.noise=seeded for a benchmark on "
+                "public data."
+            )
+
     def inherit(self, parent: Ledger, run_id: str) -> None:
-        """Take over everything a parent run was approved for: its releases shaped the state we start from."""
+        """Take over everything a parent run was approved for: its releases shaped the state we start from.
+
+        Raises:
+            ValueError: for a parent that `expect_parent` refuses.
+        """
+        self.expect_parent(parent, run_id)
         if parent.entries:
             self.unit, self.records = parent.unit, parent.records
         for why in parent.doubts:
             self.doubt(f"{run_id}, from which it was restarted: {why}")
+        stated = [failure for failure in parent.failures if failure.statement is not None]
+        self.failures += [replace(failure, what=f"{run_id}: {failure.what}") for failure in stated]
         for entry in parent.entries.values():
             name = f"{run_id}/{entry.name}"
             self.entries[name] = replace(entry, name=name, inherited_from=entry.inherited_from or run_id)
 
-    def spoil(self, what: str) -> None:
-        """Note that a private function raised: `refuse_if_spoiled` raises from now on."""
-        self.spoiled = what
+    def fail(self, what: str) -> None:
+        """Note, on disk too, that a private function raised; the same failure twice in a row is one."""
+        failure = Failure(what)
+        if failure not in self.failures:
+            self.failures.append(failure)
+        self.doubt(failure.doubt)
+
+    def spoil(self, what: str, error: BaseException) -> None:
+        """As `fail`, and `refuse_if_spoiled` raises from now on. The error is kept in memory alone."""
+        self.spoiled, self.raised = what, error
+        self.fail(what)
+
+    def state_failures_independent(self, statement: str) -> list[Failure]:
+        """Note the operator's statement that the failures so far did not depend on records; those that it settles.
+
+        Epsilon is to be computed again. A failure of a parent's is not settled here: it is the parent's operator who
+        can know, and a child inherits the doubt.
+        """
+        settled = [failure for failure in self.failures if failure.statement is None]
+        if settled:
+            self.failures = [replace(each, statement=each.statement or statement) for each in self.failures]
+            answered = {failure.doubt for failure in settled}
+            self.doubts = [why for why in self.doubts if why not in answered]
+            self.epsilon = None
+            self.save()
+        return settled
 
     def refuse_if_spoiled(self) -> None:
         """Raise Spoiled if a private function has raised in this process, whether or not the method caught it."""
@@ -193,6 +288,7 @@ class Ledger:
             "diagnostics": self.diagnostics,
             "entries": [entry.to_dict() for entry in self.entries.values()],
             "doubts": self.doubts,
+            "failures": [asdict(failure) for failure in self.failures],
             "epsilon": self.epsilon,
             "out_of_scope": list(OUT_OF_SCOPE),
         }
@@ -200,7 +296,10 @@ class Ledger:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Ledger:
         budget = Budget(**{**data["budget"], "epsilon": float(data["budget"]["epsilon"])})
-        entries = {row["name"]: Entry.from_dict(row) for row in data["entries"]}
+        entries = {}
+        for row in data["entries"]:
+            noise, diagnostics = entry_modes(row, data)
+            entries[row["name"]] = replace(Entry.from_dict(row), noise=noise, diagnostics=diagnostics)
         return cls(
             budget,
             data["records"],
@@ -210,6 +309,7 @@ class Ledger:
             entries,
             data["epsilon"],
             doubts=data.get("doubts", []),
+            failures=[Failure(**failure) for failure in data.get("failures", [])],
         )
 
     @classmethod

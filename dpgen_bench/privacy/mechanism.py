@@ -23,6 +23,7 @@ from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.record_rng import names_rng
 from dpgen_bench.privacy.state import PrivateState
+from dpgen_bench.privacy.uninterrupted import Uninterrupted
 
 
 class AllowanceExhausted(RuntimeError):
@@ -188,6 +189,9 @@ class Mechanism(Allowance):
             RuntimeError: outside `ctx.steps`, for a mechanism with private state.
             ValueError: for public rows that were not declared, or `rng` where there is private state.
             Spoiled: if any private function of the run has raised before, even if the method caught that.
+
+        What `fn` raises is raised here, too, after the ledger was marked on disk. A signal that stops the process waits
+        until the release is made.
         """
         self._ledger.refuse_if_spoiled()
         index = self._executed
@@ -201,11 +205,12 @@ class Mechanism(Allowance):
                 f"mechanism {self.name!r} keeps private state, so its releases must be made inside ctx.steps(...): "
                 "only there can a killed run find the state that each of them had."
             )
-        # A release that leaves private state is made again instead: its state must be, and it is the same value.
-        journaled = None if self._state else self._journal.get(self.name, index, self._device)
-        noisy = self._release(fn, public, index) if journaled is None else journaled
-        self._executed = index + 1
-        self._ledger.record(self.name, self._executed)
+        with Uninterrupted():
+            # A release that leaves private state is made again instead: its state must be, and it is the same value.
+            journaled = None if self._state else self._journal.get(self.name, index, self._device)
+            noisy = self._release(fn, public, index) if journaled is None else journaled
+            self._executed = index + 1
+            self._ledger.record(self.name, self._executed)
         return noisy["value"] if noisy.keys() == {"value"} else noisy
 
     def _release(self, fn: Callable[..., Tensor], public: PublicRows | None, index: int) -> dict[str, Tensor]:
@@ -226,7 +231,7 @@ class Mechanism(Allowance):
             exact = self._bound.value(fn, self._draw(drawn, key), public)
         except BaseException as error:
             # Whether records make a function raise is an answer without noise: nothing may follow it.
-            self._ledger.spoil(f"release {index} of {self.name!r} raised {type(error).__name__}")
+            self._ledger.spoil(f"release {index} of {self.name!r} raised {type(error).__name__}", error)
             raise
         noisy = {part: self._add_noise(value, key.derive(part)) for part, value in exact.items()}
         if self._observer is not None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpgen_bench.files import write_atomic
+from dpgen_bench.files import make_private, write_atomic
 
 Parts = dict[str, Tensor]
 Layout = dict[str, tuple[int, ...]]
@@ -119,10 +119,3 @@ class Rows:
         """Push what was written to disk."""
         if isinstance(self._rows, np.memmap):
             self._rows.flush()
-
-
-def make_private(folder: Path) -> None:
-    """Make the folder, and its parent if need be, readable by their owner only."""
-    for path in (folder.parent, folder):
-        if not path.exists():
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)

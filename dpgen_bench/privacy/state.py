@@ -17,10 +17,11 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from dpgen_bench.files import write_atomic
+from dpgen_bench.files import make_private, write_atomic
 from dpgen_bench.privacy.noise import Key
-from dpgen_bench.privacy.rows import Parts, Rows, make_private
+from dpgen_bench.privacy.rows import Parts, Rows
 from dpgen_bench.privacy.sampling import OneShard
+from dpgen_bench.privacy.uninterrupted import Uninterrupted
 
 Start = Callable[[list[tuple[Tensor, Tensor]], list[torch.Generator]], Parts]
 
@@ -71,7 +72,7 @@ class PrivateState:
         fingerprint: Callable[[], str],
         identity: dict[str, Any],
         place: StatePlace,
-        spoil: Callable[[str], None],
+        spoil: Callable[[str, BaseException], None],
         before_records: Callable[[], None],
     ) -> None:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
@@ -138,22 +139,26 @@ class PrivateState:
             self._look_again()
             if all(self._first.find(shard, 1) is not None for shard in shards):
                 return
-            records = [self._draw(self._members[shard]) for shard in shards]
-            try:
-                with public_randomness_untouched("`start` of private state"):
-                    parts = self._make(records, [private_coins(self._key.derive(shard)) for shard in shards])
-                expect_parts(parts, leading=len(shards))
-                with self._lock("file"):
-                    self._look_again()
-                    self._first.form({name: tuple(part.shape[1:]) for name, part in parts.items()})
-                for place, shard in enumerate(shards):
-                    self._first.write(shard, 0, 1, {name: part[place] for name, part in parts.items()})
-            except BaseException as error:
-                self._spoil(f"making private state {self.name!r} raised {type(error).__name__}")
-                raise
+            with Uninterrupted():
+                self._make_group(shards)
             self._first.flush()
             if self._cache is not None and not (self._cache / "identity.json").exists():
                 write_atomic(self._cache / "identity.json", self._text)
+
+    def _make_group(self, shards: range) -> None:
+        records = [self._draw(self._members[shard]) for shard in shards]
+        try:
+            with public_randomness_untouched("`start` of private state"):
+                parts = self._make(records, [private_coins(self._key.derive(shard)) for shard in shards])
+            expect_parts(parts, leading=len(shards))
+            with self._lock("file"):
+                self._look_again()
+                self._first.form({name: tuple(part.shape[1:]) for name, part in parts.items()})
+            for place, shard in enumerate(shards):
+                self._first.write(shard, 0, 1, {name: part[place] for name, part in parts.items()})
+        except BaseException as error:
+            self._spoil(f"making private state {self.name!r} raised {type(error).__name__}", error)
+            raise
 
     def _look_again(self) -> None:
         """Open the cache's file if another process has made it since."""

@@ -37,6 +37,7 @@ from dpgen_bench.results.listing import (
     without_paths,
 )
 from dpgen_bench.results.reports import Report
+from dpgen_bench.results.soundness import not_for_release
 from dpgen_bench.results.statistics import summarise
 from dpgen_bench.results.store import RunFolder
 from dpgen_bench.specify import identify, is_stale
@@ -222,12 +223,16 @@ def ledger_panel(run: Run) -> dict[str, Any]:
         return {}
     budget, unit = ledger["budget"], run.unit
     mode = ledger["noise"]["mode"]
-    warnings_ = [f"not for release: {ledger['noise']['meaning'].split(': ', 1)[-1]}"] if mode == "seeded" else []
-    if ledger.get("diagnostics") == "unsafe":
-        warnings_.append("not for release: unsafe diagnostics were kept")
+    # That nothing is proven is said below, with the reason.
+    warnings_ = [f"not for release: {why}" for why in not_for_release(ledger) if "epsilon" not in why]
     if "reason" in epsilon:
         warnings_.append(f"nothing is proven: {epsilon['reason']}")
     warnings_ += [f"doubt: {doubt}" for doubt in ledger.get("doubts", [])]
+    stated = [failure for failure in ledger.get("failures", []) if failure.get("statement")]
+    warnings_ += [
+        f"{failure['what']}: that this did not depend on records is {failure['statement']}" for failure in stated
+    ]
+    warnings_ += [f"warning: {warning}" for warning in ledger.get("warnings", [])]
     conditional, server = epsilon.get("conditional"), epsilon.get("server")
     if isinstance(conditional, dict):
         warnings_.append(f"ε conditional holds only {conditional['assumption']}")
@@ -242,7 +247,7 @@ def ledger_panel(run: Run) -> dict[str, Any]:
             ["unit", f"{unit}; {ledger['records']:,} {unit}s"],
             ["ε proven", without_paths(describe_proven(epsilon))],
             ["ε claimed", without_paths(describe_claims(epsilon))],
-            ["noise", f"{mode}: not for release" if mode == "seeded" else str(mode)],
+            ["noise", f"{mode}: not for release" if not_for_release(ledger) else str(mode)],
         ],
         "warnings": [without_paths(line) for line in once(warnings_)],
         "events": {

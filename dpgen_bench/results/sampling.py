@@ -10,20 +10,20 @@ import numpy as np
 from dpgen_bench.evaluate.samples import sample_labels
 from dpgen_bench.files import atomic
 from dpgen_bench.generator import Generator
-from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.results.soundness import not_for_release
 from dpgen_bench.results.store import Store
 
 
 class NotForRelease(ValueError):
-    """The run's noise can be recomputed by anyone, so its images carry no privacy guarantee."""
+    """The run's images carry no privacy guarantee, for example because anyone can recompute its noise."""
 
 
 def sample_run(results: Path, run: str, n: int, seed: int, out: Path, labels: str, benchmark: bool) -> None:
     """Write `n` images of a run to `out`: a .npz with images uint8 [n, c, h, w] and labels [n], or a folder of PNGs.
 
     Raises:
-        NotForRelease: the run was not made with privacy.noise=os, has an infinite epsilon or wrote private
-            diagnostics, and `benchmark` is not set.
+        NotForRelease: the run, or one that it inherits from, was not made with privacy.noise=os, its epsilon is
+            infinite, or private diagnostics were kept, and `benchmark` is not set.
         ValueError: n < 1, or `out` is there already.
     """
     if n < 1:
@@ -31,11 +31,10 @@ def sample_run(results: Path, run: str, n: int, seed: int, out: Path, labels: st
     folder = Store(results).find(run)
     if not folder.done:
         raise ValueError(f"run {folder.id} is {folder.status()}, not finished; finish it with `dpgen run` first.")
-    ledger = Ledger.load(folder.path / "ledger.json")
-    if not benchmark and (why := why_not_private(ledger)):
+    if not benchmark and (why := not_for_release(folder.read_json("ledger.json"))):
         raise NotForRelease(
-            f"run {folder.id} is not for release: {why}. Train with privacy.noise=os and a finite epsilon for images "
-            "that are, or pass --benchmark if the training data are public."
+            f"run {folder.id} is not for release: {'; '.join(why)}. Train with privacy.noise=os and a finite epsilon "
+            "for images that are, or pass --benchmark if the training data are public."
         )
     if out.exists():
         raise ValueError(f"{out} is there already; give --out a new name.")
@@ -55,14 +54,3 @@ def sample_run(results: Path, run: str, n: int, seed: int, out: Path, labels: st
             write_png(image, str(half / f"{i:06d}_class{int(label)}.png"))
         half.rename(out)
     print(f"{n} images of run {folder.id} written to {out}")
-
-
-def why_not_private(ledger: Ledger) -> str | None:
-    """Why a run's generator must not be given away as private, or None."""
-    if ledger.noise != "os":
-        return f"its noise is {ledger.noise!r}, a function of the run id, and can be subtracted"
-    if ledger.diagnostics != "off":
-        return "it wrote private diagnostics"
-    if ledger.epsilon is None or ledger.epsilon["proven"] == "inf":
-        return "its proven epsilon is infinite"
-    return None

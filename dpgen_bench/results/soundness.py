@@ -1,4 +1,4 @@
-"""Whether a run's ledger proves what the run was configured with, by its own words."""
+"""What a run's ledger says of itself: whether it proves what was configured, and whether images may be given away."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from dpgen_bench.privacy.ledger import entry_modes
 from dpgen_bench.results.listing import epsilon_number
 
 
@@ -43,6 +44,34 @@ def unsound(ledger: Mapping[str, Any], privacy: DictConfig, unit: str | None = N
     if proven is None or not math.isfinite(proven):
         return "nothing is proven"
     return f"proven {proven:.4g} is above {budget:g}" if proven > budget else ""
+
+
+def not_for_release(ledger: Mapping[str, Any]) -> list[str]:
+    """Why images of a run must not be given away as private, by all entries of its ledger; [] if they may.
+
+    Args:
+        ledger: the content of ledger.json. An entry that was inherited counts as much as one of the run's own.
+    """
+    reasons = []
+    for entry in [{}, *ledger.get("entries", [])]:  # first the run itself, which may have no entry
+        noise, diagnostics = entry_modes(entry, ledger)
+        inherited = f" of {entry['name']!r}, which it inherited," if entry.get("inherited_from") else ""
+        if noise == "seeded":
+            reasons.append(f"its noise{inherited} is 'seeded', a function of the run id, and can be subtracted")
+        elif noise != "os":
+            reasons.append(f"its ledger, of an older version, does not say how the noise{inherited} was made")
+        if diagnostics == "unsafe":
+            reasons.append(f"private diagnostics{inherited} were kept")
+    epsilon = ledger.get("epsilon")
+    if not epsilon or epsilon.get("proven") in (None, "inf"):
+        reasons.append("its proven epsilon is infinite" if epsilon else "its epsilon was not computed")
+    return list(dict.fromkeys(reasons))
+
+
+def diagnostics_kept(ledger: Mapping[str, Any]) -> bool:
+    """Whether private diagnostics were kept of any release that the ledger has."""
+    kept = [row["diagnostics"] for row in ledger.get("entries", []) if row.get("diagnostics") is not None]
+    return any(mode != "off" for mode in [ledger.get("diagnostics"), *kept])
 
 
 def _number(value: Any) -> float:

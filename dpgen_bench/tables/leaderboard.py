@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from dpgen_bench.results.listing import epsilon_number
-from dpgen_bench.results.soundness import unsound
+from dpgen_bench.results.soundness import diagnostics_kept, unsound
 
 if TYPE_CHECKING:
     from dpgen_bench.tables.assembly import Line
@@ -132,8 +132,8 @@ def _unfit(ledger: Mapping[str, Any], privacy: DictConfig, unit: str) -> str:
     budget = float(privacy.epsilon)
     if math.isinf(budget):
         return ""
-    if ledger.get("diagnostics") != "off":
-        return f"it kept private diagnostics ({ledger.get('diagnostics')})"
+    if diagnostics_kept(ledger):
+        return "it kept private diagnostics (unsafe)"
     proven = epsilon_number(ledger["epsilon"], "proven")
     short = proven is not None and proven < SPENT * budget
     return f"proven {proven:.4g} leaves a part of {budget:g} unspent" if short else ""

@@ -1,0 +1,63 @@
+"""Signals that stop a process wait for the end of a release, because a release that is cut short counts as failed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class Uninterrupted:
+    """While entered, SIGTERM, SIGUSR1 and SIGINT (Ctrl-C) wait; on the way out their own handlers get them.
+
+    A block in the block waits for the outer one. Outside the main thread nothing is done, because Python calls handlers
+    and raises KeyboardInterrupt in the main thread alone.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, Any] = {}
+        self._waiting: list[int] = []
+        self._over = False
+
+    def __enter__(self) -> Uninterrupted:
+        if threading.current_thread() is threading.main_thread():
+            try:
+                for number in STOPPING:
+                    handler = signal.getsignal(number)
+                    if handler is not None and handler != signal.SIG_IGN:  # None: not Python's, and not to be replaced
+                        self._before[number] = handler
+                        signal.signal(number, self._caught)
+            except BaseException:  # a signal that came before it could be caught
+                self._restore()
+                raise
+        return self
+
+    def _caught(self, number: int, frame: FrameType | None) -> None:
+        if self._over:  # a handler raised on the way out, before this one was replaced
+            handler = self._before[number]
+            if callable(handler):
+                handler(number, frame)
+            else:
+                signal.signal(number, handler)
+                signal.raise_signal(number)
+            return
+        if number not in self._waiting:
+            self._waiting.append(number)
+            if number == signal.SIGINT:
+                with contextlib.suppress(OSError):  # os.write, since print must not be called in a handler
+                    os.write(2, b"\nstopping at the end of this release, because one that is cut short marks the run\n")
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._restore()
+        for number in self._waiting:
+            signal.raise_signal(number)
+
+    def _restore(self) -> None:
+        self._over = True
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

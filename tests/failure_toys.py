@@ -1,0 +1,67 @@
+"""Methods whose private functions raise, or are interrupted, as long as a flag file is there."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from dpgen_bench.data.private import PrivateData
+from dpgen_bench.generator import NetGenerator
+from dpgen_bench.method import Context
+from tests.toys import MeanImage
+
+SECRET = "the mean brightness is"  # how each private error's text begins
+
+
+class Unusual(Exception):
+    pass
+
+
+@dataclass
+class Raises(MeanImage):
+    """The third release raises while the file `flag` is there; `then` says what the method does about it."""
+
+    flag: str = ""
+    then: str = "nothing"
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls == 3 and Path(self.flag).exists():
+            text = f"{SECRET} {float(images.mean()):.6f}"
+            raise (SystemExit if self.then == "exits" else Unusual)(text)
+        return images
+
+    def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
+        try:
+            return super().fit(data, ctx)
+        except Unusual as error:
+            if self.then == "wraps":
+                raise KeyError(str(error)) from error
+            if self.then == "logs":
+                ctx.log(error=str(error))
+            if self.then == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.then == "goes on":
+                return MeanImage(steps=1).fit(data, ctx)
+            raise
+
+
+@dataclass
+class Stopped(MeanImage):
+    """While the file `flag` is there, the third release is sent the signal it names, while it sees records."""
+
+    flag: str = ""
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        flag = Path(self.flag)
+        if self.calls == 3 and flag.exists():
+            number = int(flag.read_text())
+            flag.unlink()
+            os.kill(os.getpid(), number)
+            flag.with_suffix(".after").touch()  # the function goes on
+        return images

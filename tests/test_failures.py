@@ -1,0 +1,192 @@
+"""A private function that raised: the mark on disk, epsilon, the operator's statement, and where the text is kept."""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+
+import pytest
+from omegaconf import OmegaConf
+
+from dpgen_bench import cli
+from dpgen_bench.data.private import PrivateData
+from dpgen_bench.privacy.bounds import PerRow
+from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.sampling import OneShard
+from dpgen_bench.results.sampling import NotForRelease, sample_run
+from dpgen_bench.results.store import RunFolder, Store
+from dpgen_bench.run import RunFailed, execute
+from tests import toys
+from tests.failure_toys import SECRET
+from tests.test_run import config, in_child
+
+STATED = "runtime.failures_independent_of_records=true"
+
+
+@pytest.fixture
+def flag(tmp_path):
+    path = tmp_path / "flag"
+    path.touch()
+    return path
+
+
+def make(tmp_path, flag, then="nothing", *overrides):
+    made = config(tmp_path / "results", "privacy.noise=os", *overrides, target="tests.failure_toys.Raises")
+    OmegaConf.update(made, "method", {"flag": str(flag), "then": then})
+    return made
+
+
+def the_run(tmp_path) -> RunFolder:
+    (run,) = Store(tmp_path / "results").runs()
+    return run
+
+
+def ledger_of(tmp_path) -> Ledger:
+    return Ledger.load(the_run(tmp_path).path / "ledger.json")
+
+
+def public_text(run: RunFolder) -> str:
+    files = [
+        path for path in run.path.rglob("*") if path.is_file() and "private" not in path.relative_to(run.path).parts
+    ]
+    return "\n".join(path.read_bytes().decode(errors="replace") for path in files)
+
+
+# --- the mark, and what comes of it -----------------------------------------------------------------------------------
+
+
+def test_a_later_attempt_finds_the_mark_and_proves_nothing_unless_the_operator_states_why(tmp_path, flag, capsys):
+    with pytest.raises(RunFailed, match=r"release 2 of 'sum' raised Unusual.*an answer without noise"):
+        execute(make(tmp_path, flag))
+    (failure,) = ledger_of(tmp_path).failures
+    assert (failure.what, failure.statement) == ("release 2 of 'sum' raised Unusual", None)
+    flag.unlink()
+    capsys.readouterr()
+    run = execute(make(tmp_path, flag))
+    assert "in an earlier attempt, release 2 of 'sum' raised Unusual" in capsys.readouterr().err
+    assert run.done
+    epsilon = ledger_of(tmp_path).epsilon
+    assert epsilon is not None
+    assert epsilon["proven"] == "inf"
+    assert epsilon["reason"].startswith("release 2 of 'sum' raised Unusual")
+    with pytest.raises(NotForRelease, match="infinite"):
+        sample_run(tmp_path / "results", run.id, 5, 0, tmp_path / "a.npz", "balanced", benchmark=False)
+    before = (run.path / "generator.safetensors").read_bytes()
+    execute(make(tmp_path, flag, "nothing", STATED))
+    ledger = ledger_of(tmp_path)
+    assert ledger.epsilon is not None
+    assert 0 < float(ledger.epsilon["proven"]) <= 10
+    assert "reason" not in ledger.epsilon
+    assert ledger.doubts == []
+    assert STATED in str(ledger.failures[0].statement)
+    assert (run.path / "generator.safetensors").read_bytes() == before
+    sample_run(tmp_path / "results", run.id, 5, 0, tmp_path / "a.npz", "balanced", benchmark=False)
+    execute(make(tmp_path, flag))  # a finished run stays as it is without the statement
+    assert ledger_of(tmp_path).epsilon == ledger.epsilon
+
+
+def test_a_statement_covers_what_is_on_record_and_nothing_later(tmp_path, flag):
+    for attempt in range(2):  # the second time, the first failure is settled and the same one comes again
+        with pytest.raises(RunFailed):
+            execute(make(tmp_path, flag, "nothing", STATED))
+        assert [failure.statement is None for failure in ledger_of(tmp_path).failures] == [False] * attempt + [True]
+        assert ledger_of(tmp_path).doubts
+
+
+def test_a_statement_is_true_or_false(tmp_path, flag):
+    with pytest.raises(ValueError, match=r"expected runtime\.failures_independent_of_records to be true or false"):
+        execute(make(tmp_path, flag, "nothing", "runtime.failures_independent_of_records=maybe"))
+    assert not (tmp_path / "results").exists()
+
+
+def test_the_mark_is_on_disk_before_the_method_can_catch_the_error(tmp_path, flag):
+    assert in_child(functools.partial(execute, make(tmp_path, flag, "dies"))) == -signal.SIGKILL
+    assert [failure.what for failure in ledger_of(tmp_path).failures] == ["release 2 of 'sum' raised Unusual"]
+
+
+def test_a_child_inherits_the_doubts_of_its_parent_and_cannot_settle_them():
+    parent, child = (Ledger(Budget(10.0), 12, noise="os") for _ in range(2))
+    parent.fail("release 0 of 'a' raised ValueError")
+    parent.state_failures_independent("stated")
+    parent.fail("release 0 of 'b' raised ValueError")
+    child.inherit(parent, "p")
+    assert len(child.doubts) == 1
+    assert "release 0 of 'b'" in child.doubts[0]
+    assert [failure.what for failure in child.failures] == ["p: release 0 of 'a' raised ValueError"]
+    assert child.state_failures_independent("stated") == []
+    assert len(child.doubts) == 1
+
+
+# --- other code that sees records -------------------------------------------------------------------------------------
+
+
+def test_the_start_of_private_state_leaves_a_mark(tmp_path):
+    images, labels = toys.records()
+    ledger = Ledger(Budget(10.0), len(labels), path=tmp_path / "ledger.json")
+    data = PrivateData(images, labels, 10, ledger, Key.seeded("state"))
+    sample = OneShard(3, "public_balanced")
+
+    def start(records, coins):
+        raise ZeroDivisionError(SECRET)
+
+    state = data.private_state("critics", sample=sample, start=start, identity={})
+    data.mechanism("query", sample=sample, bound=PerRow(C=1.0, shape=(2, 1)), times=3, std=50.0, state=state)
+    with pytest.raises(ZeroDivisionError):
+        state.start(0)
+    (failure,) = Ledger.load(tmp_path / "ledger.json").failures
+    assert failure.what == "making private state 'critics' raised ZeroDivisionError"
+
+
+# --- what becomes public ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("then", ["nothing", "wraps", "logs", "goes on", "exits"])
+def test_the_text_of_a_private_error_stays_in_private(tmp_path, flag, then, capfd):
+    with pytest.raises(RunFailed) as caught:
+        execute(make(tmp_path, flag, then))
+    kind = "SystemExit" if then == "exits" else "Unusual"
+    assert f"raised {kind}" in str(caught.value)
+    chain, seen = [caught.value], []
+    while chain:  # nothing hangs on the error that a launcher could print
+        error = chain.pop()
+        seen.append(str(error))
+        chain += [each for each in (error.__cause__, error.__context__) if each is not None]
+    out, err = capfd.readouterr()
+    run = the_run(tmp_path)
+    assert not any(SECRET in text for text in (out, err, public_text(run), *seen))
+    assert run.status() == "failed"
+    told = json.loads((run.path / "status.json").read_text())
+    assert f"raised {kind}" in told["error"]
+    kept = run.path / "private" / "errors.txt"
+    assert SECRET in kept.read_text()
+    assert "failure_toys.py" in kept.read_text()
+    assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert not run.trained
+
+
+@pytest.mark.parametrize("multirun", [[], ["-m"]])
+def test_neither_does_the_command_line_print_it(tmp_path, flag, multirun, capfd, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["dpgen"])
+    conf = tmp_path / "conf" / "method"
+    conf.mkdir(parents=True)
+    (conf / "raises.yaml").write_text(f"name: raises\n_target_: tests.failure_toys.Raises\nflag: {flag}\n")
+    words = [
+        *multirun, f"hydra.searchpath=[file://{conf.parent}]", "method=raises", f"results={tmp_path / 'results'}",
+        "runtime.progress=false",
+    ]  # fmt: skip
+    with pytest.raises(SystemExit):
+        cli.main(["run", *words])
+    out, err = capfd.readouterr()
+    assert "raised Unusual" in out + err
+    assert SECRET not in out + err
+
+
+def test_errors_outside_private_functions_are_as_public_as_before(tmp_path):
+    with pytest.raises(RunFailed, match="this method always fails"):
+        execute(config(tmp_path, target="tests.toys.Broken"))
+    (run,) = Store(tmp_path).runs()
+    assert "toys.py" in run.read_json("status.json")["traceback"]
+    assert Ledger.load(run.path / "ledger.json").failures == []

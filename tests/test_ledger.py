@@ -1,0 +1,120 @@
+"""What a ledger keeps of each entry, and by which of them a run may be a parent or may be given away."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dpgen_bench.data.datasets import Digits
+from dpgen_bench.privacy.events import Budget, Event, Sensitivity
+from dpgen_bench.privacy.ledger import Entry, Ledger
+from dpgen_bench.privacy.sampling import Full
+from dpgen_bench.results.sampling import NotForRelease, sample_run
+from dpgen_bench.results.soundness import not_for_release
+from dpgen_bench.results.store import Store
+from dpgen_bench.run import execute, plan
+from tests.test_run import config
+
+EVENT = Event(Full(), Sensitivity(1.0, 2.0), 5.0, 1)
+
+
+def ledger(noise: str = "os", diagnostics: str = "off", name: str = "sum") -> Ledger:
+    made = Ledger(Budget(10.0), 12, noise=noise, diagnostics=diagnostics)
+    made.approve(Entry(name, {"kind": "PerRecord", "C": 1.0, "rows": 1}, EVENT))
+    return made
+
+
+def modes(made: Ledger) -> dict[str, tuple[str | None, str | None]]:
+    return {name: (entry.noise, entry.diagnostics) for name, entry in made.entries.items()}
+
+
+def test_an_entry_keeps_how_its_noise_was_made_through_two_generations_and_files():
+    grandparent, parent, child = ledger("os", "unsafe"), ledger("seeded"), ledger("seeded", name="more")
+    parent.inherit(grandparent, "g")
+    child.inherit(Ledger.from_dict(parent.to_dict()), "p")
+    assert modes(Ledger.from_dict(child.to_dict())) == {
+        "more": ("seeded", "off"),
+        "p/sum": ("seeded", "off"),
+        "p/g/sum": ("os", "unsafe"),
+    }
+    assert child.entries["p/g/sum"].inherited_from == "g"
+
+
+def old(made: Ledger) -> dict:
+    """The file of a ledger from before entries had modes."""
+    content = made.to_dict()
+    for row in content["entries"]:
+        del row["noise"], row["diagnostics"]
+    del content["failures"]
+    return content
+
+
+def test_entries_of_older_ledgers_take_the_ledgers_own_modes_unless_inherited():
+    child = ledger("os")
+    child.inherit(ledger("os", name="first"), "p")
+    assert modes(Ledger.from_dict(old(child))) == {"sum": ("os", "off"), "p/first": ("unknown", "unknown")}
+    child = ledger("seeded", "unsafe")
+    child.inherit(ledger("os", name="first"), "p")
+    assert set(modes(Ledger.from_dict(old(child))).values()) == {("seeded", "unsafe")}
+
+
+@pytest.mark.parametrize(
+    ("noise", "diagnostics", "found"),
+    [
+        ("seeded", "off", "privacy.noise=seeded and privacy.diagnostics=off"),
+        ("os", "unsafe", "privacy.noise=os and privacy.diagnostics=unsafe"),
+    ],
+)
+def test_a_run_for_release_refuses_a_parent_that_is_not(noise, diagnostics, found):
+    parent, child = ledger(noise, diagnostics), Ledger(Budget(10.0), 12, noise="os")
+    with pytest.raises(ValueError, match=f"release 'sum' of run p was made with {found}.*start without restart"):
+        child.inherit(parent, "p")
+    assert child.entries == {}
+    grandchild, middle = Ledger(Budget(10.0), 12, noise="os"), ledger("seeded")
+    middle.inherit(parent, "p")
+    middle.entries = {"p/sum": middle.entries["p/sum"], "own": ledger("os").entries["sum"]}
+    with pytest.raises(ValueError, match=f"release 'p/sum' of run p was made with {found}"):
+        grandchild.inherit(middle, "m")
+    Ledger(Budget(10.0), 12, noise="seeded").inherit(parent, "p")  # a benchmark run may
+
+
+def test_a_parent_without_releases_has_nothing_to_hide():
+    Ledger(Budget(10.0), 12, noise="os").inherit(Ledger(Budget(10.0), 12, noise="seeded"), "p")
+    Ledger(Budget(10.0), 12, noise="os").inherit(ledger("os"), "p")
+
+
+def test_a_refused_parent_costs_no_record(tmp_path, monkeypatch):
+    parent = execute(config(tmp_path))
+    parts = [f"restart={{run: {parent.id}, checkpoint: last}}", "privacy.noise=os", "seed=1"]
+
+    def load(*_):
+        pytest.fail("records were read")
+
+    monkeypatch.setattr(Digits, "load", load)
+    with pytest.raises(ValueError, match="whose releases were all made with"):
+        execute(config(tmp_path, *parts))
+    with pytest.raises(ValueError, match="whose releases were all made with"):
+        plan(["method=dp_merf", f"results={tmp_path}", parts[0], "privacy.noise=os"])
+    assert [run.id for run in Store(tmp_path).runs()] == [parent.id]
+
+
+def test_whether_images_may_be_given_away_goes_by_all_entries(tmp_path):
+    run = execute(config(tmp_path, "privacy.noise=os"))
+    content = run.read_json("ledger.json")
+    assert not_for_release(content) == []
+    inherited = {**content["entries"][0], "name": "p/sum", "inherited_from": "p"}
+    for changed, why in (
+        ({"noise": "seeded"}, "its noise of 'p/sum', which it inherited, is 'seeded'"),
+        ({"diagnostics": "unsafe"}, "private diagnostics of 'p/sum', which it inherited, were kept"),
+        ({"noise": None, "diagnostics": None}, "does not say how the noise of 'p/sum', which it inherited, was made"),
+    ):
+        entries = [*content["entries"], {**inherited, **changed}]
+        (found,) = not_for_release({**content, "entries": entries})
+        assert why in found
+        run.write_json("ledger.json", {**content, "entries": entries})
+        with pytest.raises(NotForRelease, match=why):
+            sample_run(tmp_path, run.id, 5, 0, tmp_path / "a.npz", "balanced", benchmark=False)
+    assert not_for_release({**content, "epsilon": None}) == ["its epsilon was not computed"]
+    assert not_for_release(ledger("seeded").to_dict())[0].startswith("its noise is 'seeded'")
+    assert math.isfinite(float(content["epsilon"]["proven"]))
