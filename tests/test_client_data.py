@@ -454,7 +454,7 @@ def test_an_engine_that_lets_an_error_through_spoils_the_ledger(monkeypatch):
     with pytest.raises(BrokenProgram):
         ask(SCALE)
     (failure,) = held._ledger.failures
-    assert failure.what.startswith("a client program of 'ask' broke the rules")
+    assert failure.what.startswith("a client program of 'toy' broke the rules")
     with pytest.raises(Spoiled):  # a method that catches it cannot go on
         ask(SCALE)
 
