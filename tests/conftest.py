@@ -9,14 +9,30 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.perturbed import perturbation
+
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("DPGEN_TEST_THREADS", 1)))
 # The same examples on every machine, and no verdict about time: the machines that run this are shared.
 settings.register_profile("bench", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("bench")
 if (SHARED / "torch_home").is_dir():
     os.environ.setdefault("TORCH_HOME", str(SHARED / "torch_home"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--perturb", type=int, metavar="SEED", help="perturb matrix products and convolutions as another machine would"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """For the whole session, and so in fixtures of every scope; where tests are distributed, by the workers alone."""
+    runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
+    if runs_tests and (seed := config.getoption("perturb")) is not None:
+        perturbation.install(seed)
+        perturbation.install_in_children(seed)
 
 
 @pytest.fixture(scope="session")
