@@ -71,15 +71,15 @@ def test_a_client_is_asked_no_more_than_its_limit_and_in_its_turn_only(schedule,
 
 @pytest.mark.parametrize("cap", [None, 1, 2, 4])
 def test_answers_of_a_client_are_the_lesser_of_a_binomial_number_and_the_limit(cap) -> None:
+    """Chi-square; four chances of 1e-7 of a false alarm."""
     sampling, key, runs, times = OneClient(4, "random", cap), Key.seeded("law"), 1500, 8
     answers = [
         sum(len(drawn) for drawn in sampling.rounds(np.array([2]), key.derive(run), times)) for run in range(runs)
     ]
     most = min(cap or 5, 5)  # 5: five and more
     law = [stats.binom.pmf(h, times, 0.25) for h in range(most)] + [stats.binom.sf(most - 1, times, 0.25)]
-    assert (
-        stats.chisquare(np.bincount(np.minimum(answers, most), minlength=most + 1), runs * np.array(law)).pvalue > 0.01
-    )
+    counts = np.bincount(np.minimum(answers, most), minlength=most + 1)
+    assert stats.chisquare(counts, runs * np.array(law)).pvalue > 1e-7
 
 
 def test_a_balanced_schedule_asks_everybody_once_in_n_rounds() -> None:
@@ -107,13 +107,14 @@ def test_rounds_of_other_samplings_are_their_draws() -> None:
 
 
 def test_fixed_size_draws_are_uniform_over_sets_and_fresh() -> None:
+    """Chi-square of single draws and of pairs of draws; two chances of 1e-7 of a false alarm."""
     sampling, ids, runs = FixedSize(2, 5), np.arange(5), 4000
     draws = [tuple(drawn) for drawn in sampling.rounds(ids, Key.seeded("sets"), runs)]
     sets = list(itertools.combinations(range(5), 2))
     assert set(draws) == set(sets)  # each of two different clients
-    assert stats.chisquare([draws.count(s) for s in sets]).pvalue > 0.01
+    assert stats.chisquare([draws.count(s) for s in sets]).pvalue > 1e-7
     pairs = np.bincount([10 * sets.index(a) + sets.index(b) for a, b in itertools.pairwise(draws)], minlength=100)
-    assert stats.chisquare(pairs).pvalue > 0.01
+    assert stats.chisquare(pairs).pvalue > 1e-7
 
 
 def test_most_answers_and_participation() -> None:

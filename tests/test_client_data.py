@@ -184,14 +184,15 @@ def test_each_client_answers_from_its_own_records_and_state():
 
 
 def test_noise_is_added_at_the_client_to_the_clipped_answer():
+    """Of 600 values the mean has standard error 0.02, the standard deviation 2.9%; false alarm below 1e-6."""
     ask = ask_one(data(), std=0.5, times=400, program=Toy(keeps=False))
     answers = torch.stack([ask(SCALE) for _ in range(400)])
     whose = torch.tensor([int(clients[0]) for clients in ask._rounds])
     row = torch.tensor([4.0, 0.0, 0.0])
     noise = answers[whose == 0] - (row / row.norm()).expand(SHAPE)
     assert noise.numel() == 600
-    assert abs(float(noise.mean())) < 0.1
-    assert float(noise.std()) == pytest.approx(0.5, rel=0.15)
+    assert abs(float(noise.mean())) < 0.11
+    assert float(noise.std()) == pytest.approx(0.5, rel=0.16)
 
 
 def test_values_that_are_not_finite_count_as_zero():
@@ -296,6 +297,7 @@ def test_the_server_sums_what_it_has_clipped_itself():
 
 
 def test_the_server_adds_its_noise_whoever_answers():
+    """The standard deviation of 1,800 values has standard error 1.7%; false alarm below 1e-8."""
     held = PrivateData(
         torch.zeros(0, 1, 28, 28),
         torch.zeros(0, dtype=torch.int64),

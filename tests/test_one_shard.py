@@ -198,7 +198,10 @@ def test_epsilon_is_where_the_plain_sum_over_hits_equals_delta(mechanisms, gauss
 
 @pytest.mark.parametrize("eps", [0.5, 1.5, 3.0])
 def test_delta_against_a_simulation_of_the_steps(eps) -> None:
-    """Losses of T steps with a record that moves each hit as far as it may: delta = E (1 - e^(eps - loss))_+."""
+    """Losses of T steps with a record that moves each hit as far as it may: delta = E (1 - e^(eps - loss))_+.
+
+    Within six standard errors: by Bernstein's inequality a false alarm below 1e-7.
+    """
     shards, multiplier, times, runs = 5, 1.2, 12, 200_000
     coins = np.random.default_rng(0)
     loss = np.zeros(runs)
@@ -208,7 +211,7 @@ def test_delta_against_a_simulation_of_the_steps(eps) -> None:
         loss += np.where(hit, (release - 0.5) / multiplier**2, 0.0)  # log N(1, m²) / N(0, m²)
     terms = np.maximum(-np.expm1(eps - loss), 0.0)
     exact = math.exp(mixture_delta(eps, *shift_law(0.0, [(shards, multiplier, times)], 1e-14)))
-    assert abs(terms.mean() - exact) < 5.0 * terms.std() / math.sqrt(runs)
+    assert abs(terms.mean() - exact) < 6.0 * terms.std() / math.sqrt(runs)
     assert exact > 50.0 / runs  # else the simulation says nothing
 
 

@@ -21,23 +21,29 @@ def test_iid_sizes_differ_by_one_at_most(n, clients):
 
 
 def test_iid_gives_each_record_to_each_client_equally_often():
-    """Chi-square of the owner of record 0, and of the client that gets the one record more; 1,500 seeds."""
+    """Chi-square of the owner of record 0, and of the client that gets the one record more; 1,500 seeds.
+
+    Three chances of 1e-7 of a false alarm.
+    """
     owners = np.array([partition.iid(np.zeros(7, np.int64), 3, seed) for seed in range(1500)])
     larger = [np.bincount(row).argmax() for row in owners]
     for drawn in (owners[:, 0], owners[:, 6], larger):
-        assert stats.chisquare(np.bincount(drawn, minlength=3)).pvalue > 0.001
+        assert stats.chisquare(np.bincount(drawn, minlength=3)).pvalue > 1e-7
 
 
 def test_dirichlet_shares_have_the_laws_mean_and_variance():
-    """Over 3,000 classes: mean 1/N, variance (1/N)(1 - 1/N)/(N alpha + 1), the Dirichlet's; rounding is 1/400."""
+    """Over 3,000 classes: mean 1/N, variance (1/N)(1 - 1/N)/(N alpha + 1), the Dirichlet's; rounding is 1/400.
+
+    The margins are 5.5 standard errors (2.7% for a variance, by simulation): eight chances of 4e-8 of a false alarm.
+    """
     classes, size, clients, alpha = 3000, 400, 4, 0.7
     labels = np.repeat(np.arange(classes), size)
     owner = partition.dirichlet(labels, clients, alpha, seed=0)
     shares = np.bincount(labels * clients + owner, minlength=classes * clients).reshape(classes, clients) / size
     variance = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
     assert shares.sum(axis=1) == pytest.approx(np.ones(classes))
-    assert np.abs(shares.mean(axis=0) - 1 / clients).max() < 4 * np.sqrt(variance / classes)
-    assert shares.var(axis=0) == pytest.approx(np.full(clients, variance), rel=0.1)
+    assert np.abs(shares.mean(axis=0) - 1 / clients).max() < 5.5 * np.sqrt(variance / classes)
+    assert shares.var(axis=0) == pytest.approx(np.full(clients, variance), rel=0.15)
 
 
 def test_dirichlet_comes_near_iid_for_large_alpha_and_near_one_owner_for_small():
@@ -48,13 +54,16 @@ def test_dirichlet_comes_near_iid_for_large_alpha_and_near_one_owner_for_small()
     skewed = partition.dirichlet(labels, 4, 1e-3, seed=3)
     sizes = np.bincount(labels * 4 + skewed, minlength=200).reshape(50, 4)
     assert (sizes.max(axis=1) == 101).mean() > 0.9
-    assert len(np.unique(sizes.argmax(axis=1))) == 4
+    assert len(np.unique(sizes.argmax(axis=1))) > 2  # 50 classes at one or two clients: chance 5e-15
 
 
 def test_dirichlet_shuffles_within_a_class():
-    """Record 0 goes to each client equally often; without shuffling it would go to the first that has any."""
+    """Record 0 goes to each client equally often; without shuffling it would go to the first that has any.
+
+    Chi-square with a false alarm of 1e-7.
+    """
     owners = [partition.dirichlet(np.zeros(6, np.int64), 3, 1.0, seed)[0] for seed in range(900)]
-    assert stats.chisquare(np.bincount(owners, minlength=3)).pvalue > 0.001
+    assert stats.chisquare(np.bincount(owners, minlength=3)).pvalue > 1e-7
 
 
 @pytest.mark.parametrize(("clients", "num_classes", "per_client"), [(10, 10, 2), (7, 10, 3), (3, 10, 4), (2, 10, 3)])
@@ -79,9 +88,10 @@ def test_classes_are_held_evenly_and_by_someone(clients, num_classes, per_client
 
 @pytest.mark.parametrize("client", [0, 2, 4])
 def test_every_set_of_classes_is_equally_likely_for_each_client(client):
+    """Chi-square; three chances of 1e-7 of a false alarm."""
     sets = list(itertools.combinations(range(4), 2))
     drawn = [sets.index(tuple(partition.classes_of_clients(5, 4, 2, seed)[client])) for seed in range(1200)]
-    assert stats.chisquare(np.bincount(drawn, minlength=6)).pvalue > 0.001
+    assert stats.chisquare(np.bincount(drawn, minlength=6)).pvalue > 1e-7
 
 
 def test_partitions_are_the_seeds_alone_and_golden():

@@ -176,11 +176,12 @@ def test_a_records_coin_does_not_depend_on_the_other_records(n, seed, gone):
 
 
 def test_poisson_draws_have_their_rate_and_are_independent_across_releases():
+    """False alarm 1e-9 for the rate; below 1e-7 for the pairs, which vary 18% more than a binomial: they overlap."""
     key, ids, q, rounds = Key.seeded("rate"), np.arange(500), 0.1, 200
     draws = [Poisson(q).draw(ids, key.derive("m", t), t) for t in range(rounds)]
-    assert stats.binomtest(sum(map(len, draws)), 500 * rounds, q).pvalue > 1e-6
+    assert stats.binomtest(sum(map(len, draws)), 500 * rounds, q).pvalue > 1e-9
     both = sum(len(np.intersect1d(a, b)) for a, b in itertools.pairwise(draws))
-    assert stats.binomtest(both, 500 * (rounds - 1), q * q).pvalue > 1e-6
+    assert stats.binomtest(both, 500 * (rounds - 1), q * q).pvalue > 1e-9
 
 
 def test_noise_is_normal_reproducible_and_differs_by_every_part_of_its_key():

@@ -82,12 +82,12 @@ def test_a_part_is_of_distinct_records(labels, in_classes, seed, part):
 
 
 def test_a_part_has_the_classes_in_their_proportions_and_another_seed_takes_others():
-    """Class counts of a random half of 3,000: hypergeometric, standard deviation below 13.7."""
+    """Class counts of a random half of 3,000: hypergeometric, deviation at most 13.7; false alarm below 1e-6."""
     real = numbered([0] * 1500 + [1] * 1000 + [2] * 500)  # in classes, like a folder of folders
     parts = [numbers(real.sample(real.draw_labels(1500, seed), seed)) for seed in range(4)]
     for part in parts:
         counts = Counter(real.labels[part].tolist())
-        assert [counts[k] for k in range(3)] == pytest.approx([750, 500, 250], abs=60)
+        assert [counts[k] for k in range(3)] == pytest.approx([750, 500, 250], abs=75)
     assert len({tuple(sorted(part)) for part in parts}) == 4
 
 
