@@ -85,7 +85,7 @@ def open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.de
 
 
 def _key(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> Key:
-    """Root of coins and noise: the run id when seeded; from the operating system, kept until DONE, for release."""
+    """Root of draws and noise: the run id when seeded; from the operating system, kept until DONE, for release."""
     if spec.config.privacy.noise == "seeded":
         return Key.seeded(f"run:{spec.id}")
     path = folder.path / "private" / "noise.key"
@@ -96,7 +96,7 @@ def _key(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> Key:
                 "a second time. Restore its folder, or take another seed for a new run with a ledger of its own."
             )
         write_atomic(path, Key.from_os().secret)  # mkstemp's mode: readable by its owner only
-    return Key(path.read_bytes())
+    return Key.from_os(path.read_bytes())
 
 
 def results_of(spec: RunSpec) -> Path:

@@ -116,7 +116,7 @@ def plan(overrides: list[str]) -> tuple[list[Event], Budget]:
         records.labels[:0],
         dataset.num_classes,
         ledger,
-        Key.seeded("plan"),
+        Key.from_os() if ledger.noise == "os" else Key.seeded("plan"),
         public_n=len(records),
         clients=None if records.clients is None else records.clients[:0].numpy(),
         num_clients=dataset.num_clients,

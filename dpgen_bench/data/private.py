@@ -36,7 +36,7 @@ class PrivateData:
         labels: int64 [n].
         ids: record ids [n], distinct and non-negative; a record keeps its id, and hence its coins, when others come
             or go. Default 0..n-1.
-        key: root of all coins and noise of the run.
+        key: root of all draws and noise of the run; its mode is that of the ledger.
         state_place: where private state lies; in memory by default.
         clients: client number [n] of each record, for `grouped`; None: the data know no clients.
         num_clients: N, public; clients 0..N-1, of which some may have no record.
@@ -71,6 +71,11 @@ class PrivateData:
             raise ValueError(
                 "expected as many images as labels and distinct record ids >= 0, got "
                 f"{len(images)}, {len(labels)} and {len(np.unique(self.__ids))}, the least {self.__ids.min(initial=0)}."
+            )
+        if key.mode != ledger.noise:
+            raise ValueError(
+                f"expected a key of the ledger's noise mode, privacy.noise={ledger.noise}, got one of mode {key.mode}: "
+                "the ledger would state another kind of noise than is added."
             )
         self.__clients = clients
         self._num_clients = num_clients

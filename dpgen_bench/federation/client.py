@@ -25,7 +25,7 @@ from dpgen_bench.federation.memory import Exhausted, Memory, Point
 from dpgen_bench.federation.messages import Malformed, decode, encode
 from dpgen_bench.files import make_private
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, Whole, clip_rows
-from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.noise import Key, add_noise
 from dpgen_bench.privacy.rows import Parts, Rows
 from dpgen_bench.privacy.state import StatePlace, expect_parts, private_coins, public_randomness_untouched
 
@@ -148,11 +148,8 @@ class Client:
         except Exhausted:
             return encode({}, {"refused": 1})
         exact, after = self._guarded(tensors, round_, point)
-        noisy = {"value": exact["value"].float()}
-        if self._setup.std > 0.0:
-            key = self._setup.key.derive(self._setup.mechanism, round_, question)
-            noise = key.normal(tuple(exact["value"].shape), self._setup.std, exact["value"].device)
-            noisy["value"] = noisy["value"] + noise
+        key = self._setup.key.derive(self._setup.mechanism, round_, question)
+        noisy = {"value": add_noise(exact["value"], self._setup.std, key)}
         if self._setup.seen is not None:
             noisy = self._setup.seen(round_, self._setup.client, exact, noisy)
         if self._setup.keeps_state:

@@ -19,7 +19,7 @@ from dpgen_bench.federation.messages import Malformed, decode, encode
 from dpgen_bench.privacy.bounds import Bound, PerRecord, PerRow, Whole, clip_rows
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.mechanism import Allowance, AllowanceExhausted, Observer
-from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.noise import Key, add_noise
 from dpgen_bench.privacy.sampling import OneClient
 from dpgen_bench.privacy.state import GlobalRandomness
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
@@ -174,12 +174,10 @@ class ClientMechanism(Allowance):
         total = torch.zeros(self._bound.shape, dtype=torch.float64, device=self._device)
         for row in answers.values():  # clipped here again: what is proven rests on no client's word
             total += clip_rows(row.to(self._device)[None], self._bound.C)[0].double()
-        exact, noisy = {"value": total}, {"value": total.float()}
-        if self.std > 0.0:
-            # By all that the sum depends on: a round that is made again in another way has noise of its own.
-            made_of = hashlib.sha256(sent + total.cpu().numpy().tobytes()).hexdigest()
-            noise = self._key.derive("noise", index, made_of).normal(self._bound.shape, self.std, self._device)
-            noisy = {"value": (total + noise).float()}
+        # By all that the sum depends on: a round that is made again in another way has noise of its own.
+        made_of = hashlib.sha256(sent + total.cpu().numpy().tobytes()).hexdigest()
+        exact = {"value": total}
+        noisy = {"value": add_noise(total, self.std, self._key.derive("noise", index, made_of))}
         if self._observer is not None:
             noisy = self._observer.release(self, index, np.array(asked, np.int64), exact, noisy)
         return noisy["value"]

@@ -13,19 +13,33 @@ from dpgen_bench.files import write_atomic
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, OneClient, sampling_from_dict
 
-OUT_OF_SCOPE = (
-    "floating-point attacks: noise is drawn and added in finite precision, which the proofs do not cover",
-    "randomness: coins and noise come from NumPy's Philox (an accelerator's own Philox there), which is not a "
-    "cryptographic generator",
+_IN_EACH_MODE = (
     "the number of records is treated as public, or that of clients where the unit is the client",
     "side channels such as running time and memory use",
     "hyperparameters chosen by looking at the results of other runs on the same records are not accounted for",
+    "the sensitivity is that of sums in exact arithmetic; what floating-point summation of the clipped rows may add to "
+    "it is bounded in docs/privacy.md and is not accounted for",
 )
+# What the proofs do not cover, by noise mode.
+OUT_OF_SCOPE = {
+    "seeded": (
+        "floating-point attacks: noise is drawn and added in float32, and its low bits tell what it was added to",
+        "randomness: draws and noise come from NumPy's Philox (on an accelerator, noise from its own Philox), which is "
+        "not a cryptographic generator",
+        *_IN_EACH_MODE,
+    ),
+    "os": (
+        "randomness: draws and noise come from SHAKE-256, keyed by 256 bits from the operating system; the proofs "
+        "take its output for uniform, which nobody can tell it from in feasible time",
+        *_IN_EACH_MODE,
+    ),
+}
 
 NOISE_MODES = {
-    "seeded": "NOT FOR RELEASE: noise is a function of the run id, so anyone can subtract it; benchmark use on "
-    "public data only",
-    "os": "noise keyed by entropy from the operating system; the key is deleted when the run is done",
+    "seeded": "NOT FOR RELEASE: noise is a function of the run id, so anyone can subtract it, and it is float32 noise, "
+    "whose low bits reveal what it was added to even without the run id; benchmark use on public data only",
+    "os": "the exact value plus Gaussian noise, rounded to a fixed grid near std / 1024 without any error of sampling, "
+    "so nothing is added to delta; keyed by entropy from the operating system; the key is deleted when the run is done",
 }
 
 
@@ -290,7 +304,7 @@ class Ledger:
             "doubts": self.doubts,
             "failures": [asdict(failure) for failure in self.failures],
             "epsilon": self.epsilon,
-            "out_of_scope": list(OUT_OF_SCOPE),
+            "out_of_scope": list(OUT_OF_SCOPE[self.noise]),
         }
 
     @classmethod

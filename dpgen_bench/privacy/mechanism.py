@@ -20,7 +20,7 @@ from dpgen_bench.files import atomic
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, PublicRows, Whole
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.ledger import Entry, Ledger
-from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.noise import Key, add_noise
 from dpgen_bench.privacy.record_rng import names_rng
 from dpgen_bench.privacy.state import PrivateState
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
@@ -243,10 +243,7 @@ class Mechanism(Allowance):
         return noisy
 
     def _add_noise(self, exact: Tensor, key: Key) -> Tensor:
-        if self.std == 0.0:
-            return exact.float()
-        noise = key.normal(tuple(exact.shape), self.std, exact.device)
-        return (exact + noise).float()
+        return add_noise(exact, self.std, key)
 
     def _diagnose(self, index: int, drawn: int, exact: dict[str, Tensor], unbounded: list[Tensor]) -> None:
         """Private facts about a release, for debugging on public data; written only under diagnostics=unsafe."""

@@ -90,9 +90,8 @@ class Poisson(Sampling):
     def draw(self, ids: np.ndarray, key: Key, index: int) -> np.ndarray:
         if len(ids) == 0:
             return np.empty(0, dtype=np.int64)
-        # Coin number i of the stream is record i's, whoever else is in the data.
-        coins = key.generator("coins").random(int(ids.max()) + 1)
-        return np.flatnonzero(coins[ids] < self.rate)
+        # Choice number i of the stream is record i's, whatever other records are in the data.
+        return np.flatnonzero(key.chosen("coins", self.rate, int(ids.max()) + 1)[ids])
 
     def __str__(self) -> str:
         return f"Poisson rate {self.rate:.6g}"
@@ -269,8 +268,7 @@ class FixedSize(Sampling):
         return self.size / self.of
 
     def draw(self, ids: np.ndarray, key: Key, index: int) -> np.ndarray:
-        chosen = key.generator("fixed size").choice(self.of, self.size, replace=False)
-        return np.flatnonzero(np.isin(ids, chosen))
+        return np.flatnonzero(np.isin(ids, key.subset("fixed size", self.size, self.of)))
 
     def __str__(self) -> str:
         return f"{self.size} of {self.of} clients"
@@ -290,7 +288,7 @@ def _check_parts(what: str, number: int, schedule: str) -> None:
 def _part(number: int, schedule: Schedule, seed: int, key: Key, index: int) -> int:
     """The one of 0..number-1 whose turn draw `index` is."""
     if schedule == "random":
-        return int(key.generator("shard").integers(number))
+        return key.integer("shard", number)
     round_, place = divmod(index, number)
     return int(_order(number, seed, "round", round_)[place])
 
