@@ -276,7 +276,7 @@ class Context:
         restore_randomness(saved.randomness, self.generator)
         if self._data is not None:
             for name, executed in saved.executed.items():
-                self._data.mechanisms[name].resume_at(executed)
+                self._data._controls[name].resume_at(executed)
         # What was counted before this loop, in this process, is part of the saved count.
         self.bytes_sent, self.counters = dict(saved.bytes_sent), dict(saved.counters)
         self.seconds[phase] = self._saved.seconds[phase]
@@ -303,8 +303,9 @@ class Context:
             phases, dict(self.seconds), self._log.flush(), self._seconds_outside, self._peak_memory()
         )
         self._save_ledger()
-        for mechanism in mechanisms.values():
-            mechanism.before_checkpoint()
+        controls = self._data._controls if self._data is not None else {}
+        for control in controls.values():
+            control.before_checkpoint()
         save_checkpoint(self._folder / "checkpoints", self._saved, f"step-{step}" if keep else None)
-        for mechanism in mechanisms.values():
-            mechanism.after_checkpoint()
+        for control in controls.values():
+            control.after_checkpoint()

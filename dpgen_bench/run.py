@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from dpgen_bench.prepare import (
 )
 from dpgen_bench.privacy.accountants import NotCovered, epsilon
 from dpgen_bench.privacy.events import Budget, Event
+from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Observer
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.progress import Shown, Silent
@@ -211,6 +213,7 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
     memory = PeakMemory(device)
     folder.write_json("environment.json", describe_environment(device))
     ledger = open_ledger(spec, folder)
+    _announce_warnings(spec, ledger)
     data = open_data(spec, folder, ledger, device)
     runtime = spec.config.runtime
 
@@ -263,6 +266,17 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
         draw_norms(folder.path / "private" / "diagnostics.jsonl", bounds, folder.path / "private" / "norms.png")
     folder.write_json("training.json", ctx.cost(generator))
     generator.save(folder.path)
+
+
+def _announce_warnings(spec: RunSpec, ledger: Ledger) -> None:
+    """Print the warnings of earlier attempts now, and new ones as they come: before a mechanism's first release."""
+
+    def say(warning: str) -> None:
+        print(f"run {spec.id}: warning: {warning}", file=sys.stderr)
+
+    for warning in ledger.warnings:
+        say(warning)
+    ledger.announce = say
 
 
 def _fail(spec: RunSpec, folder: RunFolder, phase: str, error: Exception) -> NoReturn:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpgen_bench.privacy.bounds import PerRecordGradient
 from dpgen_bench.privacy.gradients import clipped_gradient_sum
 from tests.gradient_cases import (
     BACKENDS,
@@ -69,6 +70,18 @@ def test_in_place_activations_do_not_disturb_the_recorded_gradients() -> None:
     x = torch.randn(5, 3)
     found = clipped_gradient_sum(net, squared_output(net), (x,), 0.1)
     assert_same(flat(found.gradients), clip(loop(net, squared_output, (x,)), 0.1))
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.ReLU(inplace=True), nn.LeakyReLU(0.2, inplace=True), nn.Dropout(0.5, inplace=True)]
+)
+def test_opacus_refuses_layers_that_work_in_place_before_a_record_is_seen(layer) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Sequential(layer), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"layer '1.0' .* works in place.*construct it with inplace=False"):
+        clipped_gradient_sum(net, squared_output(net), (torch.randn(5, 3),), 0.1, backend="opacus")
+    with pytest.raises(ValueError, match="works in place"):
+        PerRecordGradient(C=0.1, module=net, backend="opacus").check_public(None)
+    PerRecordGradient(C=0.1, module=net).check_public(None)
 
 
 def test_an_input_overwritten_after_its_layer_is_refused() -> None:

@@ -304,14 +304,14 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
             release, _ = prepare(data, bound=wide, std=1e5)
             for _ in range(checkpoint):
                 release(visit)
-            release.before_checkpoint()
-            release.after_checkpoint()
+            data._controls["query"].before_checkpoint()
+            data._controls["query"].after_checkpoint()
             for _ in range(lost):
                 release(visit)
             again, _ = open_data(place=folder)  # a new process
             exact = taped(again)
             release, _ = prepare(again, bound=wide, std=1e5)
-            release.resume_at(checkpoint)
+            again._controls["query"].resume_at(checkpoint)
             for _ in range(9 - checkpoint):
                 release(visit)
             assert exact == expected[checkpoint:], (checkpoint, lost)
@@ -350,7 +350,7 @@ def test_state_that_is_gone_is_missed(tmp_path):
         release(visit)
     again, _ = open_data(place=StatePlace(tmp_path / "elsewhere", place.cache, {}))
     release, _ = prepare(again)
-    release.resume_at(4)
+    again._controls["query"].resume_at(4)
     with pytest.raises(RuntimeError, match="does not fit its checkpoint"):
         release(visit)
 

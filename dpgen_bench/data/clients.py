@@ -15,6 +15,7 @@ from dpgen_bench.federation.client import BrokenProgram, ClientProgram, ClientSe
 from dpgen_bench.federation.engines import Engine, InProcess
 from dpgen_bench.federation.mechanism import ClientMechanism, NoiseAt
 from dpgen_bench.privacy.bounds import Bound, PerRecord, PerRow, Whole
+from dpgen_bench.privacy.cautions import caution
 from dpgen_bench.privacy.events import Budget, Event
 from dpgen_bench.privacy.ledger import Entry
 from dpgen_bench.privacy.planning import Request, planned
@@ -108,6 +109,7 @@ class ClientData:
                 f"cannot ({error}). Define its class at the top of a module and keep settings in it, no networks."
             ) from error
         data._ledger.approve(entry)
+        caution(data._ledger, name)
         mechanism = ClientMechanism(
             entry,
             bound,
@@ -123,6 +125,7 @@ class ClientData:
             device=self.device,
             in_loop=lambda: data.in_loop,
             folder=data._private_folder,
+            controls=data._controls,
         )
         data.mechanisms[name] = mechanism
         return mechanism

@@ -16,9 +16,10 @@ from dpgen_bench.data.clients import ClientData
 from dpgen_bench.federation.mechanism import ClientMechanism, PublicBooks
 from dpgen_bench.federation.settings import Settings
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PerRow, Whole, unit_range
+from dpgen_bench.privacy.cautions import caution
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.mechanism import Journal, Mechanism, Observer
+from dpgen_bench.privacy.mechanism import Control, Journal, Mechanism, Observer
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.planning import Request, planned
 from dpgen_bench.privacy.sampling import SAMPLINGS, OneShard, Sampling
@@ -67,6 +68,7 @@ class PrivateData:
         self.__images = images.to(device)
         self.__labels = labels.to(device)
         self.__ids = np.arange(len(labels)) if ids is None else np.asarray(ids)
+        self._ids_are_positions = ids is None
         if len(images) != len(labels) or len(np.unique(self.__ids)) != len(labels) or (self.__ids < 0).any():
             raise ValueError(
                 "expected as many images as labels and distinct record ids >= 0, got "
@@ -88,6 +90,7 @@ class PrivateData:
         self.image_shape: tuple[int, int, int] = (images.shape[1], images.shape[2], images.shape[3])
         self.device = torch.device(device)
         self.mechanisms: dict[str, Mechanism | ClientMechanism] = {}
+        self._controls: dict[str, Control] = {}  # of the mechanisms; for the harness
         self._ledger = ledger
         self._key = key
         self._journal = journal or Journal(None)
@@ -194,6 +197,7 @@ class PrivateData:
         if state is not None:
             entry = replace(entry, bound={**entry.bound, "private_state": state.name})
         self._ledger.approve(entry)
+        caution(self._ledger, name, ids_are_positions=self._ids_are_positions)
         mechanism = Mechanism(
             entry,
             bound,
@@ -205,6 +209,7 @@ class PrivateData:
             journal=self._journal,
             observer=self._observer,
             diagnostics=self._diagnostics,
+            controls=self._controls,
             state=state,
             in_loop=lambda: self.in_loop,
         )

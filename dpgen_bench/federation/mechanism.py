@@ -18,7 +18,7 @@ from dpgen_bench.federation.engines import Engine, Fault
 from dpgen_bench.federation.messages import Malformed, decode, encode
 from dpgen_bench.privacy.bounds import Bound, PerRecord, PerRow, Whole, clip_rows
 from dpgen_bench.privacy.ledger import Entry, Ledger
-from dpgen_bench.privacy.mechanism import Allowance, AllowanceExhausted, Observer
+from dpgen_bench.privacy.mechanism import Allowance, AllowanceExhausted, Control, Observer
 from dpgen_bench.privacy.noise import Key, add_noise
 from dpgen_bench.privacy.sampling import OneClient
 from dpgen_bench.privacy.state import GlobalRandomness
@@ -77,6 +77,7 @@ class ClientMechanism(Allowance):
         device: torch.device,
         in_loop: Callable[[], bool],
         folder: Path | None,
+        controls: dict[str, Control],
     ) -> None:
         super().__init__(entry, bound)
         self._clients, self._ledger, self._device = clients, ledger, device
@@ -91,6 +92,7 @@ class ClientMechanism(Allowance):
         self._answers = 0
         with_state = self._rounds if entry.noise_at == "client" else []
         self._needed = sorted({int(client) for clients in with_state for client in clients})
+        controls[entry.name] = _Control(self)
 
     @property
     def groups(self) -> int:
@@ -111,20 +113,6 @@ class ClientMechanism(Allowance):
             books.count(bytes_beside_rounds=len(group) * (len(sent) + len(encode({}))))
         with Uninterrupted():
             self._ask(dict.fromkeys(group, sent), round_=-1, public=True)
-
-    def resume_at(self, executed: int) -> None:
-        """Set the number of the next round; for the harness, when it resumes a run from a checkpoint."""
-        self._executed = self._committed = executed
-
-    def before_checkpoint(self) -> None:
-        """Have clients push their state to disk; for the harness, before it writes a checkpoint."""
-        if self._engine is not None and self._to_flush:
-            self._engine.ask(dict.fromkeys(sorted(self._to_flush), encode({}, {"kind": "flush"})), round=-1)
-        self._to_flush.clear()
-
-    def after_checkpoint(self) -> None:
-        """A checkpoint stands at the rounds made so far; for the harness."""
-        self._committed = self._executed
 
     def close(self) -> None:
         """Let go of the clients."""
@@ -269,6 +257,25 @@ class ClientMechanism(Allowance):
         if self._engine is None:
             self._engine = self._open_engine(self._setup)
         return self._engine
+
+
+class _Control:
+    """The `Control` of a ClientMechanism: before a checkpoint, clients push their state to disk."""
+
+    def __init__(self, mechanism: ClientMechanism) -> None:
+        self._mechanism = mechanism
+
+    def resume_at(self, executed: int) -> None:
+        self._mechanism._executed = self._mechanism._committed = executed
+
+    def before_checkpoint(self) -> None:
+        engine, clients = self._mechanism._engine, self._mechanism._to_flush
+        if engine is not None and clients:
+            engine.ask(dict.fromkeys(sorted(clients), encode({}, {"kind": "flush"})), round=-1)
+        clients.clear()
+
+    def after_checkpoint(self) -> None:
+        self._mechanism._committed = self._mechanism._executed
 
 
 def _is_refusal(answer: bytes) -> bool:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from dpgen_bench.privacy.clipping import SMALLEST_C, clip_rows
 from dpgen_bench.privacy.events import Sensitivity
-from dpgen_bench.privacy.gradients import clipped_gradient_sum
+from dpgen_bench.privacy.gradients import check_module, clipped_gradient_sum
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.record_rng import RecordRng, names_rng
 
@@ -112,7 +112,11 @@ class Bound(ABC):
         """The exact bounded value, by tensor name; what is private about it is what noise must hide."""
 
     def check_public(self, public: PublicRows | None) -> None:
-        """Raise ValueError unless `public` is what was declared; called before any record is looked at."""
+        """Refuse what can be seen to be wrong before any record is looked at.
+
+        Raises:
+            ValueError: if `public` is not what was declared; for a module that the back end does not cover.
+        """
         if public is not None:
             raise ValueError(
                 f"{type(self).__name__} takes no public rows, got some; only PerRecordGradient(public_rows=...) joins "
@@ -199,6 +203,8 @@ class PerRecordGradient(Bound):
                 f"expected {self.public_rows} public rows in each release (PerRecordGradient(public_rows=...)), got "
                 f"{given}; the number of public rows is fixed when the mechanism is approved."
             )
+        # Here, too, because an error that comes later comes while records are seen, and marks the run.
+        check_module(self.module, self.C, self.backend)
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "public_rows": self.public_rows}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -143,6 +143,7 @@ class Ledger:
     unit: what a neighbouring data set has another of: a "record", or a "client" with all its records.
     records: how many units there are, a number that is treated as public.
     doubts: why nothing is proven after all, in words; with any, the proven epsilon is infinite.
+    warnings: what a reader of the figures has to know, and epsilon does not say; `announce` is called with a new one.
     failures: private functions that raised; each is a doubt until the operator states that records did not cause it.
 
     Guarantees: the events composed for epsilon are the approved allowances in full (`times`), never the executed
@@ -160,6 +161,8 @@ class Ledger:
     spoiled: str | None = None
     raised: BaseException | None = None
     doubts: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    announce: Callable[[str], None] = lambda _: None
     failures: list[Failure] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -207,6 +210,13 @@ class Ledger:
         if why not in self.doubts:
             self.doubts.append(why)
             self.save()
+
+    def warn(self, warning: str) -> None:
+        """Note a warning, on disk too, and announce it; a second time changes nothing."""
+        if warning not in self.warnings:
+            self.warnings.append(warning)
+            self.save()
+            self.announce(warning)
 
     def approve(self, entry: Entry) -> None:
         """Write an allowance down, on disk too, before its first release can happen."""
@@ -302,6 +312,7 @@ class Ledger:
             "diagnostics": self.diagnostics,
             "entries": [entry.to_dict() for entry in self.entries.values()],
             "doubts": self.doubts,
+            "warnings": self.warnings,
             "failures": [asdict(failure) for failure in self.failures],
             "epsilon": self.epsilon,
             "out_of_scope": list(OUT_OF_SCOPE[self.noise]),
@@ -323,6 +334,7 @@ class Ledger:
             entries,
             data["epsilon"],
             doubts=data.get("doubts", []),
+            warnings=data.get("warnings", []),
             failures=[Failure(**failure) for failure in data.get("failures", [])],
         )
 

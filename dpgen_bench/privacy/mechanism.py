@@ -85,6 +85,22 @@ class Observer(Protocol):
         ...
 
 
+class Control(Protocol):
+    """What the harness alone may do with a mechanism. A method holds the mechanism, which has none of this."""
+
+    def resume_at(self, executed: int) -> None:
+        """Set the number of the next release, when a run is resumed from a checkpoint."""
+        ...
+
+    def before_checkpoint(self) -> None:
+        """Push private state to disk, before a checkpoint is written."""
+        ...
+
+    def after_checkpoint(self) -> None:
+        """A checkpoint stands at the releases made so far."""
+        ...
+
+
 class Journal:
     """Noisy values already released, so that a resumed run gets the same value back instead of a second one.
 
@@ -117,8 +133,9 @@ class Journal:
 class Mechanism(Allowance):
     """`times` releases of `bound`ed values on draws of `sample`, each with fresh noise N(0, std² I).
 
-    Made by `PrivateData.mechanism` after the budget was checked. Calling it with fn returns the noisy value: a
-    float32 tensor of the bound's shape, or for PerRecordGradient a dict of gradients by parameter name.
+    Made by `PrivateData.mechanism` after the budget was checked; its `Control` stays with the harness. Calling it with
+    fn returns the noisy value: a float32 tensor of the bound's shape, or for PerRecordGradient a dict of gradients by
+    parameter name.
 
     Guarantees: release number `times` + 1 raises; noise and coins are keyed by (run, mechanism, release index), so
     no two queries of a run share noise; an empty draw is released like any other.
@@ -137,6 +154,7 @@ class Mechanism(Allowance):
         journal: Journal,
         observer: Observer | None,
         diagnostics: Path | None,
+        controls: dict[str, Control],
         state: PrivateState | None = None,
         in_loop: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -155,22 +173,7 @@ class Mechanism(Allowance):
             keys = (key.derive(entry.name, index) for index in range(entry.event.times))
             visits = [state.sampling.shard(own, index) for index, own in enumerate(keys)]
             state.bind(visits, key.derive(entry.name))
-
-    def resume_at(self, executed: int) -> None:
-        """Set the number of the next release; for the harness, when it resumes a run from a checkpoint."""
-        self._executed = executed
-        if self._state is not None:
-            self._state.commit(executed)
-
-    def before_checkpoint(self) -> None:
-        """Push private state to disk; for the harness, before it writes a checkpoint."""
-        if self._state is not None:
-            self._state.flush()
-
-    def after_checkpoint(self) -> None:
-        """A checkpoint stands at the releases made so far; for the harness."""
-        if self._state is not None:
-            self._state.commit(self._executed)
+        controls[entry.name] = _Control(self)
 
     def __call__(self, fn: Callable[..., Tensor], public: PublicRows | None = None) -> Any:
         """One release.
@@ -256,6 +259,25 @@ class Mechanism(Allowance):
                 norms = [rows.detach().reshape(*rows.shape[:1], -1).norm(dim=1) for rows in unbounded if len(rows)]
                 row["norms_before_clipping"] = [round(float(norm), 5) for part in norms for norm in part]
             out.write(json.dumps(row) + "\n")
+
+
+class _Control:
+    """The `Control` of a Mechanism."""
+
+    def __init__(self, mechanism: Mechanism) -> None:
+        self._mechanism = mechanism
+
+    def resume_at(self, executed: int) -> None:
+        self._mechanism._executed = executed
+        self.after_checkpoint()
+
+    def before_checkpoint(self) -> None:
+        if self._mechanism._state is not None:
+            self._mechanism._state.flush()
+
+    def after_checkpoint(self) -> None:
+        if self._mechanism._state is not None:
+            self._mechanism._state.commit(self._mechanism._executed)
 
 
 def _remembering(fn: Callable[..., Tensor], given: list[Tensor]) -> Callable[..., Tensor]:

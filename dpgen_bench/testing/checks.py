@@ -36,7 +36,7 @@ def check_budget(fit: Fit, budget: Budget) -> None:
         )
         expect(made <= entry.event.times, f"{name!r}: {made} releases, {entry.event.times} were approved.")
         expect(mechanism.times == entry.event.times, f"{name!r}: its allowance was changed after approval.")
-        mechanism.resume_at(entry.event.times)
+        fit.data._controls[name].resume_at(entry.event.times)
         try:
             mechanism(lambda *_: torch.zeros(1))  # type: ignore[arg-type]  # refused before anybody looks at it
         except AllowanceExhausted:

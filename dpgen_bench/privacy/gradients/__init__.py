@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dpgen_bench.privacy.gradients import bookkeeping
 from dpgen_bench.privacy.gradients.capture import refuse_row_coupling
 
-__all__ = ["Backend", "ClippedSum", "clipped_gradient_sum"]
+__all__ = ["Backend", "ClippedSum", "check_module", "clipped_gradient_sum"]
 
 Backend = Literal["bookkeeping", "opacus"]
 
@@ -97,19 +97,30 @@ def clipped_gradient_sum(
     return ClippedSum(totals, norms)
 
 
+def check_module(module: nn.Module, max_norm: float, backend: Backend) -> None:
+    """Refuse what can be seen of a module without a record; `clipped_gradient_sum` refuses it, too.
+
+    Raises:
+        ValueError: for layers that mix rows, or that the back end does not cover.
+    """
+    refuse_row_coupling(module)
+    if math.isfinite(max_norm):
+        parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        _layers_to_record(backend)(module, parameters)
+
+
+def _layers_to_record(backend: Backend) -> Callable[..., dict[str, nn.Module]]:
+    if backend == "bookkeeping":
+        return bookkeeping.layers_to_record
+    from dpgen_bench.privacy.gradients import opacus_backend
+
+    return opacus_backend.layers_to_record
+
+
 def _clipped_sum(backend: Backend) -> Callable[..., tuple[dict[str, Tensor], Tensor]]:
     if backend == "bookkeeping":
         return bookkeeping.clipped_sum
     from dpgen_bench.privacy.gradients import opacus_backend  # importing opacus takes as long as all else together
-
-    return opacus_backend.clipped_sum
-
-
-def _back_end(name: Backend) -> Callable[..., tuple[dict[str, Tensor], Tensor]]:
-    if name == "bookkeeping":
-        return bookkeeping.clipped_sum
-    # Importing Opacus takes seconds, which a command line that does not use it need not wait for.
-    from dpgen_bench.privacy.gradients import opacus_backend
 
     return opacus_backend.clipped_sum
 

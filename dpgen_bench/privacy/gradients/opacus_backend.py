@@ -32,7 +32,7 @@ class _InAnyMode(GradSampleModule):
             module.training = mode
 
 
-def _layers_to_record(module: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Module]:
+def layers_to_record(module: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Module]:
     """Name -> layer, for every layer whose gradients Opacus will form.
 
     Raises:
@@ -41,6 +41,11 @@ def _layers_to_record(module: nn.Module, parameters: dict[str, nn.Parameter]) ->
     refuse_hidden_weights(module, parameters, also_shared=False)
     names = {id(layer): name for name, layer in module.named_modules()}
     for name, layer in module.named_modules():
+        if getattr(layer, "inplace", False):
+            raise ValueError(
+                f"layer {name!r} ({type(layer).__name__}) works in place, which overwrites values that Opacus's hooks "
+                "have yet to read; construct it with inplace=False (backend='bookkeeping' covers in-place activations)."
+            )
         if not own_trainable(layer):
             continue
         if list(layer.buffers()):
@@ -100,7 +105,7 @@ def clipped_sum(
     max_norm: float,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """As bookkeeping.clipped_sum, through GradSampleModule."""
-    layers = _layers_to_record(module, parameters)
+    layers = layers_to_record(module, parameters)
     with _hooked(module):
         with Recorder(layers) as recorder:
             losses = losses_of(rows)

@@ -1,0 +1,50 @@
+"""Warnings that a ledger gets when a mechanism is approved: settings in which epsilon says less than it seems to."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+from dpgen_bench.privacy.accountants import NotCovered
+from dpgen_bench.privacy.calibration import LEAST_SHARE, is_nearly_spent
+from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.sampling import OneShard
+
+
+def caution(ledger: Ledger, name: str, ids_are_positions: bool = False) -> None:
+    """Write the warnings that the newly approved entry `name` gives rise to; none where the budget is infinite.
+
+    Args:
+        ids_are_positions: whether a record's id is its place in the data set, so that it changes if an earlier record
+            is removed.
+    """
+    budget, entry = ledger.budget, ledger.entries[name]
+    if math.isinf(budget.epsilon):
+        return
+    if ledger.records > 0 and budget.delta >= 1.0 / ledger.records:
+        ledger.warn(
+            f"delta = {budget.delta:g} is not below 1/n = {1.0 / ledger.records:.3g}, n being the number of "
+            f"{ledger.unit}s: a mechanism that gives away the data of one of them at random keeps this (epsilon, "
+            "delta). Take privacy.delta well below 1/n."
+        )
+    if ids_are_positions and budget.relation == "add_remove" and isinstance(entry.event.sampling, OneShard):
+        ledger.warn(
+            f"{name!r} deals records to shards by their position in the data set, so a record that is added or removed "
+            "moves later ones to other shards, which epsilon under add_remove does not cover: it holds for records "
+            "that keep their ids. Take privacy.relation=replace_one, or give records ids that stay."
+        )
+    if len(ledger.entries) > 1:
+        _warn_of_crowding(ledger)
+
+
+def _warn_of_crowding(ledger: Ledger) -> None:
+    """Warn of each release for which the others leave less than 1 % of the budget, by `is_nearly_spent`."""
+    for name in ledger.entries:
+        others = [entry.event for other, entry in ledger.entries.items() if other != name]
+        with contextlib.suppress(NotCovered):  # the budget could not be enforced on them either
+            if is_nearly_spent(ledger.budget, others):
+                ledger.warn(
+                    f"the other releases leave less than {LEAST_SHARE:.0%} of the budget (a share of mu squared, see "
+                    f"docs/privacy.md) to {name!r}, whose noise is therefore far above what the budget could pay for: "
+                    "divide the budget by share=... or by other noise."
+                )

@@ -1,0 +1,97 @@
+"""Warnings that a ledger gets when mechanisms are approved, and what only the harness may do with a mechanism."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from dpgen_bench.data.private import PrivateData
+from dpgen_bench.federation.mechanism import ClientMechanism
+from dpgen_bench.privacy.bounds import PerRecord, PerRow
+from dpgen_bench.privacy.calibration import calibrate_std
+from dpgen_bench.privacy.events import Budget, Sensitivity
+from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.mechanism import Mechanism
+from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.sampling import Full, OneShard
+from dpgen_bench.results.store import Store
+from dpgen_bench.run import RunFailed, execute
+from tests import toys
+from tests.test_client_data import N, ask_one
+from tests.test_run import config
+
+SUM = PerRecord(C=1.0, shape=(1, 2, 2))
+
+
+def open_data(budget: Budget, path=None, ids=None, **more) -> tuple[PrivateData, Ledger]:
+    images, labels = toys.records(12, (1, 2, 2))
+    ledger = Ledger(budget, len(labels), path=path)
+    return PrivateData(images, labels, 10, ledger, Key.seeded("cautions"), ids=ids, **more), ledger
+
+
+@pytest.mark.parametrize(
+    ("delta", "epsilon", "warned"), [(1 / 12, 1.0, True), (1 / 13, 1.0, False), (0.5, math.inf, False)]
+)
+def test_a_delta_of_one_record_or_more_is_warned_of_on_disk(tmp_path, delta, epsilon, warned):
+    data, ledger = open_data(Budget(epsilon, delta), tmp_path / "ledger.json")
+    told: list[str] = []
+    ledger.announce = told.append
+    data.mechanism("sum", sample=Full(), bound=SUM, times=1)
+    found = Ledger.load(tmp_path / "ledger.json").warnings
+    assert found == told
+    assert [f"delta = {delta:g} is not below 1/n = 0.0833" in line for line in found] == [True] * warned
+
+
+def test_where_the_client_is_the_unit_clients_are_counted():
+    data, ledger = open_data(Budget(1.0, 0.3), clients=np.arange(12) % N, num_clients=N)
+    ask_one(data, std=None, times=1)
+    (line,) = ledger.warnings
+    assert f"1/n = {1 / N}, n being the number of clients" in line
+
+
+@pytest.mark.parametrize(
+    ("relation", "ids", "warned"),
+    [("add_remove", None, True), ("add_remove", np.arange(12), False), ("replace_one", None, False)],
+)
+def test_shards_by_position_are_warned_of_under_add_remove(relation, ids, warned):
+    data, ledger = open_data(Budget(10.0, relation=relation), ids=ids)
+    data.mechanism("critics", sample=OneShard(3), bound=PerRow(C=1.0, shape=(2, 1)), times=3)
+    assert ["by their position" in line for line in ledger.warnings] == [True] * warned
+    assert open_data(Budget(10.0))[1].warnings == []
+
+
+@pytest.mark.parametrize(("first", "second", "warned"), [(0.995, 0.002, ["small"]), (0.4, 0.002, []), (0.5, 0.49, [])])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_release_that_the_others_leave_nothing_to_is_warned_of(first, second, warned, swapped):
+    """Of mu squared: a Gaussian release of noise std s has (C / s)², and shares of the budget's add up (Full draws)."""
+    budget = Budget(2.0)
+    whole = calibrate_std(budget, [], Full(), Sensitivity(1.0, 2.0), 1)
+    data, ledger = open_data(budget)
+    shares = {"large": first, "small": second}
+    for name in reversed(shares) if swapped else shares:
+        data.mechanism(name, sample=Full(), bound=SUM, times=1, std=1.001 * whole / math.sqrt(shares[name]))
+    assert [line.split(" to ")[1].split(",")[0].strip("'") for line in ledger.warnings] == warned
+
+
+def test_a_run_prints_its_warnings_at_each_start(tmp_path, capsys):
+    flag = tmp_path / "flag"
+    flag.touch()
+    made = config(tmp_path / "results", "privacy.delta=0.01", target="tests.failure_toys.Raises")
+    OmegaConf.update(made, "method", {"flag": str(flag)})
+    with pytest.raises(RunFailed):
+        execute(made)
+    assert capsys.readouterr().err.count("warning: delta = 0.01") == 1
+    flag.unlink()
+    run = execute(made)
+    assert capsys.readouterr().err.count("warning: delta = 0.01") == 1
+    assert len(Ledger.load(run.path / "ledger.json").warnings) == 1
+    assert len(Store(tmp_path / "results").runs()) == 1
+
+
+@pytest.mark.parametrize("kind", [Mechanism, ClientMechanism])
+@pytest.mark.parametrize("name", ["resume_at", "before_checkpoint", "after_checkpoint"])
+def test_a_method_holds_no_mechanism_whose_release_number_it_can_set(kind, name):
+    assert not hasattr(kind, name)
