@@ -19,8 +19,9 @@ from scipy.special import ndtri
 from torch import nn
 
 from dpgen_bench.data.private import PrivateData
+from dpgen_bench.privacy.accountants import epsilon
 from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient, PerRow, Whole
-from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.events import Budget, Event
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.noise import _BLOCK, Key, add_noise
 from dpgen_bench.privacy.rounded_normal import MARGIN, grid_step, rounded_normal
@@ -126,6 +127,8 @@ def test_the_same_attacks_succeed_against_seeded_noise(setting):
     assert right["membership"] == 30
     if setting is WholeTensor:  # it has some ten informative numbers in each release; the other settings have fewer
         assert right["residue"] >= 27
+        event = Event(Full(), made.bound.sensitivity, made.std, 1)
+        assert epsilon([event], 1e-5, "add_remove", "pld") == pytest.approx(1.99, abs=0.005)  # the review's
 
 
 def test_the_attack_knows_the_sampler():
@@ -293,6 +296,16 @@ def test_the_exact_value_is_not_rounded_before_the_noise(dtype):
     noisy = add_noise(exact, 1e-3, os_key("dtype"))
     assert noisy.dtype == torch.float32
     assert torch.equal(noisy, add_noise(exact.double(), 1e-3, os_key("dtype")))
+
+
+@pytest.mark.gpu
+def test_the_noise_is_the_same_on_an_accelerator():
+    if not torch.cuda.is_available():
+        pytest.skip("no accelerator here")
+    exact = torch.arange(70_000).double() / 7
+    noisy = add_noise(exact.cuda(), 1.3, os_key("accelerator"))
+    assert noisy.is_cuda
+    assert torch.equal(noisy.cpu(), add_noise(exact, 1.3, os_key("accelerator")))
 
 
 # --- keys and draws ---------------------------------------------------------------------------------------------------
