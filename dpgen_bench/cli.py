@@ -22,7 +22,8 @@ USAGE = """dpgen VERB [OVERRIDES]
 
   run [-m] [OVERRIDES]       make a run (with -m: a Hydra multirun), e.g. dpgen run method=dpgan privacy.epsilon=10
   runs [--results DIR]       list runs: status, epsilon, headline metrics
-  check method=NAME          put one method through the conformance suite
+  check method=NAME [--records N] [--data] [--thorough]
+                             put one method through the conformance suite, on made-up or the dataset's own records
   account [...]              epsilon by RDP, PRV and PLD under both relations (dpgen account --help)
   evaluate RUN [protocol=P]  measure an existing generator again, without training
   sample RUN --n N --out F   draw images from a finished generator

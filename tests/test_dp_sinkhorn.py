@@ -277,8 +277,9 @@ class HalfTheNoise(DPSinkhorn):
 
     def _mechanism(self, data: PrivateData, ctx: Context, num_parameters: int) -> Any:
         mechanism = super()._mechanism(data, ctx, num_parameters)
-        mechanism._add_noise, honest = None, mechanism._add_noise
-        mechanism._add_noise = lambda exact, key: exact + 0.5 * (honest(exact, key) - exact)
+        honest = Mechanism._add_noise
+        half = lambda exact, key: exact + 0.5 * (honest(mechanism, exact, key) - exact)  # noqa: E731
+        object.__setattr__(mechanism, "_add_noise", half)
         return mechanism
 
 

@@ -15,11 +15,11 @@ from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient
-from dpgen_bench.privacy.mechanism import Mechanism
+from dpgen_bench.privacy.mechanism import Mechanism, Observer
 from dpgen_bench.privacy.sampling import Full, Poisson
 
 
-class Watcher:
+class Watcher(Observer):
     """Keeps what each release was made of and what the method got."""
 
     def __init__(self) -> None:
@@ -76,14 +76,13 @@ class MeanImage:
     def prepare(self, mechanism: Mechanism) -> None:
         pass
 
+    def mechanism(self, data: PrivateData, ctx: Context) -> Mechanism:
+        bound = PerRecord(C=self.C, shape=data.image_shape)
+        return data.mechanism("sum", sample=Poisson(self.rate), bound=bound, times=ctx.limit(self.steps))
+
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         net = Painter(data.num_classes, list(data.image_shape)).to(ctx.device)
-        release = data.mechanism(
-            "sum",
-            sample=Poisson(self.rate),
-            bound=PerRecord(C=self.C, shape=data.image_shape),
-            times=ctx.limit(self.steps),
-        )
+        release = self.mechanism(data, ctx)
         self.prepare(release)
         for _ in ctx.steps(release.times, net=net):
             total = release(self.row)
@@ -133,11 +132,17 @@ class StaleDraw(MeanImage):
         return self.kept.mean(dim=0).expand_as(images)
 
 
+def change_event(mechanism: Mechanism, **changes: float) -> None:
+    """By a route that the suite does not close."""
+    entry = object.__getattribute__(mechanism, "_entry")
+    object.__setattr__(mechanism, "_entry", replace(entry, event=replace(mechanism.event, **changes)))
+
+
 class QuietNoise(MeanImage):
     """Cheat: the noise is turned down after the allowance was approved."""
 
     def prepare(self, mechanism: Mechanism) -> None:
-        mechanism._entry = replace(mechanism._entry, event=replace(mechanism.event, std=mechanism.std / 2))
+        change_event(mechanism, std=mechanism.std / 2)
 
 
 class AsksByRaising(MeanImage):
@@ -169,7 +174,7 @@ class RaisesTheBudget(MeanImage):
     """Cheat: the ledger is given a larger budget."""
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
-        data._ledger.budget = replace(data.budget, epsilon=1000.0)
+        object.__getattribute__(data, "_ledger").budget = replace(data.budget, epsilon=1000.0)
         return super().fit(data, ctx)
 
 
@@ -177,7 +182,7 @@ class MoreReleases(MeanImage):
     """Cheat: the allowance is raised after it was approved."""
 
     def prepare(self, mechanism: Mechanism) -> None:
-        mechanism._entry = replace(mechanism._entry, event=replace(mechanism.event, times=mechanism.times + 1))
+        change_event(mechanism, times=mechanism.times + 1)
 
 
 class CountsRecords(MeanImage):

@@ -148,22 +148,27 @@ class ClientMechanism(Allowance):
         self._ledger.record(self.name, self._executed)
         asked = [int(client) for client in self._rounds[index]]
         header = {"round": index, "committed": self._committed}
-        sent = encode({name: tensor.detach().cpu() for name, tensor in message.items()}, header)
+        tensors = {name: tensor.detach().cpu() for name, tensor in message.items()}
+        sent = encode(tensors, header)
         at_client = self._entry.noise_at == "client"
         self._count(len(asked), len(sent))
         answers = self._ask(dict.fromkeys(asked, sent), index, public=at_client)
         self._expect_life(index, len(answers))
         if at_client:
             return next(iter(answers.values())) if answers else None
-        return self._noisy_sum(index, sent, asked, answers)
+        return self._noisy_sum(index, tensors, asked, answers)
 
-    def _noisy_sum(self, index: int, sent: bytes, asked: list[int], answers: dict[int, Tensor]) -> Tensor:
+    def _noisy_sum(
+        self, index: int, message: Mapping[str, Tensor], asked: list[int], answers: dict[int, Tensor]
+    ) -> Tensor:
         assert isinstance(self._bound, PerRecord)
         total = torch.zeros(self._bound.shape, dtype=torch.float64, device=self._device)
         for row in answers.values():  # clipped here again: what is proven rests on no client's word
             total += clip_rows(row.to(self._device)[None], self._bound.C)[0].double()
-        # By all that the sum depends on: a round that is made again in another way has noise of its own.
-        made_of = hashlib.sha256(sent + total.cpu().numpy().tobytes()).hexdigest()
+        # By all that the sum depends on: a round that is made again in another way has noise of its own. When the last
+        # checkpoint was made is no part of that, or noise would depend on the clock: as if there were none.
+        question = encode(message, {"round": index, "committed": 0})
+        made_of = hashlib.sha256(question + total.cpu().numpy().tobytes()).hexdigest()
         exact = {"value": total}
         noisy = {"value": add_noise(total, self.std, self._key.derive("noise", index, made_of))}
         if self._observer is not None:

@@ -80,6 +80,12 @@ class Observer(Protocol):
         """Called once per release; what it returns is what the method gets."""
         ...
 
+    def before_release(
+        self, mechanism: Allowance, index: int, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None
+    ) -> None:
+        """Called before fn sees the records of a release without private state; may call fn itself."""
+        return
+
     def before_records(self) -> None:
         """Called before private state is made of records."""
         ...
@@ -230,6 +236,8 @@ class Mechanism(Allowance):
         unbounded: list[Tensor] = []
         if self._diagnostics is not None:
             fn = _remembering(fn, unbounded)
+        if self._observer is not None and self._state is None:
+            self._observer.before_release(self, index, fn, self._draw(drawn, key), public)
         try:
             exact = self._bound.value(fn, self._draw(drawn, key), public)
         except BaseException as error:

@@ -1,9 +1,12 @@
-"""What a method under test is fitted on, and the tape of what it releases."""
+"""What a method under test is fitted on, the tape of what it releases, and a context that keeps what a fit leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,17 +15,34 @@ from torch import Tensor
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import Generator
 from dpgen_bench.method import Context, Method
+from dpgen_bench.privacy.bounds import Batch, PublicRows
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.mechanism import Allowance
+from dpgen_bench.privacy.mechanism import Allowance, Journal
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.state import StatePlace
+from dpgen_bench.testing.digest import Digests, digests
+from dpgen_bench.testing.doors import closed_doors
+from dpgen_bench.testing.errors import ConformanceError
 
 Parts = dict[str, Tensor]
+Query = Callable[[Allowance, int, Callable[..., Tensor], Batch, PublicRows | None], None]
+
+SAMPLES, SAMPLE_SEED = 30, 1  # images sampled after each fit, and their seed
 
 
-class ConformanceError(AssertionError):
-    """A method (or the harness under it) broke a rule that its privacy rests on."""
+@dataclass(frozen=True)
+class DataSet:
+    """Records [n] with their ids and the client number of each; `name` is what messages call it."""
+
+    name: str
+    images: Tensor
+    labels: Tensor
+    ids: np.ndarray
+    clients: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
 
 @dataclass
@@ -38,42 +58,120 @@ class Release:
 
 @dataclass
 class Tape:
-    """Records releases; with a `source`, replays the source's noisy values into the method."""
+    """Records releases; with a `source`, replays the source's noisy values into the method.
+
+    Attributes:
+        query: called before each release with the function and the records that it is about to see.
+        error: the first that was raised here; a method may have caught it.
+    """
 
     source: Tape | None = None
+    query: Query | None = None
     releases: list[Release] = field(default_factory=list)
+    error: ConformanceError | None = None
 
     def release(self, mechanism: Allowance, index: int, drawn: np.ndarray, exact: Parts, noisy: Parts) -> Parts:
+        with self._noting():
+            return self._release(mechanism, index, drawn, exact, noisy)
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except ConformanceError as error:
+            self.error = self.error or error
+            raise
+
+    def _release(self, mechanism: Allowance, index: int, drawn: np.ndarray, exact: Parts, noisy: Parts) -> Parts:
         exact = {part: value.detach().clone() for part, value in exact.items()}
         noisy = {part: value.detach().clone() for part, value in noisy.items()}
         if self.source is not None:
             if len(self.releases) >= len(self.source.releases):
-                raise ConformanceError(f"a neighbouring dataset led to an extra release of {mechanism.name!r}.")
+                raise ConformanceError(
+                    f"control flow depends on the data: other data led to an extra release of {mechanism.name!r}."
+                )
             first = self.source.releases[len(self.releases)]
             if (first.mechanism, first.index) != (mechanism.name, index) or shapes(first.exact) != shapes(exact):
                 raise ConformanceError(
                     f"control flow depends on the data: where {first.mechanism!r} release {first.index} with shapes "
-                    f"{shapes(first.exact)} was made, a neighbouring dataset led to {mechanism.name!r} release "
-                    f"{index} with shapes {shapes(exact)}."
+                    f"{shapes(first.exact)} was made, other data led to {mechanism.name!r} release {index} with shapes "
+                    f"{shapes(exact)}."
                 )
-            noisy = {part: value.clone() for part, value in first.noisy.items()}
+            noisy = first.noisy
         self.releases.append(Release(mechanism.name, index, drawn.copy(), exact, noisy))
-        return noisy
+        return {part: value.clone() for part, value in noisy.items()}  # the method may change what it gets in place
+
+    def before_release(
+        self, mechanism: Allowance, index: int, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None
+    ) -> None:
+        if self.query is not None:
+            with self._noting():
+                self.query(mechanism, index, fn, batch, public)
 
     def before_records(self) -> None:
         """A fit in the suite is a real one: private state is made."""
 
 
+class Killed(BaseException):
+    """The suite ended a fit as a kill would: nothing after it in the method runs."""
+
+
+class WatchedContext(Context):
+    """A context that keeps digests of everything handed to `steps`, and can end the fit as a kill would.
+
+    Attributes:
+        states: of what `steps` was given, after each step, in the order of steps.
+        loops: (phase, steps) of each loop that was entered.
+    """
+
+    def __init__(self, *args: Any, kill_after: int | None = None, save_at: int | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, should_stop=self._stop, **kwargs)
+        self.states: list[Digests] = []
+        self.loops: list[tuple[str, int]] = []
+        self.given: dict[str, Any] = {}
+        self._kill_after, self._save_at = kill_after, save_at
+
+    def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Iterator[int]:
+        self.loops.append((phase, total))
+        self.given |= {f"{phase}/{name}": thing for name, thing in stateful.items()}
+        for t in super().steps(total, phase=phase, **stateful):
+            yield t
+            self.states.append(self._digests(phase, stateful))
+
+    def _digests(self, phase: str, stateful: dict[str, Any]) -> Digests:
+        return digests({f"{phase}/{name}": thing.state_dict() for name, thing in stateful.items()})
+
+    def final_state(self) -> Digests:
+        """Of everything that any loop was given, as it is now."""
+        return digests({name: thing.state_dict() for name, thing in self.given.items()})
+
+    def _stop(self) -> None:
+        if self._kill_after is not None and len(self.states) >= self._kill_after:
+            raise Killed
+
+    def _save(self, phase: str, step: int, stateful: Any, keep: bool) -> None:
+        """A checkpoint at the step asked for, and at the end of a loop, where the harness always makes one."""
+        if self._save_at in (None, len(self.states)) or (phase, step) == self.loops[-1]:
+            super()._save(phase, step, stateful, keep)
+
+
 @dataclass
 class Fit:
-    """One fit of the method under test and all that came of it."""
+    """One fit of the method under test and all that came of it.
+
+    states: digests of what was handed to `ctx.steps`, after each step and, last, at the end.
+    samples: uint8 [SAMPLES, c, h, w], made as soon as the fit was done.
+    """
 
     tape: Tape
     ledger: Ledger
     data: PrivateData
     generator: Generator
-    log: list[dict[str, object]]
+    log: list[Digests]
     counts: dict[str, int]
+    states: list[Digests]
+    loops: list[tuple[str, int]]
+    samples: Tensor
 
     @property
     def units(self) -> int:
@@ -83,61 +181,92 @@ class Fit:
 
 @dataclass(frozen=True)
 class Bench:
-    """What the method is tested on: a few records, a budget, fixed coins.
+    """What the method is tested on: a data set, a budget, fixed randomness.
 
     Args:
         make_method: a fresh method for each fit.
-        records: how many; they are smooth random images with random labels.
-        clients: how many clients they belong to, equally many to each.
+        base: the first data set.
+        clients: how many clients its records belong to.
     """
 
     make_method: Callable[[], Method]
+    base: DataSet
     image_shape: tuple[int, int, int] = (1, 28, 28)
     num_classes: int = 10
-    records: int = 48
     seed: int = 0
     budget: Budget = field(default_factory=lambda: Budget(epsilon=10.0))
     clients: int = 8
 
-    def images(self) -> tuple[Tensor, Tensor]:
-        """Float images [n, c, h, w] in [0, 1] and labels int64 [n]."""
-        coins = torch.Generator().manual_seed(self.seed + 1)
-        coarse = torch.rand(self.records, self.image_shape[0], 4, 4, generator=coins)
-        images = torch.nn.functional.interpolate(coarse, self.image_shape[1:], mode="bilinear", align_corners=False)
-        return images, torch.randint(self.num_classes, (self.records,), generator=coins)
-
     def fit(
         self,
-        images: Tensor,
-        labels: Tensor,
-        ids: np.ndarray,
-        clients: np.ndarray,
+        data_set: DataSet,
         tape: Tape,
+        *,
         place: StatePlace | None = None,
+        folder: Path | None = None,
+        kill_after: int | None = None,
+        save_at: int | None = None,
     ) -> Fit:
-        ledger = Ledger(self.budget, self.records)
+        """One fit; with a folder, one that writes checkpoints there and goes on from those that it finds.
+
+        Args:
+            place: where private state lies, in memory by default, or in the folder.
+            kill_after: raise `Killed` after so many steps of loops, before the checkpoint of the last of them.
+            save_at: make a checkpoint after so many steps, and at the ends of loops; None makes one after each.
+        """
+        ledger, private = self._ledger(folder), None
+        if folder is not None:
+            private = folder / "private"
+            place = place or StatePlace(private / "state", folder / "cache", {})
         data = PrivateData(
-            images,
-            labels,
+            data_set.images,
+            data_set.labels,
             self.num_classes,
             ledger,
             Key.seeded(f"conformance:{self.seed}"),
-            ids=ids,
-            public_n=self.records,
-            clients=clients,
+            ids=data_set.ids,
+            public_n=len(self.base),
+            clients=data_set.clients,
             num_clients=self.clients,
             observer=tape,
             state_place=place,
+            journal=Journal(private and private / "journal"),
+            private_folder=private and private / "federation",
         )
-        context = Context(self.seed, "cpu", data=data)
-        generator = self.make_method().fit(data, context)
+        context = WatchedContext(
+            self.seed,
+            "cpu",
+            data=data,
+            folder=folder,
+            checkpoint_s=0.0,
+            save_ledger=ledger.save,
+            kill_after=kill_after,
+            save_at=save_at,
+        )
+        method = self.make_method()
+        with closed_doors(method) as tried:
+            try:
+                generator = method.fit(data, context)
+            finally:
+                data.close()
+                context.close()
+                for error in (tape.error, *tried):  # whether or not the method has caught it
+                    if error is not None:
+                        raise error
+            states = [*context.states, context.final_state()]
+            # Without a record in it, a data set may leave a generator that has nothing to draw.
+            labels = torch.arange(SAMPLES if len(data_set) else 0) % self.num_classes
+            samples = generator.sample(labels, SAMPLE_SEED)
         counts = {**context.bytes_sent, **context.counters}
-        return Fit(tape, ledger, data, generator, context.history, counts)
+        log = [digests(row) for row in context.history]
+        return Fit(tape, ledger, data, generator, log, counts, states, context.loops, samples)
 
-
-def expect(condition: bool, otherwise: str) -> None:
-    if not condition:
-        raise ConformanceError(otherwise)
+    def _ledger(self, folder: Path | None) -> Ledger:
+        if folder is None:
+            return Ledger(self.budget, len(self.base))
+        if (folder / "ledger.json").exists():
+            return Ledger.load(folder / "ledger.json")
+        return Ledger(self.budget, len(self.base), path=folder / "ledger.json")
 
 
 def flat(parts: Parts) -> Tensor:
@@ -146,3 +275,11 @@ def flat(parts: Parts) -> Tensor:
 
 def shapes(parts: Parts) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in parts.items()}
+
+
+def made_up_images(shape: tuple[int, ...], records: int, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Smooth random images [n, c, h, w] in [0, 1] and random labels int64 [n]."""
+    rng = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(records, shape[0], 4, 4, generator=rng)
+    images = torch.nn.functional.interpolate(coarse, shape[1:], mode="bilinear", align_corners=False)
+    return images, torch.randint(num_classes, (records,), generator=rng)

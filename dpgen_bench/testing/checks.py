@@ -1,13 +1,14 @@
-"""The checks that compare fits: budget, replays on neighbouring data, state found again, empty draws, samples."""
+"""The checks that compare fits: budget, replays on other data, state found again, empty draws, samples."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from dpgen_bench.federation.mechanism import ClientMechanism
 from dpgen_bench.generator import Generator
@@ -15,8 +16,10 @@ from dpgen_bench.privacy.accountants import epsilon
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.mechanism import AllowanceExhausted
 from dpgen_bench.privacy.state import StatePlace
-from dpgen_bench.testing.bench import Bench, ConformanceError, Fit, Tape, expect, flat
-from dpgen_bench.testing.neighbours import Neighbour, owners
+from dpgen_bench.testing.bench import SAMPLE_SEED, SAMPLES, Bench, DataSet, Fit, Tape, flat
+from dpgen_bench.testing.digest import clocks, different, without
+from dpgen_bench.testing.errors import ConformanceError, expect
+from dpgen_bench.testing.neighbours import Family, relation
 
 TOLERANCE = 1e-5  # of the sensitivity, for float32 sums
 
@@ -44,44 +47,142 @@ def check_budget(fit: Fit, budget: Budget) -> None:
         raise ConformanceError(f"{name!r}: release {entry.event.times + 1} was not refused.")
 
 
-def check_replay(bench: Bench, first: Fit, neighbour: Neighbour) -> None:
-    """The replay of one neighbouring dataset; see the module's docstring."""
-    tape = Tape(source=first.tape)
-    second = bench.fit(neighbour.images, neighbour.labels, neighbour.ids, neighbour.clients, tape)
-    where = f"with {neighbour.name}"
-    expect(
-        len(tape.releases) == len(first.tape.releases),
-        f"{where}, {len(tape.releases)} releases were made instead of {len(first.tape.releases)}.",
-    )
-    for a, b in zip(first.tape.releases, tape.releases, strict=True):
-        moved = float((flat(a.exact) - flat(b.exact)).norm())
-        drawn = neighbour.changed in a.drawn or neighbour.changed in b.drawn
-        sensitivity = getattr(first.ledger.entries[a.mechanism].event.sensitivity, neighbour.relation)
-        allowed = sensitivity * (1 + TOLERANCE) if drawn else 0.0
-        what = f"{where}, release {a.index} of {a.mechanism!r} moved by {moved:.6g}"
-        if drawn:
-            expect(moved <= allowed, f"{what}; its declared sensitivity ({neighbour.relation}) is {sensitivity:.6g}.")
-        else:
+class Replays:
+    """Fits on other data with the noisy values of the first one fed back, each compared with the first.
+
+    Attributes:
+        log_clocks, state_clocks: paths in the log and in state dicts that hold times, which no two fits share.
+    """
+
+    def __init__(self, bench: Bench, first: Fit) -> None:
+        self.bench, self.first = bench, first
+        self.log_clocks: set[str] = set()
+        self.state_clocks: set[str] = set()
+
+    def same_data(self) -> None:
+        """Two fits on the same data are the same; what differs otherwise could not be told from private data.
+
+        Raises:
+            ConformanceError: if they differ in more than clocks.
+        """
+        again = self.bench.fit(replace(self.bench.base, name="the same data"), Tape(source=self.first.tape))
+        self.log_clocks = clocks(self.first.log, again.log)
+        self.state_clocks = clocks(self.first.states, again.states)
+        try:
+            self.compare(again, "in a second fit on the same data")
+        except ConformanceError as error:
+            raise ConformanceError(
+                f"{error} The fit does not repeat itself, so nothing can be said of other data: take randomness from "
+                "ctx.generator or PyTorch's global generator, leave times to the harness (training.json), and keep "
+                "nothing in modules or classes from one fit to the next."
+            ) from None
+
+    def on(self, data: DataSet) -> Fit:
+        """The replay of a data set of which sensitivities say nothing; draws and everything public are the same."""
+        fit = self.bench.fit(data, Tape(source=self.first.tape))
+        self.compare(fit, f"with {data.name}")
+        for a, b in zip(self.first.tape.releases, fit.tape.releases, strict=True):
+            expect(
+                len(data) != len(self.bench.base) or np.array_equal(a.drawn, b.drawn),
+                f"with {data.name}, release {a.index} of {a.mechanism!r} drew other records; a draw must depend on "
+                "record ids alone.",
+            )
+        return fit
+
+    def compare(self, other: Fit, where: str) -> None:
+        """Everything but the exact values: releases made, log, counters, state, generator and samples.
+
+        Raises:
+            ConformanceError: the first difference.
+        """
+        first = self.first
+        made, before = len(other.tape.releases), len(first.tape.releases)
+        expect(made == before, f"{where}, {made} releases were made instead of {before}.")
+        expect(
+            without(first.log, self.log_clocks) == without(other.log, self.log_clocks),
+            f"{where}, the log differs: it holds something that was not released.",
+        )
+        expect(first.counts == other.counts, f"{where}, the counts of bytes and clients differ, which are public.")
+        expect(first.loops == other.loops, f"{where}, the loops of ctx.steps differ: {first.loops}, {other.loops}.")
+        compare_generators(first, other, where)
+        compare_states(first, other, where, self.state_clocks)
+
+    def family(self, family: Family) -> Iterator[str]:
+        """Replay each member, compare it with the first fit, and the exact values of all of them with each other.
+
+        Yields:
+            the name of each member, as it has passed.
+        """
+        base = self.first.tape if family.base is None else self.on(family.base).tape
+        seen = [("the first data set" if family.base is None else family.base.name, family.base_there, base)]
+        for member in family.members:
+            tape = Tape(source=self.first.tape)
+            fit = self.bench.fit(member.data, tape)
+            self.compare(fit, f"with {member.data.name}")
+            seen.append((member.data.name, member.there, tape))
+            for name, there, earlier in seen[:-1]:
+                self._moved(family.changed, (name, there, earlier), seen[-1])
+            yield member.data.name
+
+    def _moved(self, changed: int, one: tuple[str, bool, Tape], other: tuple[str, bool, Tape]) -> None:
+        """The exact values of two data sets of a family are within the sensitivity of their relation."""
+        (name, there, before), (other_name, other_there, after) = one, other
+        which = relation(there, other_there)
+        for a, b in zip(before.releases, after.releases, strict=True):
+            moved = float((flat(a.exact) - flat(b.exact)).norm())
+            drawn = changed in a.drawn or changed in b.drawn
+            sensitivity = getattr(self.first.ledger.entries[a.mechanism].event.sensitivity, which)
+            what = f"with {other_name}, release {a.index} of {a.mechanism!r} moved by {moved:.6g} from {name}"
+            if drawn:
+                allowed = sensitivity * (1 + TOLERANCE)
+                expect(moved <= allowed, f"{what}; its declared sensitivity ({which}) is {sensitivity:.6g}.")
+                continue
             expect(
                 moved == 0.0,
                 f"{what} although the record was not in its draw: the release knows records from elsewhere (another "
                 "draw, or something kept from an earlier call).",
             )
-    expect(first.log == second.log, f"{where}, the log differs: it holds something that was not released.")
-    expect(first.counts == second.counts, f"{where}, the counts of bytes and clients differ, which are public.")
-    one, other = first.generator.state(), second.generator.state()
-    same = one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
-    same = same and first.generator.config() == second.generator.config()
+
+
+def compare_states(first: Fit, other: Fit, where: str, clocks_: set[str], *, last: int | None = None) -> None:
+    """What was handed to ctx.steps holds the same bits after each step, or after the `last` of them, and at the end."""
+    ours, others = without(first.states, clocks_), without(other.states, clocks_)
+    if last is None:
+        expect(len(ours) == len(others), f"{where}, ctx.steps made {len(others) - 1} steps instead of {len(ours) - 1}.")
+    else:
+        ours, others = ours[-last:], others[-last:]
+    for step, (a, b) in enumerate(zip(ours, others, strict=True)):
+        if paths := different(a, b):
+            at = "at the end" if step == len(ours) - 1 else f"after step {step}"
+            raise ConformanceError(
+                f"{where}, what was handed to ctx.steps differs {at} in {_some(paths)}. It is written into "
+                "checkpoints, which are public: it must be a function of releases and public inputs."
+            )
+
+
+def compare_generators(first: Fit, other: Fit, where: str) -> None:
+    one, two = first.generator.state(), other.generator.state()
+    same = one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
+    same = same and first.generator.config() == other.generator.config()
     expect(same, f"{where}, the generator differs although all releases were the same: data reached it another way.")
+    expect(
+        torch.equal(first.samples, other.samples),
+        f"{where}, samples differ although the generator's state and config are the same: sampling reads something "
+        "outside of them (a module's global, a class attribute, a default argument, a file).",
+    )
 
 
-def check_kept_state(bench: Bench, first: Fit, images: Tensor, labels: Tensor) -> None:
+def _some(paths: list[str]) -> str:
+    shown = ", ".join(path.lstrip("/") for path in paths[:3])
+    return shown if len(paths) <= 3 else f"{shown} and {len(paths) - 3} more"
+
+
+def check_kept_state(bench: Bench, first: Fit) -> None:
     """A fit that makes its first states into a cache, and one that finds them there, are the first fit, bit by bit."""
     with tempfile.TemporaryDirectory() as folder:
         for what in ("made into", "found in"):
             place = StatePlace(Path(folder) / what, Path(folder) / "cache", {})
-            own = owners(len(labels), bench.clients)
-            again = bench.fit(images, labels, np.arange(len(labels)), own, Tape(), place)
+            again = bench.fit(bench.base, Tape(), place=place)
             same = all(
                 torch.equal(flat(a.noisy), flat(b.noisy))
                 for a, b in zip(first.tape.releases, again.tape.releases, strict=True)
@@ -94,35 +195,44 @@ def check_kept_state(bench: Bench, first: Fit, images: Tensor, labels: Tensor) -
             )
 
 
-def check_empty_draws(bench: Bench, images: Tensor, labels: Tensor) -> None:
+def check_empty_draws(bench: Bench) -> None:
     """With no record at all every draw is empty; the releases are made all the same and stay finite."""
-    fit = bench.fit(images[:0], labels[:0], np.arange(0), np.arange(0), Tape())
+    base = bench.base
+    none = DataSet("no records", base.images[:0], base.labels[:0], base.ids[:0], base.clients[:0])
+    fit = bench.fit(none, Tape())
     for release in fit.tape.releases:
         expect(bool(torch.isfinite(flat(release.noisy)).all()), f"{release.mechanism!r}: an empty draw gave no number.")
     made = {name: entry.executed for name, entry in fit.ledger.entries.items()}
     expect(all(made.values()), f"no release was made on empty draws ({made}).")
 
 
-def check_generator(generator: Generator, image_shape: tuple[int, int, int], num_classes: int) -> None:
+def check_generator(fit: Fit, image_shape: tuple[int, int, int], num_classes: int) -> None:
     """Sampling: uint8 [n, c, h, w]; a function of (seed, i, label i) alone; the same after saving and loading."""
-    labels = torch.arange(30) % num_classes
-    images = generator.sample(labels, seed=1)
+    generator, labels = fit.generator, torch.arange(SAMPLES) % num_classes
+    images = generator.sample(labels, seed=SAMPLE_SEED)
     expect(
-        images.dtype == torch.uint8 and tuple(images.shape) == (30, *image_shape),
-        f"expected samples uint8 {(30, *image_shape)}, got {images.dtype} {tuple(images.shape)}.",
+        images.dtype == torch.uint8 and tuple(images.shape) == (SAMPLES, *image_shape),
+        f"expected samples uint8 {(SAMPLES, *image_shape)}, got {images.dtype} {tuple(images.shape)}.",
     )
     expect(generator.num_classes == num_classes, f"expected {num_classes} classes, got {generator.num_classes}.")
-    expect(torch.equal(images, generator.sample(labels, seed=1)), "sampling twice with one seed gave two results.")
+    expect(
+        torch.equal(images, generator.sample(labels, seed=SAMPLE_SEED)),
+        "sampling twice with one seed gave two results.",
+    )
     expect(not torch.equal(images, generator.sample(labels, seed=2)), "two seeds gave the same samples.")
     expect(
-        torch.equal(images[:7], generator.sample(labels[:7], seed=1)),
+        torch.equal(images[:7], generator.sample(labels[:7], seed=SAMPLE_SEED)),
         "the first samples depend on how many are asked for.",
     )
     others = labels.clone()
     others[1:] = (others[1:] + 1) % num_classes
-    expect(torch.equal(images[0], generator.sample(others, seed=1)[0]), "a sample depends on the labels of others.")
-    expect(len(generator.sample(labels[:0], seed=1)) == 0, "no labels should give no images.")
+    one = generator.sample(others, seed=SAMPLE_SEED)[0]
+    expect(torch.equal(images[0], one), "a sample depends on the labels of others.")
+    expect(len(generator.sample(labels[:0], seed=SAMPLE_SEED)) == 0, "no labels should give no images.")
     with tempfile.TemporaryDirectory() as folder:
         generator.save(Path(folder))
         loaded = Generator.load(Path(folder))
-    expect(torch.equal(images, loaded.sample(labels, seed=1)), "a generator saved and loaded samples differently.")
+    expect(
+        torch.equal(images, loaded.sample(labels, seed=SAMPLE_SEED)),
+        "a generator saved and loaded samples differently.",
+    )

@@ -10,7 +10,8 @@ import torch
 from scipy import stats
 
 from dpgen_bench.privacy.sampling import FixedSize, OneClient, OneShard, Poisson
-from dpgen_bench.testing.bench import Fit, expect, flat
+from dpgen_bench.testing.bench import Fit, flat
+from dpgen_bench.testing.errors import expect
 
 FALSE_ALARM = 1e-6  # of each test, for an honest method
 

@@ -1,32 +1,46 @@
-"""Neighbouring data sets: one record, or one client with all its records, is another."""
+"""Data sets to replay a fit on: families that differ in one unit, a record or a client, and wholly other data."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dpgen_bench.privacy.events import Relation
-from dpgen_bench.testing.bench import Tape
+from dpgen_bench.testing.bench import DataSet, Tape, made_up_images
 
 MOST_SHARDS = 4  # of which one record each is changed
 
 
 @dataclass(frozen=True)
-class Neighbour:
-    """A dataset that differs from the first in one unit, `changed`: a record, by its id, or a client."""
+class Member:
+    """A data set of a family. `there`: whether the unit that the family changes is in it."""
 
-    name: str
-    relation: Relation
+    data: DataSet
+    there: bool = True
+
+
+@dataclass(frozen=True)
+class Family:
+    """Data sets that differ from each other in one unit, `changed`: a record, by its id, or a client.
+
+    base: the data set that the members come from; None for the one that the first fit was made on.
+    base_there: whether the unit is in the base.
+    """
+
     changed: int
-    images: Tensor
-    labels: Tensor
-    ids: np.ndarray
-    clients: np.ndarray
+    base: DataSet | None = None
+    base_there: bool = True
+    members: list[Member] = field(default_factory=list)
+
+
+def relation(one: bool, other: bool) -> Relation:
+    """Of two members of a family, by whether the unit is in each."""
+    return "replace_one" if one == other else "add_remove"
 
 
 def owners(records: int, clients: int) -> np.ndarray:
@@ -43,61 +57,175 @@ def odd_image(name: str, image: Tensor) -> Tensor:
 ODD = ("NaN", "1e30", "constant", "sign-flipped")
 
 
-def neighbours(
-    images: Tensor, labels: Tensor, changed: Sequence[int], num_classes: int, clients: int
-) -> Iterator[Neighbour]:
-    """For each id in `changed`: without it, and with it replaced by odd records; and one dataset with a record more."""
-    ids, own = np.arange(len(labels)), owners(len(labels), clients)
-    for record in changed:
-        keep = ids != record
-        yield Neighbour(
-            f"record {record} removed", "add_remove", record, images[keep], labels[keep], ids[keep], own[keep]
-        )
-        for name in ODD:
-            replaced, relabelled = images.clone(), labels.clone()
-            replaced[record] = odd_image(name, images[record])
-            relabelled[record] = (labels[record] + 1) % num_classes
-            what = f"record {record} replaced by {name}"
-            yield Neighbour(what, "replace_one", record, replaced, relabelled, ids, own)
-    more = torch.cat([images, odd_image("constant", images[:1])]), torch.cat([labels, labels[:1]])
-    n = len(labels) + 1
-    yield Neighbour("one record added", "add_remove", n - 1, *more, np.arange(n), owners(n, clients))
+def _odd_records(number: int, thorough: bool) -> tuple[str, ...]:
+    """All of them, or two for the first unit and the other two for the second."""
+    return ODD if thorough else (ODD[0], ODD[3]) if number % 2 == 0 else (ODD[1], ODD[2])
 
 
-def client_neighbours(
-    images: Tensor, labels: Tensor, changed: Sequence[int], num_classes: int, clients: int, *, join: bool
-) -> Iterator[Neighbour]:
-    """For each client in `changed`: with other records, none, or thrice as many; and, if `join`, a client more or less.
+def record_families(
+    base: DataSet, changed: Sequence[int], tape: Tape, num_classes: int, *, thorough: bool
+) -> Iterator[Family]:
+    """Without each record in `changed`, with it replaced by odd ones or by a copy, or the only one of its class; and a
+    record more.
 
     Args:
-        join: whether clients may join and leave, as where each is drawn by a coin of its own.
+        tape: of the first fit; a copy is of a record that was drawn with the one that it replaces.
+        thorough: all of these for each record, and not a part of them.
     """
-    n, own = len(labels), owners(len(labels), clients)
-    ids = np.arange(n)
-    for client in changed:
-        theirs = np.flatnonzero(own == client)
-        for name in ODD:
-            replaced, relabelled = images.clone(), labels.clone()
-            replaced[theirs] = odd_image(name, images[theirs])
-            relabelled[theirs] = (labels[theirs] + 1) % num_classes
-            what = f"client {client} with {name} records"
-            yield Neighbour(what, "replace_one", client, replaced, relabelled, ids, own)
-        keep = own != client
-        emptied = images[keep], labels[keep], ids[keep], own[keep]
-        yield Neighbour(f"client {client} without records", "replace_one", client, *emptied)
-        if join:
-            yield Neighbour(f"client {client} gone", "add_remove", client, *emptied)
-        more = np.concatenate([ids, theirs, theirs])
-        one_class = labels[more].clone()
-        one_class[np.isin(own[more], client)] = 0
-        thrice = images[more], one_class, np.arange(len(more)), own[more]
-        yield Neighbour(
-            f"client {client} with three times the records, all of one class", "replace_one", client, *thrice
+    for number, record in enumerate(changed):
+        at = int(np.flatnonzero(base.ids == record)[0])
+        family = Family(record)
+        family.members.append(Member(without(base, record), there=False))
+        for name in _odd_records(number, thorough):
+            family.members.append(Member(_replaced(base, at, name, num_classes)))
+        if thorough or number == 0:
+            family.members.append(Member(_copied(base, at, _companion(base, record, tape))))
+        yield family
+        if num_classes > 1 and (thorough or number == 0):
+            yield _alone_in_its_class(base, at, num_classes)
+    yield _one_more(base, int(changed[0]), thorough)
+
+
+def without(base: DataSet, record: int) -> DataSet:
+    keep = base.ids != record
+    return DataSet(
+        f"{base.name}record {record} removed",
+        base.images[keep],
+        base.labels[keep],
+        base.ids[keep],
+        base.clients[keep],
+    )
+
+
+def _replaced(base: DataSet, at: int, name: str, num_classes: int) -> DataSet:
+    images, labels = base.images.clone(), base.labels.clone()
+    images[at] = odd_image(name, images[at])
+    labels[at] = (labels[at] + 1) % num_classes
+    return replace(base, name=f"{base.name}record {base.ids[at]} replaced by {name}", images=images, labels=labels)
+
+
+def _companion(base: DataSet, record: int, tape: Tape) -> int:
+    """Where a record is that was drawn with this one; any other, if there is none."""
+    draws = [release.drawn for release in tape.releases if record in release.drawn and len(release.drawn) > 1]
+    of = draws[0] if draws else base.ids
+    others = np.flatnonzero(np.isin(base.ids, of) & (base.ids != record))
+    return int(others[0]) if len(others) else int(np.flatnonzero(base.ids == record)[0])
+
+
+def _copied(base: DataSet, at: int, other: int) -> DataSet:
+    images, labels = base.images.clone(), base.labels.clone()
+    images[at], labels[at] = images[other], labels[other]
+    name = f"{base.name}record {base.ids[at]} replaced by a copy of record {base.ids[other]}"
+    return replace(base, name=name, images=images, labels=labels)
+
+
+def _alone_in_its_class(base: DataSet, at: int, num_classes: int) -> Family:
+    """The record as the only one of its class; then without it, and with it in another class."""
+    record = int(base.ids[at])
+    labels = base.labels.clone()
+    labels[labels == labels[at]] = (labels[at] + 1) % num_classes
+    labels[at] = base.labels[at]
+    alone = replace(base, name=f"record {record} the only one of its class, ", labels=labels)
+    moved = labels.clone()
+    moved[at] = (labels[at] + 1) % num_classes
+    joined = replace(alone, name=f"{alone.name}record {record} moved to another class", labels=moved)
+    return Family(record, alone, members=[Member(without(alone, record), there=False), Member(joined)])
+
+
+def _one_more(base: DataSet, copied: int, thorough: bool) -> Family:
+    new = int(base.ids.max()) + 1 if len(base) else 0
+    at = int(np.flatnonzero(base.ids == copied)[0])
+
+    def joined(name: str, image: Tensor) -> Member:
+        return Member(
+            DataSet(
+                f"one record added, {name}",
+                torch.cat([base.images, image[None]]),
+                torch.cat([base.labels, base.labels[at : at + 1]]),
+                np.append(base.ids, new),
+                np.append(base.clients, base.clients[at]),
+            )
         )
+
+    members = [joined(f"a copy of record {copied}", base.images[at])]
+    if thorough:
+        members.append(joined("constant", odd_image("constant", base.images[at])))
+    return Family(new, base_there=False, members=members)
+
+
+def client_families(
+    base: DataSet, changed: Sequence[int], num_classes: int, *, join: bool, thorough: bool
+) -> Iterator[Family]:
+    """Each client in `changed` with other records, with a copy of another's, with none, or with thrice as many; and, if
+    `join`, a client less or more.
+
+    Args:
+        join: whether clients may join and leave, as where the draw of each is independent of the others.
+    """
+    own = base.clients
+    for number, client in enumerate(changed):
+        its = np.flatnonzero(own == client)
+        family = Family(client)
+        for name in _odd_records(number, thorough):
+            images, labels = base.images.clone(), base.labels.clone()
+            images[its] = odd_image(name, images[its])
+            labels[its] = (labels[its] + 1) % num_classes
+            member = replace(base, name=f"client {client} with {name} records", images=images, labels=labels)
+            family.members.append(Member(member))
+        keep = own != client
+        emptied = DataSet(
+            f"client {client} without records", base.images[keep], base.labels[keep], base.ids[keep], own[keep]
+        )
+        if thorough or number == 0:
+            family.members.append(Member(emptied))
+            family.members.append(Member(_thrice(base, client, its)))
+            family.members.append(Member(_with_the_records_of_another(base, client, keep)))
+        if join:
+            family.members.append(Member(replace(emptied, name=f"client {client} gone"), there=False))
+        yield family
     if join:
-        added = np.concatenate([own, np.full(3, clients)])
-        extra = torch.cat([images, images[:3]]), torch.cat([labels, labels[:3]])
-        yield Neighbour("one client added", "add_remove", clients, *extra, np.arange(n + 3), added)
+        new = int(own.max()) + 1 if len(base) else 0
+        first = slice(0, 3)
+        added = DataSet(
+            "one client added",
+            torch.cat([base.images, base.images[first]]),
+            torch.cat([base.labels, base.labels[first]]),
+            np.append(base.ids, _new_ids(base, len(base.labels[first]))),
+            np.append(own, np.full(len(base.labels[first]), new)),
+        )
+        yield Family(new, base_there=False, members=[Member(added)])
+
+
+def _new_ids(base: DataSet, number: int) -> np.ndarray:
+    return np.arange(number) + int(base.ids.max(initial=-1)) + 1
+
+
+def _thrice(base: DataSet, client: int, its: np.ndarray) -> DataSet:
+    more = np.concatenate([np.arange(len(base)), its, its])
+    labels, clients = base.labels[more].clone(), base.clients[more]
+    labels[np.flatnonzero(clients == client)] = 0
+    ids = np.append(base.ids, _new_ids(base, 2 * len(its)))
+    name = f"client {client} with three times the records, all of one class"
+    return DataSet(name, base.images[more], labels, ids, clients)
+
+
+def _with_the_records_of_another(base: DataSet, client: int, others: np.ndarray) -> DataSet:
+    lender = int(base.clients[others][0]) if others.any() else client
+    lent, kept = np.flatnonzero(base.clients == lender), np.flatnonzero(others)
+    where = np.append(kept, lent)
+    clients = np.append(base.clients[kept], np.full(len(lent), client))
+    ids = np.append(base.ids[kept], _new_ids(base, len(lent)))
+    name = f"client {client} with a copy of the records of client {lender}"
+    return DataSet(name, base.images[where], base.labels[where], ids, clients)
+
+
+def other_data(base: DataSet, num_classes: int, seed: int) -> Iterator[DataSet]:
+    """Data sets of the same ids and clients that have nothing else in common with the first."""
+    images, labels = made_up_images(tuple(base.images.shape[1:]), len(base), num_classes, seed)
+    yield replace(base, name="wholly other records", images=1.0 - images, labels=labels)
+    yield replace(base, name="all records dark", images=torch.zeros_like(images), labels=labels.flip(0))
+    yield replace(base, name="all records bright", images=torch.ones_like(images), labels=labels)
+    yield replace(base, name="all records of one class", images=images, labels=torch.zeros_like(labels))
 
 
 def telling_units(tape: Tape) -> list[int]:

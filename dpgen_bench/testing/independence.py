@@ -1,0 +1,347 @@
+"""Row independence: row i of a private function must depend on record i and public inputs alone.
+
+For `PerRecord` and `PerRecordGradient` that is what the declared sensitivity rests on, and the harness cannot see it
+from the sum of clipped rows. So the function of a release is evaluated again, on parts of its draw, on the draw in
+another order, and on draws whose other records are other ones. The rows, or the gradients of single losses, are
+compared as the function gives them, before they are clipped: clipping cannot hide that they moved.
+
+What is compared is rounded differently by matrix products of another shape. Evaluations are in float64 where the
+function allows that, and then any difference is told from rounding. In float32 a record that sits on the kink of an
+activation may turn its gradient in one shape and not in another; there a difference counts if every other shape shows
+it, or if it shows in a draw of the same shape, where only other records changed.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpgen_bench.method import Context
+from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PublicRows, unit_range
+from dpgen_bench.privacy.mechanism import Allowance
+from dpgen_bench.privacy.record_rng import RecordRng, names_rng
+from dpgen_bench.testing.bench import Bench, Tape, made_up_images
+from dpgen_bench.testing.errors import ConformanceError
+
+MOST_RECORDS = 32  # of a draw; more would only cost time
+RELATIVE = {torch.float64: 1e-7, torch.float32: 1e-4}  # of the size of what is compared
+LIBRARIES = ("torch", "numpy", "dpgen_bench")  # whose objects hold nothing that a function of a plugin changes
+OF_THE_BOUND = 1e-6  # differences below this share of C move no release by more than rounding does
+
+
+def check_row_independence(bench: Bench, first: Tape, releases: int) -> int:
+    """Fit again on the same data and question the private functions of up to `releases` releases of each mechanism.
+
+    The fit itself is thrown away, since functions were called more often than a fit calls them.
+
+    Returns:
+        How many releases were looked at; 0 for a method without rows that belong to records.
+    """
+    made: dict[str, int] = {}
+    for release in first.releases:
+        made[release.mechanism] = made.get(release.mechanism, 0) + 1
+    chosen = {name: set(_spread(number, releases)) for name, number in made.items()}
+    looked_at = 0
+
+    def query(
+        mechanism: Allowance, index: int, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None
+    ) -> None:
+        nonlocal looked_at
+        bound = mechanism.bound
+        if not isinstance(bound, PerRecord | PerRecordGradient) or index not in chosen[mechanism.name]:
+            return
+        if len(batch) == 0:
+            chosen[mechanism.name].add(index + 1)  # an empty draw has no rows: look at the next one
+            return
+        Question(mechanism.name, index, bound, fn, batch, public, bench.num_classes).ask()
+        looked_at += 1
+
+    try:
+        bench.fit(bench.base, Tape(source=first, query=query))
+    except ConformanceError:
+        raise
+    except Exception as error:
+        raise ConformanceError(
+            f"a fit whose private functions were called more than once in a release raised {type(error).__name__} "
+            f"({error}): they leave something behind for the rest of the fit. Nothing computed from records may leave "
+            "a private function but what it returns."
+        ) from error
+    return looked_at
+
+
+def _spread(number: int, most: int) -> list[int]:
+    """At most `most` of 0..number-1, with the first, the second and the last."""
+    if number <= most:
+        return list(range(number))
+    return sorted({0, 1, *np.linspace(0, number - 1, max(most - 1, 2)).astype(int).tolist()})
+
+
+@dataclass
+class Question:
+    """One private function, and the draw that it is questioned on."""
+
+    mechanism: str
+    index: int
+    bound: PerRecord | PerRecordGradient
+    fn: Callable[..., Tensor]
+    whole: Batch
+    public: PublicRows | None
+    num_classes: int
+    dtype: torch.dtype = torch.float64
+    weights: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.whole = self.whole.rows(slice(0, MOST_RECORDS))
+        self.where = f"release {self.index} of {self.mechanism!r}"
+        rows = len(self.whole) + (0 if self.public is None else len(self.public[1]))
+        rng = torch.Generator().manual_seed(self.index)
+        # One weight for each row, so that one backward pass compares the gradients of all rows.
+        self.weights = torch.randn(rows, generator=rng, dtype=torch.float64)
+
+    def ask(self) -> None:
+        """Compare the rows of the whole draw with those of every variant.
+
+        Raises:
+            ConformanceError: for a function that does not repeat itself, raises, or has rows that depend on others.
+        """
+        with restored(self.fn, self.bound) as restore:
+            self.restore = restore
+            everything = torch.arange(len(self.whole))
+            self._choose_precision(everything)
+            if self._differs(self.whole, self.whole, everything):
+                raise ConformanceError(
+                    f"{self.where}: the private function gave two results for the same records. It must be a function "
+                    "of its records, of public inputs that do not change during a release, and of the `rng` that it is "
+                    "given, because a release calls it in pieces of any size."
+                )
+            others = self._other_records(len(self.whole))
+            for name, before, after, rows, at in self._same_shape(others):
+                if self._differs(before, after, rows, at, at):
+                    self._accuse(f"changed when {name}")
+            shapes = list(self._other_shape(others))
+            names = [name for name, batch, rows, at in shapes if self._differs(self.whole, batch, rows, rows, at)]
+            if names and (self.dtype == torch.float64 or len(names) == len(shapes)):
+                self._accuse(f"are others {names[0]}")
+
+    def _accuse(self, what: str) -> None:
+        kind = "rows" if isinstance(self.bound, PerRecord) else "per-record gradients"
+        raise ConformanceError(
+            f"{self.where}: {kind}, before clipping, {what}. Row i must depend on record i and public inputs alone, "
+            "for its declared sensitivity rests on that: no mean, count or order of the batch, no randomness by place "
+            "in the batch (name an argument `rng`), no division by the realised size of a draw."
+        )
+
+    def _other_records(self, number: int) -> Batch:
+        shape = tuple(self.whole.images.shape[1:])
+        images, labels = made_up_images(shape, number, self.num_classes, seed=self.index + 7)
+        device = self.whole.labels.device
+        ids = self.whole.ids.max() + 1 + torch.arange(number, device=device)
+        return Batch((1.0 - images).to(device), labels.to(device), ids, self.whole.key)
+
+    def _same_shape(self, others: Batch) -> Iterator[tuple[str, Batch, Batch, Tensor, Tensor]]:
+        """(what is done to the others, two draws of one shape, which rows to compare, where these are in both)."""
+        b = len(self.whole)
+        for half in (0, 1):
+            kept = torch.arange(half, b, 2)
+            if len(kept) == 0 or len(kept) == b:
+                continue
+            rest = torch.ones(b, dtype=torch.bool)
+            rest[kept] = False
+            first = self._scaled(self.whole.rows(kept[:1]))
+            for name, images, labels in self._wild(others, first):
+                batch = self._scaled(self.whole)
+                batch.images[rest], batch.labels[rest] = images[rest], labels[rest]
+                yield f"the other records of the draw were {name}", self._scaled(self.whole), batch, kept, kept
+        # Also for a draw of one record: before it, one pair of others and then another.
+        everything, behind = torch.arange(b), torch.arange(2, b + 2)
+        whole, quiet = self._scaled(self.whole), others.rows(torch.arange(2) % b)
+        first = self._scaled(self.whole.rows(slice(0, 1)))
+        for name, images, labels in self._wild(quiet, first):
+            two = Batch(images, labels, quiet.ids, quiet.key)
+            yield f"others in the draw were {name}", _joined(quiet, whole), _joined(two, whole), everything, behind
+
+    def _wild(self, others: Batch, kept: Batch) -> Iterator[tuple[str, Tensor, Tensor]]:
+        images, labels, b = others.images.to(self.dtype), others.labels, len(others)
+        yield "replaced", images, labels
+        yield "copies of one", kept.images.expand_as(images).clone(), kept.labels.expand(b).clone()
+        yield "dark and of one class", torch.zeros_like(images), torch.zeros_like(labels)
+        yield "wild", (images - 0.5) * 20.0, (labels + 1) % self.num_classes
+        if isinstance(self.bound, PerRecord):
+            yield "NaN", torch.full_like(images, math.nan), labels
+            yield "1e30", torch.full_like(images, 1e30), labels
+
+    def _other_shape(self, others: Batch) -> Iterator[tuple[str, Batch, Tensor, Tensor]]:
+        """(how, a draw of another shape or order, which rows to compare, where these are in it)."""
+        b = len(self.whole)
+        everything, last = torch.arange(b), torch.tensor([b - 1])
+        whole = self._scaled(self.whole)
+        if b > 1:
+            part = torch.arange(1, b, 2)
+            yield "in a draw of every second record", whole.rows(part), part, torch.arange(len(part))
+            yield "in a draw of one record alone", whole.rows(last), last, torch.arange(1)
+            yield "in another order", whole.rows(everything.flip(0)), everything, everything.flip(0)
+        yield "behind other records", _joined(others, whole), everything, everything + b
+        yield "before one more record", _joined(whole, others.rows(slice(0, 1))), everything, everything
+
+    def _scaled(self, batch: Batch) -> Batch:
+        """A copy with images in [0, 1] in the precision of the comparison."""
+        images, labels = unit_range(batch.images), batch.labels
+        return Batch(images.to(self.dtype, copy=True), labels.clone(), batch.ids, batch.key)
+
+    def _choose_precision(self, everything: Tensor) -> None:
+        try:
+            value = self._value(self._scaled(self.whole), everything, everything)
+            finite = all(bool(torch.isfinite(part).all()) for part in value)
+            if finite and all(part.dtype == torch.float64 for part in value):
+                return
+        except Exception:  # a function that casts to float32 somewhere
+            pass
+        self.dtype = torch.float32
+
+    def _differs(
+        self, one: Batch, other: Batch, rows: Tensor, at: Tensor | None = None, then: Tensor | None = None
+    ) -> bool:
+        """Whether rows of the draw, `at` these places of one and `then` of another, differ by more than rounding."""
+        at, then = (rows if places is None else places for places in (at, then))
+        return any(
+            not _close(a, b, RELATIVE[self.dtype], self.bound)
+            for a, b in zip(self._value_of(one, at, rows), self._value_of(other, then, rows), strict=True)
+        )
+
+    def _value_of(self, batch: Batch, at: Tensor, rows: Tensor) -> list[Tensor]:
+        try:
+            return self._value(self._scaled(batch), at, rows)
+        except Exception as error:
+            raise ConformanceError(
+                f"{self.where}: the private function raised {type(error).__name__} ({error}) on some of the records of "
+                "its draw, or on others in their place. It must not raise, whatever the records are."
+            ) from error
+
+    def _value(self, batch: Batch, at: Tensor, rows: Tensor) -> list[Tensor]:
+        """What the rows `at` give: rows [k, ...]; or a weighted sum of their gradients and those of public rows."""
+        self.restore(self.dtype)
+        weights = self.weights[rows]
+        images, labels, ids = batch.images, batch.labels, batch.ids
+        more: tuple[Tensor, ...] = ()
+        if isinstance(self.bound, PerRecord):
+            with torch.no_grad():
+                return [self._call(images, labels, ids)[at.to(labels.device)]]
+        if self.public is not None:
+            r = len(self.public[1])
+            more = (torch.cat([torch.zeros_like(labels), torch.ones_like(self.public[1])]).bool(),)
+            at = torch.cat([at, len(labels) + torch.arange(r)])
+            weights = torch.cat([weights, self.weights[len(self.whole) :]])
+            images = torch.cat([images, self.public[0].detach().to(images.dtype)])
+            ids = torch.cat([ids, -1 - torch.arange(r, device=ids.device)])
+            labels = torch.cat([labels, self.public[1]])
+        parameters = [p for p in self.bound.module.parameters() if p.requires_grad]
+        with torch.enable_grad():
+            losses = self._call(images, labels, ids, *more)[at.to(labels.device)]
+            grads = torch.autograd.grad(losses, parameters, weights.to(losses), allow_unused=True)
+        return [torch.cat([g.flatten() for g in grads if g is not None])[None]]
+
+    def _call(self, images: Tensor, labels: Tensor, ids: Tensor, *more: Tensor) -> Tensor:
+        images, labels = images.clone(), labels.clone()  # a function may change what it is given in place
+        if names_rng(self.fn):
+            return self.fn(images, labels, *more, rng=RecordRng(self.whole.key, ids))
+        return self.fn(images, labels, *more)
+
+
+def _joined(one: Batch, other: Batch) -> Batch:
+    pairs = ((one.images, other.images), (one.labels, other.labels), (one.ids, other.ids))
+    images, labels, ids = (torch.cat([a, b.to(a.dtype)]) for a, b in pairs)
+    return Batch(images, labels, ids, other.key)
+
+
+def _close(a: Tensor, b: Tensor, relative: float, bound: Bound) -> bool:
+    """Each row within `relative` of its norm, or of a share of the bound that no release can show; NaN equals NaN."""
+    a, b = a.detach().double().flatten(1), b.detach().double().flatten(1)
+    if isinstance(bound, PerRecordGradient) and not bool(torch.isfinite(b).all()):
+        return True  # another record's loss overflowed, and zero times infinity is NaN: this says nothing
+    if not torch.equal(torch.isfinite(a), torch.isfinite(b)):
+        return False
+    a, b = (torch.where(torch.isfinite(x), x, torch.zeros_like(x)) for x in (a, b))
+    floor = OF_THE_BOUND * (bound.C if math.isfinite(bound.C) else 1.0)
+    allowed = relative * a.norm(dim=1) + floor
+    return bool(((a - b).norm(dim=1) <= allowed).all())
+
+
+@contextmanager
+def restored(fn: Callable[..., Any], bound: Bound) -> Iterator[Callable[[torch.dtype], None]]:
+    """Gives restore(dtype), which sets back all that one call of `fn` may leave for the next.
+
+    That is: parameters and buffers of every module within reach (floating ones cast to dtype), random generators within
+    reach, and the global ones. On exit everything is as it was before.
+    """
+    modules = [thing for thing in _within_reach([fn, getattr(bound, "module", None)]) if isinstance(thing, nn.Module)]
+    streams = [thing for thing in _within_reach([fn]) if isinstance(thing, torch.Generator)]
+    tensors = {id(t): t for module in modules for t in (*module.parameters(), *module.buffers())}
+    saved = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
+    states = [(stream, stream.get_state()) for stream in streams]
+    world = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+
+    def restore(dtype: torch.dtype | None) -> None:
+        for tensor, before in saved:
+            tensor.data = before.to(dtype, copy=True) if dtype and before.is_floating_point() else before.clone()
+        for stream, state in states:
+            stream.set_state(state)
+        torch.set_rng_state(world[0])
+        np.random.set_state(world[1])  # noqa: NPY002
+        random.setstate(world[2])
+
+    try:
+        yield restore
+    finally:
+        restore(None)
+
+
+def _within_reach(roots: list[Any], depth: int = 6) -> list[Any]:
+    """Objects that a function can use: its closure, defaults, partial arguments, owner, globals that it names."""
+    found: dict[int, Any] = {}
+    edge = roots
+    for _ in range(depth):
+        edge = [thing for thing in edge if thing is not None and id(thing) not in found]
+        found |= {id(thing): thing for thing in edge}
+        edge = [inner for thing in edge for inner in _inside(thing)]
+    return list(found.values())
+
+
+def _inside(thing: Any) -> list[Any]:
+    if isinstance(thing, partial):
+        return [thing.func, *thing.args, *thing.keywords.values()]
+    if isinstance(thing, dict):
+        return list(thing.values())
+    if isinstance(thing, list | tuple | set):
+        return list(thing)
+    if hasattr(thing, "__func__"):
+        return [thing.__func__, thing.__self__]
+    if isinstance(thing, Context):
+        return [thing.generator]
+    if str(getattr(thing, "__module__", "")).split(".")[0] in LIBRARIES:
+        return []
+    if hasattr(thing, "__code__"):
+        named = [thing.__globals__[name] for name in thing.__code__.co_names if name in thing.__globals__]
+        cells = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
+        own = [*cells, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
+        return own + [value for value in named if not isinstance(value, type(math))]
+    if isinstance(thing, nn.Module | Tensor | np.ndarray | type | type(math) | torch.Generator):
+        return []
+    module = type(thing).__module__.split(".")[0]
+    return list(vars(thing).values()) if hasattr(thing, "__dict__") and module not in LIBRARIES else []
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,108 @@
+"""Kill and resume: a fit that ends as a kill would, and a fresh method that goes on, make the fit without a kill."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dpgen_bench.privacy.noise import Key
+from dpgen_bench.testing.bench import Bench, Fit, Killed, Query, Release, Tape, flat
+from dpgen_bench.testing.checks import compare_generators, compare_states
+from dpgen_bench.testing.digest import digests, without
+from dpgen_bench.testing.errors import expect
+
+
+def check_resume(bench: Bench, first: Fit, clocks: tuple[set[str], set[str]], times: int) -> list[str]:
+    """Kill a fit at `times` random places, resume each from its folder in a fresh method, compare it with the first.
+
+    Args:
+        clocks: paths in the log and in state dicts that hold times.
+
+    Returns:
+        Where fits were killed, in words.
+    """
+    rng = Key.seeded(f"kill:{bench.seed}").generator("places")
+    return [_kill_once(bench, first, clocks, rng) for _ in range(times)]
+
+
+def _kill_once(bench: Bench, first: Fit, clocks: tuple[set[str], set[str]], rng: np.random.Generator) -> str:
+    steps = len(first.states) - 1  # of all loops together
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if steps >= 2:
+            kill = int(rng.integers(2, steps + 1))
+            saved = int(rng.integers(1, kill))
+            where = f"killed in step {kill} of {steps} and resumed from the checkpoint of step {saved}"
+            tape = _killed(bench, folder, Tape(), kill_after=kill, save_at=saved)
+        else:
+            number = int(rng.integers(0, len(first.tape.releases)))
+            where = f"killed before release {number + 1} of {len(first.tape.releases)} and started again"
+            tape = _killed(bench, folder, Tape(query=_killer(number)))
+        again = bench.fit(bench.base, Tape(), folder=folder, save_at=-1)
+        _compare(first, tape, again, folder, where, clocks)
+    return where
+
+
+def _killer(number: int) -> Query:
+    """Ends the fit before release `number` of all."""
+    seen = [0]
+
+    def query(*_: object) -> None:
+        if seen[0] == number:
+            raise Killed
+        seen[0] += 1
+
+    return query
+
+
+def _killed(bench: Bench, folder: Path, tape: Tape, **options: int) -> Tape:
+    """The tape of a fit that was killed in this folder."""
+    try:
+        bench.fit(bench.base, tape, folder=folder, **options)  # type: ignore[arg-type]
+    except Killed:
+        return tape
+    expect(False, "the method caught the end of its process (BaseException): let it pass, or a kill loses the run.")
+    return tape
+
+
+def _compare(first: Fit, killed: Tape, again: Fit, folder: Path, where: str, clocks: tuple[set[str], set[str]]) -> None:
+    expected = {(release.mechanism, release.index): release for release in first.tape.releases}
+    for release in (*killed.releases, *again.tape.releases):
+        _compare_release(expected.get((release.mechanism, release.index)), release, where)
+    made = {(release.mechanism, release.index) for release in (*killed.releases, *again.tape.releases)}
+    expect(
+        made == expected.keys(),
+        f"{where}, the fit left out {sorted(expected.keys() - made)}; a resumed run makes the releases of one that was "
+        "not killed.",
+    )
+    log_clocks, state_clocks = clocks
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    expect(
+        without(first.log, log_clocks) == without([digests(row) for row in rows], log_clocks),
+        f"{where}, the log is another one: {FORGOTTEN}",
+    )
+    expect(first.counts == again.counts, f"{where}, counters are {again.counts}, not {first.counts}: {FORGOTTEN}")
+    compare_states(first, again, where, state_clocks, last=1)
+    compare_generators(first, again, where)
+
+
+FORGOTTEN = (
+    "what changes in a loop must be handed to ctx.steps, and what is made outside of loops must be made again in the "
+    "same way."
+)
+
+
+def _compare_release(first: Release | None, release: Release, where: str) -> None:
+    what = f"{where}, release {release.index} of {release.mechanism!r}"
+    expect(first is not None, f"{what} is one that the fit which was not killed never made: {FORGOTTEN}")
+    assert first is not None
+    same = torch.equal(flat(first.exact), flat(release.exact)) and torch.equal(flat(first.noisy), flat(release.noisy))
+    expect(
+        same,
+        f"{what} has another value: it is another query with the same noise, whose difference to the first is exact. "
+        f"Something was forgotten: {FORGOTTEN}",
+    )

@@ -1,0 +1,178 @@
+"""What a replay cannot see, looked for in a plugin's source: files, output, data loaders, network, hidden doors.
+
+Findings are warnings: each has honest uses, and code that means to hide its intent will.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# What is called or imported -> why a reader should look.
+SUSPECTS = {
+    "open": "reads or writes files",
+    "print": "prints, and output is public",
+    "exec": "runs code that this reading does not see",
+    "eval": "runs code that this reading does not see",
+    "compile": "runs code that this reading does not see",
+    "__import__": "imports what this reading does not see",
+    "importlib": "imports what this reading does not see",
+    "torchvision.datasets": "loads data of its own",
+    "sklearn.datasets": "loads data of its own",
+    "datasets": "loads data of its own",
+    "tensorflow_datasets": "loads data of its own",
+    "dpgen_bench.data.datasets": "loads data of its own",
+    "dpgen_bench.data.federations": "loads data of its own",
+    "dpgen_bench.data.folder": "loads data of its own",
+    "dpgen_bench.data.fetch": "loads data of its own",
+    "dpgen_bench.specify.build_dataset": "loads data of its own",
+    "pickle": "reads or writes objects",
+    "joblib": "reads or writes objects",
+    "shelve": "reads or writes objects",
+    "sqlite3": "reads or writes objects",
+    "h5py": "reads or writes objects",
+    "torch.load": "reads or writes objects",
+    "torch.save": "reads or writes objects",
+    "torch.utils.data": "loads data of its own",
+    "torch.hub": "uses the network",
+    "safetensors": "reads or writes objects",
+    **dict.fromkeys(("numpy.load", "numpy.save", "numpy.savez", "numpy.savez_compressed"), "reads or writes files"),
+    **dict.fromkeys(("numpy.loadtxt", "numpy.savetxt", "numpy.fromfile", "numpy.memmap"), "reads or writes files"),
+    "tempfile": "reads or writes files",
+    "shutil": "reads or writes files",
+    "logging": "writes messages, and output is public",
+    "warnings.warn": "writes messages, and output is public",
+    "sys.stdout": "prints, and output is public",
+    "sys.stderr": "prints, and output is public",
+    "os.environ": "reads or writes the environment",
+    "os.getenv": "reads or writes the environment",
+    "os.putenv": "reads or writes the environment",
+    "os.system": "starts another process",
+    "os.open": "reads or writes files",
+    "os.write": "reads or writes files",
+    "subprocess": "starts another process",
+    "multiprocessing": "starts another process",
+    "threading": "starts a thread, which ends when it likes",
+    **dict.fromkeys(("socket", "urllib", "requests", "http", "httpx", "ftplib", "smtplib"), "uses the network"),
+    "ctypes": "reaches any memory",
+    "gc": "reaches any object",
+    "inspect": "reaches frames and closures",
+    "sys._getframe": "reaches frames and closures",
+    "time.sleep": "makes time depend on what it has seen",
+    "atexit": "runs code after the fit",
+}
+METHODS = {  # of any object
+    **dict.fromkeys(("read_text", "read_bytes", "write_text", "write_bytes", "tofile"), "reads or writes files"),
+}
+DOORS = {
+    **dict.fromkeys(("__closure__", "__globals__", "__code__", "__getattribute__"), "reaches closures and frames"),
+    **dict.fromkeys(("cell_contents", "f_locals", "f_back", "tb_frame", "gi_frame"), "reaches closures and frames"),
+    **dict.fromkeys(("__subclasses__", "__dict__"), "reaches what is not public"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of a plugin's source that a reader should look at."""
+
+    path: Path
+    line: int
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.what} ({self.why})"
+
+
+def read_plugin(plugin: type) -> list[Finding]:
+    """Findings in the source file of a method's class, by line; [] where it has none or cannot be read."""
+    try:
+        path = Path(inspect.getsourcefile(plugin) or "")
+        tree = ast.parse(path.read_bytes())
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return []
+    found = {Finding(path, line, what, why) for line, what, why in _Reader(tree).findings()}
+    return sorted(found, key=lambda finding: (finding.line, finding.what))
+
+
+class _Reader:
+    """Walks one module; names are followed through `import a.b as c` and `from a import b as c`."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._tree = tree
+        self._names: dict[str, str] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    self._names[alias.asname or alias.name.split(".")[0]] = (
+                        alias.name if alias.asname else alias.name.split(".")[0]
+                    )
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                self._names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+
+    def findings(self) -> Iterator[tuple[int, str, str]]:
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Global | ast.Nonlocal):
+                kind = "global" if isinstance(node, ast.Global) else "nonlocal"
+                yield node.lineno, f"{kind} {', '.join(node.names)}", "keeps values outside of the generator"
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                yield from self._imports(node)
+            elif isinstance(node, ast.Name | ast.Attribute):
+                yield from self._uses(node)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from _mutable_defaults(node)
+
+    def _imports(self, node: ast.Import | ast.ImportFrom) -> Iterator[tuple[int, str, str]]:
+        module = (node.module or "") + "." if isinstance(node, ast.ImportFrom) else ""
+        for alias in node.names:
+            if why := _suspect(module + alias.name):
+                yield node.lineno, f"import {module}{alias.name}", why
+
+    def _uses(self, node: ast.Name | ast.Attribute) -> Iterator[tuple[int, str, str]]:
+        name = self._dotted(node)
+        if name and (why := _suspect(name)):
+            yield node.lineno, name, why
+        if not isinstance(node, ast.Attribute):
+            return
+        if node.attr in METHODS:
+            yield node.lineno, f".{node.attr}", METHODS[node.attr]
+        elif node.attr in DOORS:
+            yield node.lineno, f".{node.attr}", DOORS[node.attr]
+        elif _is_private(node.attr) and not _is_own(node.value):
+            yield node.lineno, f".{node.attr}", "reaches what is not public"
+
+    def _dotted(self, node: ast.expr) -> str | None:
+        parts = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return None
+        return ".".join([self._names.get(node.id, node.id), *reversed(parts)])
+
+
+def _suspect(name: str) -> str | None:
+    """Why `name`, or what it is a part of, is worth a look."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        if why := SUSPECTS.get(".".join(parts[:length])):
+            return why
+    return None
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def _is_own(node: ast.expr) -> bool:
+    """self, cls, or what a call such as super() gives."""
+    return isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id in ("self", "cls"))
+
+
+def _mutable_defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, str, str]]:
+    for default in (*node.args.defaults, *filter(None, node.args.kw_defaults)):
+        if isinstance(default, ast.List | ast.Dict | ast.Set):
+            yield default.lineno, f"a mutable default of {node.name}", "keeps values outside of the generator"

@@ -1,0 +1,180 @@
+"""`check_method`: every check of the suite on one method, in the order in which their messages help most."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpgen_bench.method import Method
+from dpgen_bench.privacy.accountants import Accountant
+from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient
+from dpgen_bench.privacy.events import Budget, Event, Relation
+from dpgen_bench.privacy.mechanism import Mechanism
+from dpgen_bench.privacy.sampling import Poisson
+from dpgen_bench.testing.bench import (
+    SAMPLE_SEED,
+    SAMPLES,
+    Bench,
+    DataSet,
+    Fit,
+    Tape,
+    made_up_images,
+)
+from dpgen_bench.testing.checks import Replays, check_budget, check_empty_draws, check_generator, check_kept_state
+from dpgen_bench.testing.draws import check_draws, check_noise
+from dpgen_bench.testing.errors import ConformanceError, expect
+from dpgen_bench.testing.fresh import FreshSamples, NotSampled, now
+from dpgen_bench.testing.independence import check_row_independence
+from dpgen_bench.testing.neighbours import (
+    Family,
+    client_families,
+    other_data,
+    owners,
+    record_families,
+    telling_units,
+)
+from dpgen_bench.testing.resume import check_resume
+
+
+def check_method(
+    make_method: Callable[[], Method],
+    *,
+    image_shape: tuple[int, int, int] = (1, 28, 28),
+    num_classes: int = 10,
+    records: int = 48,
+    seed: int = 0,
+    budget: Budget | None = None,
+    data: DataSet | None = None,
+    clients: int = 8,
+    data_folders: Sequence[str] = (),
+    thorough: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Put a method through every conformance check; seconds for a method with small settings.
+
+    Args:
+        make_method: returns a fresh method with the same small settings each time.
+        image_shape, records: of the made-up data; the method's batches should be well below the number of records.
+        data: records to take in their place, whose images are float32 [n, c, h, w] in [0, 1] or uint8.
+        clients: how many clients the records belong to.
+        data_folders: from which a saved generator reads nothing, $DPGEN_DATA next to them.
+        thorough: all neighbours of each changed unit (otherwise a part of them), private functions questioned in twelve
+            releases (three), three kills (one).
+        tell: gets one line per check passed.
+
+    Raises:
+        ConformanceError: the first rule that was broken, in words.
+    """
+    base = made_up_data(image_shape, records, num_classes, clients, seed) if data is None else data
+    shape = (base.images.shape[1], base.images.shape[2], base.images.shape[3])
+    bench = Bench(make_method, base, shape, num_classes, seed, budget or Budget(epsilon=10.0), clients)
+    expect(make_method() is not make_method(), "expected a fresh method from each call of make_method, got one twice.")
+    started = now()
+    with _remembered_accounts():
+        first = bench.fit(base, Tape())
+        closed = [*data_folders, *_environment()]
+        fresh = FreshSamples(first.generator, _labels(num_classes), SAMPLE_SEED, started, closed)
+        try:
+            _check(bench, first, fresh, thorough, tell)
+        finally:
+            fresh.close()
+
+
+def _check(bench: Bench, first: Fit, fresh: FreshSamples, thorough: bool, tell: Callable[[str], None]) -> None:
+    entries = first.ledger.entries
+    check_budget(first, bench.budget)
+    made = ", ".join(
+        f"{sum(release.mechanism == name for release in first.tape.releases)} of {name!r}" for name in entries
+    )
+    tell(f"ledger within epsilon = {bench.budget.epsilon:g}; releases: {made or 'none'}; one more is refused")
+    check_noise(first)
+    tell("noise has the ledger's standard deviation and is never used twice")
+    check_draws(first)
+    tell("draws have the ledger's rate and are fresh for each release")
+    replays = Replays(bench, first)
+    replays.same_data()
+    tell("a second fit on the same data is the same")
+    for other in other_data(bench.base, bench.num_classes, bench.seed + 2):
+        replays.on(other)
+        tell(f"replay, {other.name}: the same generator, samples, state, log, counters and order of releases")
+    for family in _families(bench, first, thorough):
+        for name in replays.family(family):
+            tell(f"replay, {name}: the same, and within its sensitivity")
+    if any(isinstance(mechanism, Mechanism) and _by_rows(mechanism) for mechanism in first.data.mechanisms.values()):
+        looked_at = check_row_independence(bench, first.tape, 12 if thorough else 3)
+        tell(f"rows depend on their own record alone, before clipping ({looked_at} releases)")
+    if any(entry.bound.get("private_state") or entry.noise_at == "client" for entry in entries.values()):
+        check_kept_state(bench, first)
+        tell("private state found in a cache, or kept on disk, changes nothing")
+    for where in check_resume(bench, first, (replays.log_clocks, replays.state_clocks), 3 if thorough else 1):
+        tell(f"{where}: the same releases, state, log and generator")
+    check_empty_draws(bench)
+    tell("empty draws are survived")
+    check_generator(first, bench.image_shape, bench.num_classes)
+    tell("samples: shape, dtype, labels, seeds, prefixes, save and load")
+    _check_fresh(first, fresh)
+    tell("samples of a fresh process without data or network are the same")
+
+
+@contextmanager
+def _remembered_accounts() -> Iterator[None]:
+    """Compositions are worked out once: every fit calibrates the same noise, which takes longer than a small fit."""
+    worked_out, known = Accountant.epsilon, {}
+
+    def epsilon(self: Accountant, events: Sequence[Event], delta: float, relation: Relation) -> float:
+        asked = (self.name, tuple(events), delta, relation)
+        if asked not in known:
+            known[asked] = worked_out(self, events, delta, relation)
+        return known[asked]
+
+    Accountant.epsilon = epsilon  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Accountant.epsilon = worked_out  # type: ignore[method-assign]
+
+
+def _by_rows(mechanism: Mechanism) -> bool:
+    return isinstance(mechanism.bound, PerRecord | PerRecordGradient)
+
+
+def made_up_data(image_shape: tuple[int, int, int], records: int, num_classes: int, clients: int, seed: int) -> DataSet:
+    """Smooth random images with random labels, dealt to the clients in turn."""
+    images, labels = made_up_images(image_shape, records, num_classes, seed + 1)
+    return DataSet("", images, labels, np.arange(records), owners(records, clients))
+
+
+def _families(bench: Bench, first: Fit, thorough: bool) -> Iterator[Family]:
+    """Data sets that differ from the first, or from each other, in one unit of its ledger."""
+    changed = telling_units(first.tape)
+    if first.ledger.unit == "record":
+        return record_families(bench.base, changed, first.tape, bench.num_classes, thorough=thorough)
+    join = all(isinstance(event.sampling, Poisson) for event in first.ledger.events)
+    return client_families(bench.base, changed, bench.num_classes, join=join, thorough=thorough)
+
+
+def _labels(num_classes: int) -> Tensor:
+    return torch.arange(SAMPLES) % num_classes
+
+
+def _environment() -> list[str]:
+    return [place for place in (os.environ.get("DPGEN_DATA"),) if place]
+
+
+def _check_fresh(first: Fit, fresh: FreshSamples) -> None:
+    try:
+        samples = fresh.result()
+    except NotSampled as error:
+        raise ConformanceError(
+            f"the saved generator could not be loaded and sampled in a fresh process without data or network: {error}"
+        ) from None
+    expect(
+        torch.equal(samples, first.samples),
+        "the saved generator draws other samples in a fresh process: sampling reads something outside of its state and "
+        "config (a module's global, a class attribute, a default argument).",
+    )

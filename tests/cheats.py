@@ -1,0 +1,398 @@
+"""Planted cheats of every kind that a hostile review found, each next to an honest method that does almost the same."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpgen_bench.data.private import PrivateData
+from dpgen_bench.generator import NetGenerator
+from dpgen_bench.method import Context
+from dpgen_bench.privacy.bounds import PerRecordGradient
+from dpgen_bench.privacy.mechanism import Mechanism
+from dpgen_bench.privacy.record_rng import RecordRng
+from dpgen_bench.privacy.sampling import Poisson
+from tests.toys import MeanImage, Painter, release_painter
+
+# The generator holds what the function saw
+
+
+class CopiedImage(MeanImage):
+    """Cheat: one training image, not the first of its draw, is copied into a class mean."""
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        if len(images) > 4 and not hasattr(self, "copied"):
+            self.copied = images[3].clone()
+        return images
+
+    def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
+        with torch.no_grad():
+            net.means[0] = self.copied
+
+
+class CopiedRelease(MeanImage):
+    """Honest: a release is copied into a class mean."""
+
+    def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
+        with torch.no_grad():
+            net.means[0] = net.means[1]
+
+
+@dataclass
+class StepsByLoss(MeanImage):
+    """A loss decides which step is kept, or when to stop: that of the records it saw, or that of its noisy sum."""
+
+    private: bool = False
+    stops: bool = False
+
+    def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
+        net, loss = Painter(data.num_classes, list(data.image_shape)), [0.0]
+        release = self.mechanism(data, ctx)
+        best, best_loss = net.means.detach().clone(), float("inf")
+
+        def row(images: Tensor, labels: Tensor) -> Tensor:
+            loss[0] = (
+                float((images - net.means.detach()[labels]).square().nan_to_num().clamp(0, 9).mean())
+                if len(images)
+                else 0.0
+            )
+            return images
+
+        for _ in range(self.steps):
+            total = release(row) / (self.rate * data.n)
+            noisy = float((total - net.means.detach().mean(dim=0)).square().mean())
+            now = loss[0] if self.private else noisy
+            with torch.no_grad():
+                net.means.lerp_(total.expand_as(net.means), 0.5)
+            if now < best_loss:
+                best, best_loss = net.means.detach().clone(), now
+            elif self.stops:
+                break
+        with torch.no_grad():
+            net.means.copy_(best)
+        return release_painter(net, data)
+
+
+# Rows that depend on the batch
+
+
+class RealisedSize(MeanImage):
+    """Cheat: rows are divided by the size that the draw happened to have."""
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        return 20.0 * images / max(len(images), 1)
+
+
+class ConfiguredSize(MeanImage):
+    """Honest: rows are divided by the configured size of a draw."""
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        return 20.0 * images / 16
+
+
+class ClassWeightsOfTheBatch(MeanImage):
+    """Cheat: a record weighs what its class lacks in the batch."""
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        counts = torch.bincount(labels, minlength=3).clamp_min(1)
+        return images * (len(labels) / counts[labels])[:, None, None, None]
+
+
+class ClassWeights(MeanImage):
+    """Honest: weights of classes are public."""
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        return images * torch.tensor([1.0, 2.0, 3.0])[labels][:, None, None, None]
+
+
+class WithoutDuplicates(MeanImage):
+    """Cheat: records that the batch holds twice are dropped."""
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        same = (images.flatten(1)[:, None] == images.flatten(1)[None]).all(dim=2).sum(dim=1)
+        return images * (same == 1)[:, None, None, None]
+
+
+class WithoutOutliers(MeanImage):
+    """Honest: records that are odd by themselves are dropped."""
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        return images * (images.flatten(1).norm(dim=1) < 100.0)[:, None, None, None]
+
+
+class AugmentedByPlace(MeanImage):
+    """Cheat: the noise of an augmentation is seeded by the step, so that it belongs to a place in the batch."""
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        return images + 0.3 * torch.randn(images.shape, generator=torch.Generator().manual_seed(7))
+
+
+class AugmentedByRecord(MeanImage):
+    """Honest: it belongs to the record."""
+
+    def row(self, images: Tensor, labels: Tensor, rng: RecordRng) -> Tensor:  # type: ignore[override]
+        return images + 0.3 * rng.normal(images.shape[1:])
+
+
+@dataclass
+class SpectralFeatures(MeanImage):
+    """Features of a record by a net with a spectral norm, which in training mode advances with every pass.
+
+    Cheat if it does: a release that is read back after a kill does not call the function again, and an empty draw does
+    not call it at all, so that later questions differ. Honest in eval mode.
+    """
+
+    training: bool = False
+
+    def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
+        size = data.image_shape[1] * data.image_shape[2]
+        features = nn.utils.parametrizations.spectral_norm(nn.Linear(size, size)).train(self.training)
+        net, release = Painter(data.num_classes, list(data.image_shape)), self.mechanism(data, ctx)
+        for _ in ctx.steps(self.steps, net=net, features=features):
+            total = release(lambda x, y: features(x.flatten(1)).relu().reshape(x.shape))
+            with torch.no_grad():
+                net.means.lerp_(total / (self.rate * data.n), 0.5)
+        return release_painter(net, data)
+
+
+@dataclass
+class Gradients:
+    """DP-SGD on a small critic with public rows; `losses` is what the planted methods change."""
+
+    steps: int = 3
+    C: float = 1e-3  # so small that every gradient is clipped: the sum of clipped ones hides their size
+    public: int = 2
+
+    def losses(self, critic: nn.Module, x: Tensor, y: Tensor, public: Tensor) -> Tensor:
+        """Honest: one loss per row, of that row; it casts to float32 whatever it is given."""
+        sign = torch.where(public, -1.0, 1.0)
+        return F.softplus(sign * critic(x.float()).squeeze(1))
+
+    def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
+        c, h, w = data.image_shape
+        hidden = [nn.Linear(c * h * w, 8), nn.ReLU(), nn.Linear(8, 8), nn.LeakyReLU(0.2)]
+        critic = nn.Sequential(nn.Flatten(), *hidden, nn.Linear(8, 1))
+        net = Painter(data.num_classes, list(data.image_shape))
+        bound = PerRecordGradient(C=self.C, module=critic, public_rows=self.public)
+        release = data.mechanism("gradient", sample=Poisson(1 / 3), bound=bound, times=self.steps)
+        for _ in ctx.steps(self.steps, critic=critic, net=net):
+            fakes = torch.rand(self.public, c, h, w, generator=ctx.generator), torch.zeros(self.public).long()
+            noisy = release(lambda x, y, public: self.losses(critic, x, y, public), public=fakes)
+            with torch.no_grad():
+                for name, parameter in critic.named_parameters():
+                    if name in noisy:
+                        parameter.sub_(0.1 * noisy[name])
+                net.means.add_(0.01 * float(noisy["5.bias"]))
+        return release_painter(net, data)
+
+
+class WeighedLosses(Gradients):
+    """Cheat: losses are weighed by their mean in the batch."""
+
+    def losses(self, critic: nn.Module, x: Tensor, y: Tensor, public: Tensor) -> Tensor:
+        losses = super().losses(critic, x, y, public)
+        mean = losses.nan_to_num().clamp(0.0, 10.0).mean()
+        return losses * (1.0 + mean).detach()
+
+
+class PublicRowsThatKnow(Gradients):
+    """Cheat: the loss of a public row depends on the records of the draw."""
+
+    def losses(self, critic: nn.Module, x: Tensor, y: Tensor, public: Tensor) -> Tensor:
+        losses = super().losses(critic, x, y, public)
+        brightness = x[~public].nan_to_num().clamp(0, 1).mean() if (~public).any() else x.new_zeros(())
+        return torch.where(public, losses * brightness, losses)
+
+
+# Statistics outside of the generator's state
+
+SEEN: list[float] = []
+FOLDER = Path(tempfile.mkdtemp())
+BRIGHTNESS = 0.25  # a constant of a module, which every process has
+
+
+def remember(image: Tensor | None = None, kept: list[float] = []) -> float:  # noqa: B006, it is the cheat
+    if image is not None:
+        kept[:] = [float(image.nan_to_num().clamp(0, 1).mean())]
+    return kept[0] if kept else 0.0
+
+
+@functools.lru_cache
+def public_pattern(size: int) -> float:
+    return size / 100.0
+
+
+class Reading(Painter):
+    """A painter that adds a number from somewhere to its images."""
+
+    held: ClassVar[float] = 0.0
+
+    def __init__(self, num_classes: int, image_shape: list[int], where: str) -> None:
+        super().__init__(num_classes, image_shape)
+        self.where = where
+
+    def number(self) -> float:
+        readers: dict[str, Any] = {
+            "global": lambda: SEEN[-1] if SEEN else 0.0,
+            "class": lambda: Reading.held,
+            "default": remember,
+            "file": lambda: float((FOLDER / "seen.txt").read_text()),
+            "release": lambda: SEEN[-1],
+            "constant": lambda: BRIGHTNESS,
+            "memo": lambda: public_pattern(8),
+            "source": lambda: len(Path(__file__).read_text()) % 100 / 100.0,
+        }
+        return readers[self.where]()
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        return super().forward(z, y) + self.number()
+
+
+@dataclass
+class Outside(MeanImage):
+    """Samples have in them what is kept `where`: for half of the places the records, a release, or what is public."""
+
+    where: str = "constant"
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        seen = float(images.nan_to_num().clamp(0, 1).mean()) if len(images) else 0.0
+        if self.where == "global":
+            SEEN.append(seen)
+        if self.where == "class":
+            Reading.held = seen
+        if self.where == "default":
+            remember(images)
+        if self.where == "file":
+            (FOLDER / "seen.txt").write_text(str(seen))
+        return images
+
+    def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
+        if self.where == "release":
+            SEEN[:] = [float(net.means.detach().mean())]
+
+    def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
+        generator = super().fit(data, ctx)
+        config = {
+            "_target_": "tests.cheats.Reading",
+            **{k: generator.net_config[k] for k in ("num_classes", "image_shape")},
+        }
+        net = Reading(data.num_classes, list(data.image_shape), self.where)
+        net.load_state_dict(generator.net.state_dict())
+        return NetGenerator(net, {**config, "where": self.where}, 4, data.num_classes, data.image_shape)
+
+
+# What ctx.steps is given
+
+
+class Box:
+    """Anything with a state dict."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.content)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.content = dict(state)
+
+
+@dataclass
+class Boxed(MeanImage):
+    """A box in ctx.steps that holds `what`: records, in the end or only during the loop, or releases."""
+
+    what: str = "releases"
+
+    def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
+        net, box, release = Painter(data.num_classes, list(data.image_shape)), Box(), self.mechanism(data, ctx)
+
+        def row(images: Tensor, labels: Tensor) -> Tensor:
+            if self.what != "releases":
+                box.content["images"] = images.clone()
+            return images
+
+        for _ in ctx.steps(self.steps, net=net, box=box):
+            total = release(row)
+            box.content["total"] = total
+            with torch.no_grad():
+                net.means.lerp_(total / (self.rate * data.n), 0.5)
+        if self.what == "records for a while":
+            box.content.clear()
+        return release_painter(net, data)
+
+
+@dataclass
+class Momentum(MeanImage):
+    """A moving average that asks the next question; `listed`: whether ctx.steps restores it."""
+
+    listed: bool = True
+
+    def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
+        net, average, release = Painter(data.num_classes, list(data.image_shape)), Box(), self.mechanism(data, ctx)
+        average.content["mean"] = torch.zeros(data.image_shape)
+        given = {"average": average} if self.listed else {}
+        for _ in ctx.steps(self.steps, net=net, **given):
+            total = release(lambda x, y: x - 0.1 * average.content["mean"]) / (self.rate * data.n)
+            average.content["mean"] = 0.5 * average.content["mean"] + total
+            with torch.no_grad():
+                net.means.lerp_(average.content["mean"].expand_as(net.means), 0.5)
+        return release_painter(net, data)
+
+
+# Private attributes as a door, and clocks
+
+
+@dataclass
+class Door(MeanImage):
+    """Opens one of several doors to what is not public."""
+
+    door: str = "public"
+
+    def prepare(self, mechanism: Mechanism) -> None:
+        import copy
+
+        doors: dict[str, Any] = {
+            "name": lambda: mechanism._draw,
+            "getattr": lambda: getattr(mechanism, "_dr" + "aw"),
+            "vars": lambda: vars(mechanism),
+            "copy": lambda: copy.copy(mechanism),
+            "set": lambda: setattr(mechanism, "_executed", 0),
+            "caught": lambda: hasattr(mechanism, "_draw"),
+            "public": lambda: (mechanism.std, mechanism.times, mechanism.executed, mechanism.bound, repr(mechanism)),
+        }
+        with contextlib.suppress(Exception if self.door == "caught" else ()):
+            doors[self.door]()
+
+
+class MangledDoor(MeanImage):
+    """Cheat: records by the mangled name of a private attribute."""
+
+    def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
+        assert len(data._PrivateData__images) > 0  # type: ignore[attr-defined]
+
+
+class LogsSeconds(MeanImage):
+    """Honest: it logs how long it took."""
+
+    def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
+        ctx.log(seconds=time.perf_counter())
+
+
+class CallsItSeconds(MeanImage):
+    """Cheat: what it saw is logged under the name of a time."""
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        self.seen = float(images.nan_to_num().clamp(0, 1).sum())
+        return images
+
+    def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
+        ctx.log(seconds=self.seen)

@@ -1,0 +1,79 @@
+"""Every kind of cheat that a hostile review found fails the suite; an honest method next to each stays unaccused."""
+
+from __future__ import annotations
+
+import pytest
+
+from dpgen_bench.testing import ClosedDoor, ConformanceError, check_method
+from tests import cheats
+from tests.cheats import Boxed, Door, Momentum, Outside, StepsByLoss
+
+SMALL = {"image_shape": (1, 8, 8), "num_classes": 3}
+
+ROWS = "Row i must depend on record i and public inputs alone"
+SAMPLES = "sampling reads something outside of"
+
+CHEATS = {
+    "a training image in the generator": (cheats.CopiedImage, "data reached it another way"),
+    "the best step by an exact loss": (lambda: StepsByLoss(private=True), "data reached it another way"),
+    "a stop by an exact loss": (lambda: StepsByLoss(private=True, stops=True), "releases were made|extra release"),
+    "realised batch size": (cheats.RealisedSize, f"{ROWS}|its declared sensitivity"),
+    "class weights of the batch": (cheats.ClassWeightsOfTheBatch, f"{ROWS}|its declared sensitivity"),
+    "duplicates dropped": (cheats.WithoutDuplicates, ROWS),
+    "augmentation by place": (cheats.AugmentedByPlace, f"{ROWS}|its declared sensitivity"),
+    "losses weighed, clipping saturated": (cheats.WeighedLosses, ROWS),
+    "public rows that know the draw": (cheats.PublicRowsThatKnow, ROWS),
+    "module global": (lambda: Outside(where="global"), SAMPLES),
+    "class attribute": (lambda: Outside(where="class"), SAMPLES),
+    "mutable default argument": (lambda: Outside(where="default"), SAMPLES),
+    "file": (lambda: Outside(where="file"), SAMPLES),
+    "a release in a global": (lambda: Outside(where="release"), "fresh process without data or network"),
+    "records in ctx.steps": (lambda: Boxed(what="records"), "handed to ctx.steps differs"),
+    "records in ctx.steps for a while": (lambda: Boxed(what="records for a while"), "handed to ctx.steps differs"),
+    "state forgotten in ctx.steps": (lambda: Momentum(listed=False), "another query with the same noise"),
+    "buffers that a private function advances": (
+        lambda: cheats.SpectralFeatures(training=True),
+        "another query with the same noise",
+    ),
+    "a private value called seconds": (cheats.CallsItSeconds, "the log differs"),
+}
+HONEST = {
+    "a release in the generator": cheats.CopiedRelease,
+    "the best step by a noisy loss": StepsByLoss,
+    "a stop by a noisy loss": lambda: StepsByLoss(stops=True),
+    "configured batch size": cheats.ConfiguredSize,
+    "public class weights": cheats.ClassWeights,
+    "odd records dropped": cheats.WithoutOutliers,
+    "augmentation by record": cheats.AugmentedByRecord,
+    "gradients with public rows": cheats.Gradients,
+    "features in eval mode": cheats.SpectralFeatures,
+    "a constant of a module": lambda: Outside(where="constant"),
+    "a memo of something public": lambda: Outside(where="memo"),
+    "its own source": lambda: Outside(where="source"),
+    "releases in ctx.steps": Boxed,
+    "state listed in ctx.steps": Momentum,
+    "public attributes": Door,
+    "seconds in the log": cheats.LogsSeconds,
+}
+
+
+@pytest.mark.parametrize(("cheat", "reason"), CHEATS.values(), ids=CHEATS)
+def test_cheats_are_caught(cheat, reason):
+    with pytest.raises(ConformanceError, match=reason):
+        check_method(cheat, **SMALL)
+
+
+@pytest.mark.parametrize("honest", HONEST.values(), ids=HONEST)
+def test_their_honest_neighbours_are_not_accused(honest):
+    check_method(honest, **SMALL)
+
+
+@pytest.mark.parametrize("door", ["name", "getattr", "vars", "copy", "set", "caught"])
+def test_private_attributes_are_closed(door):
+    with pytest.raises(ClosedDoor, match=r"cheats.py:\d+ used '_"):
+        check_method(lambda: Door(door=door), **SMALL)
+
+
+def test_a_mangled_name_is_closed():
+    with pytest.raises(ClosedDoor, match="used '_PrivateData__images' of a PrivateData"):
+        check_method(cheats.MangledDoor, **SMALL)

@@ -1,0 +1,126 @@
+"""Questions about row independence: weak and rare coupling is found, and rounding is not taken for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpgen_bench.privacy.bounds import Batch, PerRecord, PerRecordGradient
+from dpgen_bench.privacy.noise import Key
+from dpgen_bench.testing import ConformanceError
+from dpgen_bench.testing.bench import made_up_images
+from dpgen_bench.testing.independence import Question
+
+SHAPE = (1, 8, 8)
+
+
+def draw(records: int, seed: int = 0) -> Batch:
+    images, labels = made_up_images(SHAPE, records, 3, seed)
+    return Batch(images, labels, torch.arange(records), Key.seeded("release"))
+
+
+def ask(fn: Any, bound: Any, records: int = 12, seed: int = 0, public: Any = None) -> torch.dtype:
+    """The precision of the comparison; raises ConformanceError if rows are accused."""
+    question = Question("query", seed, bound, fn, draw(records, seed), public, 3)
+    question.ask()
+    return question.dtype
+
+
+ROWS = PerRecord(C=1.0, shape=SHAPE)
+
+COUPLED = {
+    "a faint mean": lambda x, y: x + 1e-5 * x.nan_to_num().clamp(-99, 99).mean(dim=0),
+    "the next record": lambda x, y: x + 0.01 * x.nan_to_num().clamp(-9, 9).roll(1, dims=0),
+    "the number of records": lambda x, y: x + 1e-4 * len(x),
+    "the place": lambda x, y: x + 1e-4 * torch.arange(len(x))[:, None, None, None],
+    "whether others are NaN": lambda x, y: x + float(torch.isnan(x).any()),
+    "whether others have its class": lambda x, y: x * (y[:, None] == y).sum(dim=1)[:, None, None, None],
+    "whether others are large": lambda x, y: x / x.abs().nan_to_num().amax().clamp_min(1.0),
+    "batch normalisation": lambda x, y: F.batch_norm(x, None, None, training=True),
+    "what it was called with before": [0.0],
+}
+
+
+@pytest.mark.parametrize("records", [1, 2, 12])
+@pytest.mark.parametrize("fn", COUPLED.values(), ids=COUPLED)
+def test_coupled_rows_are_accused(fn, records):
+    if isinstance(fn, list):
+        calls = fn
+
+        def fn(x: Tensor, y: Tensor) -> Tensor:
+            calls[0] += 0.01
+            return x + calls[0]
+
+    with pytest.raises(ConformanceError, match=r"Row i must depend|two results for the same records"):
+        ask(fn, ROWS, records)
+
+
+def net(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    convolutions = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 4, stride=2), nn.LeakyReLU(0.2)]
+    return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(72, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32])
+def test_rounding_of_other_shapes_is_no_coupling(precision):
+    """Networks with kinks; a function that casts to float32 cannot be evaluated in float64."""
+    for seed in range(20):
+        module = net(seed)
+
+        def given(x: Tensor, module: nn.Module = module) -> Tensor:
+            return module(x.float() if precision == torch.float32 else x)
+
+        def losses(x: Tensor, y: Tensor, given: Any = given) -> Tensor:
+            return F.cross_entropy(given(x), y, reduction="none")
+
+        assert ask(losses, PerRecordGradient(C=1e-3, module=module), seed=seed) == precision
+        assert ask(lambda x, y, given=given: given(x), PerRecord(C=1.0, shape=(3,)), seed=seed) == precision
+        assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
+
+
+def test_losses_that_know_each_other_are_accused_where_clipping_hides_it():
+    module = net(0)
+
+    def losses(x: Tensor, y: Tensor) -> Tensor:
+        own = F.cross_entropy(module(x), y, reduction="none")
+        return own * (1.0 + 0.01 * own.mean().clamp(0, 9))
+
+    with pytest.raises(ConformanceError, match="per-record gradients, before clipping"):
+        ask(losses, PerRecordGradient(C=1e-4, module=module))
+
+
+def test_public_rows_must_not_know_the_draw():
+    module = net(1)
+    public = (torch.rand(2, *SHAPE), torch.zeros(2).long())
+
+    def losses(x: Tensor, y: Tensor, mask: Tensor, knows: float) -> Tensor:
+        own = F.cross_entropy(module(x), y, reduction="none")
+        return torch.where(mask, own * (1.0 + knows * x[~mask].clamp(0, 1).mean()), own)
+
+    bound = PerRecordGradient(C=1e-4, module=module, public_rows=2)
+    ask(lambda x, y, mask: losses(x, y, mask, 0.0), bound, public=public)
+    with pytest.raises(ConformanceError, match="per-record gradients, before clipping"):
+        ask(lambda x, y, mask: losses(x, y, mask, 0.01), bound, public=public)
+
+
+def test_randomness_by_record_and_public_randomness_are_not_accused():
+    """`rng` belongs to records; one number for all records of a call is public."""
+    stream = torch.Generator().manual_seed(3)
+    ask(lambda x, y, rng: x + rng.normal(SHAPE), ROWS)
+    ask(lambda x, y: x + torch.rand((), generator=stream) + torch.rand(()), ROWS)
+    with pytest.raises(ConformanceError, match="Row i must depend"):
+        ask(lambda x, y: x + torch.rand(x.shape, generator=stream), ROWS)
+
+
+def test_a_function_that_raises_on_other_records_is_told_so():
+    def picky(x: Tensor, y: Tensor) -> Tensor:
+        if len(x) == 1:
+            raise ValueError("too few")
+        return x
+
+    with pytest.raises(ConformanceError, match=r"raised ValueError .too few. on some of the records"):
+        ask(picky, ROWS)

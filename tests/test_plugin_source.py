@@ -1,0 +1,71 @@
+"""Warnings from a plugin's source: what a reader must look at is named with its line, and plain code is not."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.utils import get_class
+
+from dpgen_bench.specify import CONF, compose_config
+from dpgen_bench.testing.source import read_plugin
+
+LINES = {
+    "with open('x') as f: pass": "open",
+    "print('x')": "print",
+    "import pickle": "import pickle",
+    "import numpy as np; np.save('x', [1])": "numpy.save",
+    "import numpy as np; x = np.load": "numpy.load",
+    "import torch; torch.save({}, 'x')": "torch.save",
+    "from torch import load": "import torch.load",
+    "from torchvision import datasets": "import torchvision.datasets",
+    "import torchvision; torchvision.datasets.MNIST('x')": "torchvision.datasets.MNIST",
+    "from sklearn.datasets import load_digits": "import sklearn.datasets.load_digits",
+    "from dpgen_bench.data.datasets import Mnist": "import dpgen_bench.data.datasets.Mnist",
+    "import subprocess": "import subprocess",
+    "import os; x = os.environ['HOME']": "os.environ",
+    "import socket": "import socket",
+    "from urllib.request import urlopen": "import urllib.request.urlopen",
+    "import requests": "import requests",
+    "def f():\n    global seen\n    seen = 1": "global seen",
+    "def f(x, kept=[]): return kept": "a mutable default of f",
+    "import gc": "import gc",
+    "x = (lambda: 0).__closure__": ".__closure__",
+    "def f(data): return data._ledger": "._ledger",
+    "from pathlib import Path; Path('x').write_text('y')": ".write_text",
+    "import sys; sys.stdout.write('x')": "sys.stdout",
+}
+
+
+@pytest.mark.parametrize(("line", "what"), LINES.items(), ids=LINES.values())
+def test_each_suspect_is_named_with_its_line(line, what, tmp_path, monkeypatch):
+    path = tmp_path / "suspect.py"
+    indented = "\n".join(f"    {part}" for part in line.splitlines())
+    path.write_text(f"class Plugin:\n    pass\n\n\ndef never_called():\n{indented}\n")
+    module = load(path, monkeypatch)
+    found = read_plugin(module.Plugin)
+    assert what in {finding.what for finding in found}
+    assert all(finding.line >= 6 and str(finding).startswith(f"{path}:{finding.line}: ") for finding in found)
+
+
+def load(path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec = importlib.util.spec_from_file_location("suspect", path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "suspect", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "method").glob("*.yaml")))
+def test_methods_of_the_bench_raise_no_warning(name):
+    assert read_plugin(get_class(compose_config([f"method={name}"]).method["_target_"])) == []
+
+
+def test_own_private_names_and_public_ones_of_others_are_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "suspect.py"
+    path.write_text(
+        "class Plugin:\n    def fit(self, data):\n        self._net = data.n\n        return super()._fit, self._net\n"
+    )
+    assert read_plugin(load(path, monkeypatch).Plugin) == []
