@@ -84,6 +84,16 @@ def test_the_cases_of_the_review(dtype, size, C, d):
     assert 0.5 * C < worst <= C
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_a_row_that_is_not_finite_counts_as_zero_and_changes_no_other(poison, dtype):
+    rows = torch.ones(3, 4, dtype=dtype)
+    rows[1, 2] = poison
+    clipped = clip_rows(rows, 1.0)
+    assert torch.equal(clipped[1], torch.zeros(4, dtype=dtype))
+    torch.testing.assert_close(clipped[0], torch.full((4,), 0.5, dtype=dtype))
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn])
 def test_other_formats_are_refused_in_words(dtype):
     with pytest.raises(ValueError, match=r"expected rows of float16, bfloat16, float32 or float64, got .*\.float\(\)"):
