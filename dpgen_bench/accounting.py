@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpgen_bench.account import claimed_epsilon, conditional_epsilon, epsilon_table
+from dpgen_bench.epsilon_table import claimed_epsilon, conditional_epsilon, epsilon_table
 from dpgen_bench.method import Method
 from dpgen_bench.privacy.accountants import NotCovered, epsilon
 from dpgen_bench.privacy.events import Event

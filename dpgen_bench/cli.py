@@ -22,6 +22,7 @@ USAGE = """dpgen VERB [OVERRIDES]
 
   run [-m] [OVERRIDES]       make a run (with -m: a Hydra multirun), e.g. dpgen run method=dpgan privacy.epsilon=10
   runs [--results DIR]       list runs: status, epsilon, headline metrics
+  runs --spent [--delta D]   what all runs with privacy.noise=os on the same data spend together
   check method=NAME [--records N] [--data] [--thorough]
                              put one method through the conformance suite, on made-up or the dataset's own records
   account [...]              epsilon by RDP, PRV and PLD under both relations (dpgen account --help)
@@ -58,13 +59,23 @@ def _run(argv: list[str]) -> int:
 
 
 def _runs(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser("dpgen runs")
+    parser = argparse.ArgumentParser("dpgen runs", allow_abbrev=False)
     parser.add_argument("--results", type=Path, default=_results())
+    parser.add_argument(
+        "--spent", action="store_true", help="what all runs with privacy.noise=os spend together of each population"
+    )
+    parser.add_argument("--delta", type=float, help="with --spent: of the totals; the smallest of the runs if not said")
     from dpgen_bench.results.listing import print_runs
+    from dpgen_bench.results.spent import print_spent
 
     given = parser.parse_args(argv)
     _expect_folder(given.results)
-    print_runs(given.results)
+    if given.delta is not None and not (given.spent and 0.0 < given.delta < 1.0):
+        raise ValueError(f"expected --delta in (0, 1) and together with --spent, got {given.delta:g}.")
+    if given.spent:
+        print_spent(given.results, given.delta)
+    else:
+        print_runs(given.results)
     return 0
 
 

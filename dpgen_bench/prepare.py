@@ -13,7 +13,7 @@ from dpgen_bench.privacy.mechanism import Journal
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.state import StatePlace
 from dpgen_bench.results.store import RunFolder, Store
-from dpgen_bench.specify import RunSpec
+from dpgen_bench.specify import RunSpec, population_of
 
 
 def open_ledger(spec: RunSpec, folder: RunFolder) -> Ledger:
@@ -97,6 +97,24 @@ def _key(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> Key:
             )
         write_atomic(path, Key.from_os().secret)  # mkstemp's mode: readable by its owner only
     return Key.from_os(path.read_bytes())
+
+
+def name_to_record(spec: RunSpec, folder: RunFolder) -> str | None:
+    """The population's name, if the operator now gives one that the run's ledger does not have yet."""
+    path = folder.path / "ledger.json"
+    if spec.config.privacy.get("population") is None or not path.exists():
+        return None
+    ledger, named = Ledger.load(path), population_of(spec.config)
+    return named if ledger.noise == "os" and ledger.population != named else None
+
+
+def record_name(spec: RunSpec, folder: RunFolder) -> None:
+    """Write that name into the ledger. It is no part of a run's identity, so it can be given or corrected later."""
+    if (named := name_to_record(spec, folder)) is not None:
+        ledger = Ledger.load(folder.path / "ledger.json")
+        print(f"run {spec.id}: its population was {ledger.population!r} and is now {named!r}")
+        ledger.population = named
+        ledger.save()
 
 
 def results_of(spec: RunSpec) -> Path:

@@ -23,10 +23,12 @@ from dpgen_bench.files import write_atomic
 from dpgen_bench.method import Context, Preempted
 from dpgen_bench.prepare import (
     inherited_ledger,
+    name_to_record,
     new_ledger,
     open_data,
     open_ledger,
     parent_checkpoint,
+    record_name,
     results_of,
 )
 from dpgen_bench.privacy.accountants import NotCovered, epsilon
@@ -62,9 +64,9 @@ def execute(config: DictConfig) -> RunFolder:
     if config.runtime.threads is not None:
         torch.set_num_threads(int(config.runtime.threads))
     folder = Store(results_of(spec)).folder(spec.id)
-    to_settle = failures_to_settle(spec, folder)
+    to_note = failures_to_settle(spec, folder) or name_to_record(spec, folder)
     settled = folder.reports.settled(spec.protocol_record()) and settled_steps(spec, folder)
-    if folder.done and folder.trained and settled and not to_settle:
+    if folder.done and folder.trained and settled and not to_note:
         print(f"run {spec.id} ({_title(spec)}) is finished: skipped")
         return folder
     build_metrics(config.protocol)  # a misspelt metric is found now, not after the training
@@ -78,6 +80,7 @@ def execute(config: DictConfig) -> RunFolder:
                 folder.mark("running", phase)
                 _write_config(spec, folder)
                 settle_failures(spec, folder)
+                record_name(spec, folder)
                 if not folder.trained:
                     phase = "train"
                     folder.mark("running", phase)

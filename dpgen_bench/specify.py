@@ -67,7 +67,10 @@ class RunSpec:
     def new_ledger(self, records: int) -> Ledger:
         """An empty ledger for `records` records under this config's budget."""
         privacy = self.config.privacy
-        return Ledger(self.budget(), records, noise=privacy.noise, diagnostics=privacy.diagnostics)
+        population = population_of(self.config) if privacy.noise == "os" else None
+        return Ledger(
+            self.budget(), records, noise=privacy.noise, diagnostics=privacy.diagnostics, population=population
+        )
 
     def protocol_record(self) -> dict[str, Any]:
         """What a report's figures depend on besides the generator: the protocol as written, and EVALUATION_VERSION."""
@@ -112,7 +115,7 @@ def specify(config: DictConfig, planned: bool = False) -> RunSpec:
     """Resolve and check a config, and work out the run's identity.
 
     Identity: method with its arguments, dataset, privacy, scale, seed, parent run, a fingerprint of the method's
-    source file and TRAINING_VERSION. Not: protocol, device, paths, launcher, experiment names,
+    source file and TRAINING_VERSION. Not: protocol, device, paths, launcher, experiment names, the population's name,
     where the programs of clients run (but faults that are played, if there are any).
 
     Args:
@@ -129,6 +132,7 @@ def specify(config: DictConfig, planned: bool = False) -> RunSpec:
         raise ValueError(f"expected seed to be an integer >= 0, got {config.seed!r}.")
     spec = RunSpec(config, training={})
     spec.new_ledger(records=0)
+    population_of(config)
     spec.scale()
     spec.method()
     played = spec.federation().faults
@@ -139,7 +143,7 @@ def specify(config: DictConfig, planned: bool = False) -> RunSpec:
     training = {
         "method": method,
         "dataset": build_dataset(config).identity(),
-        "privacy": OmegaConf.to_container(config.privacy),
+        "privacy": hashed_privacy(config),
         "scale": OmegaConf.to_container(config.scale),
         "seed": config.seed,
         "restart": _restart(config, planned),
@@ -149,6 +153,30 @@ def specify(config: DictConfig, planned: bool = False) -> RunSpec:
     if played.any:  # what a federation plays changes what is trained; where clients run does not
         training["faults"] = asdict(played)
     return RunSpec(config, _canonical(training))
+
+
+def hashed_privacy(config: DictConfig) -> dict[str, Any]:
+    """The part of `privacy` that a run's identity has: without the name of the population, which changes no release."""
+    privacy = OmegaConf.to_container(config.privacy)
+    assert isinstance(privacy, dict)
+    return {str(key): value for key, value in privacy.items() if key != "population"}
+
+
+def population_of(config: DictConfig) -> str:
+    """Whose records a config is about: `privacy.population`, else the data set's name and where it lies.
+
+    Raises:
+        ValueError: for a name that is no text, or blank.
+    """
+    named, dataset = config.privacy.get("population"), config.dataset
+    if named is None:
+        place = dataset.get("path") or dataset.get("root")
+        return str(dataset.get("name", "?")) + (f" at {Path(str(place)).resolve()}" if place else "")
+    if not isinstance(named, str) or not named.strip():
+        raise ValueError(
+            f"expected privacy.population to be a name, or null for the data set's name and path, got {named!r}."
+        )
+    return named.strip()
 
 
 PROTOCOL_KEYS = {"name", "num_samples", "labels", "rounding", "floor", "batch_statistics", "repeats", "metrics"}

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from dpgen_bench import account
-from dpgen_bench.account import epsilon_table, main
+from dpgen_bench import epsilon_table as tables
+from dpgen_bench.account import main
+from dpgen_bench.epsilon_table import epsilon_table
 from dpgen_bench.privacy.accountants import epsilon
 from dpgen_bench.privacy.events import RELATIONS, Budget, Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
@@ -132,14 +133,14 @@ def test_several_sharded_mechanisms_are_composed_in_a_process(tmp_path, monkeypa
 
 
 def test_cells_without_shards_keep_the_keys_of_older_caches() -> None:
-    cell = account._Cell(account.Composition.of([SAMPLED, UNSAMPLED], "add_remove"), 1e-5, "add_remove", "prv")
+    cell = tables._Cell(tables.Composition.of([SAMPLED, UNSAMPLED], "add_remove"), 1e-5, "add_remove", "prv")
     old = {
         "gaussian": 1.0,
         "poisson": [[0.01, 2.0, 50]],
         "delta": 1e-5,
         "relation": "add_remove",
         "accountant": "prv",
-        "library": account.version("prv-accountant"),
+        "library": tables.version("prv-accountant"),
     }
     assert cell.key == hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()
 
@@ -203,7 +204,7 @@ def test_cache_spares_the_processes(monkeypatch, tmp_path) -> None:
     assert epsilon_table([half, half], 1e-5, cache=cache) == first
     with pytest.raises(AssertionError, match="a process was started"):
         epsilon_table([SAMPLED], 1e-6, cache=cache)
-    monkeypatch.setattr(account, "version", lambda library: "99")
+    monkeypatch.setattr(tables, "version", lambda library: "99")
     with pytest.raises(AssertionError, match="a process was started"):
         epsilon_table([SAMPLED], 1e-5, cache=cache)
 

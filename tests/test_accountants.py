@@ -253,7 +253,7 @@ def test_unknown_accountant_names_the_known_ones() -> None:
 def test_a_pld_cell_needs_no_torch() -> None:
     """A process that computes one cell starts in a second because of it."""
     code = (
-        "import sys; from dpgen_bench.account import ACCOUNTANTS, Composition\n"
+        "import sys; from dpgen_bench.epsilon_table import ACCOUNTANTS, Composition\n"
         "c = Composition(0.0, ((0.01, 1.0, 10),))\n"
         "ACCOUNTANTS['pld'].compose(c, 1e-5, 'add_remove'); ACCOUNTANTS['prv'].compose(c, 1e-5, 'add_remove')\n"
         "assert 'torch' not in sys.modules, 'torch was imported'"

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.stats import norm
 
-from dpgen_bench.account import epsilon_table, main
+from dpgen_bench.account import main
+from dpgen_bench.epsilon_table import epsilon_table
 from dpgen_bench.privacy.accountants import NotCovered, _fixed_rdp, epsilon
 from dpgen_bench.privacy.calibration import calibrate_std, calibrate_times
 from dpgen_bench.privacy.claims import _wor_log_moment, opacus_rdp, wor_rdp

@@ -309,7 +309,7 @@ def test_a_damaged_checkpoint_says_so(tmp_path, undisturbed):
 
 def test_the_id_is_the_training_config_and_nothing_else(tmp_path):
     first = specify(config(tmp_path)).id
-    same = ["runtime.checkpoint_s=5", "protocol.num_samples=7", "runtime.device=cpu"]
+    same = ["runtime.checkpoint_s=5", "protocol.num_samples=7", "runtime.device=cpu", "privacy.population=staff"]
     assert {specify(config(tmp_path / "elsewhere", word)).id for word in same} == {first}
     other = ["seed=1", "privacy.epsilon=3", "privacy.noise=os", "scale.max_steps=2", "method.steps=5"]
     ids = {specify(config(tmp_path, word)).id for word in other}

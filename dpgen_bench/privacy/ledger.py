@@ -142,6 +142,7 @@ class Ledger:
 
     unit: what a neighbouring data set has another of: a "record", or a "client" with all its records.
     records: how many units there are, a number that is treated as public.
+    population: whose records these are, by the operator's name, for a run whose noise is from the operating system.
     doubts: why nothing is proven after all, in words; with any, the proven epsilon is infinite.
     warnings: what a reader of the figures has to know, and epsilon does not say; `announce` is called with a new one.
     failures: private functions that raised; each is a doubt until the operator states that records did not cause it.
@@ -157,6 +158,7 @@ class Ledger:
     diagnostics: str = "off"
     entries: dict[str, Entry] = field(default_factory=dict)
     epsilon: dict[str, Any] | None = None
+    population: str | None = None
     path: Path | None = None
     spoiled: str | None = None
     raised: BaseException | None = None
@@ -310,6 +312,7 @@ class Ledger:
             "records": self.records,
             "noise": {"mode": self.noise, "meaning": NOISE_MODES[self.noise]},
             "diagnostics": self.diagnostics,
+            "population": self.population,
             "entries": [entry.to_dict() for entry in self.entries.values()],
             "doubts": self.doubts,
             "warnings": self.warnings,
@@ -333,6 +336,7 @@ class Ledger:
             data["diagnostics"],
             entries,
             data["epsilon"],
+            data.get("population"),
             doubts=data.get("doubts", []),
             warnings=data.get("warnings", []),
             failures=[Failure(**failure) for failure in data.get("failures", [])],

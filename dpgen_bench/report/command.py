@@ -124,7 +124,8 @@ def _settings(config: DictConfig) -> dict[str, Any]:
     assert isinstance(tree, dict)
     method = {key: value for key, value in tree["method"].items() if key != "check"}
     kept = {"method": method, "dataset": _unrooted(tree["dataset"])}
-    kept |= {key: tree[key] for key in ("privacy", "scale", "seed", "restart")}
+    kept |= {key: tree[key] for key in ("scale", "seed", "restart")}
+    kept["privacy"] = {key: value for key, value in tree["privacy"].items() if key != "population"}
     return {**kept, "federation": {"faults": (tree.get("federation") or {}).get("faults") or {}}}
 
 

@@ -81,6 +81,8 @@ def _of_config(folder: RunFolder, identity: Mapping[str, Any]) -> str:
     if not isinstance(config, dict) or not all(isinstance(config.get(key), dict) for key in ("method", "dataset")):
         return "config.yaml is not what a run leaves"
     config["method"].pop("check", None)
+    if isinstance(config.get("privacy"), dict):
+        config["privacy"].pop("population", None)
     for key in ("method", "privacy", "scale", "seed"):
         if _comparable(config.get(key)) != _comparable(identity.get(key)):
             return f"config.yaml and identity.json disagree about {key}: one was edited"

@@ -11,6 +11,7 @@ from dpgen_bench.evaluate.samples import sample_labels
 from dpgen_bench.files import atomic
 from dpgen_bench.generator import Generator
 from dpgen_bench.results.soundness import not_for_release
+from dpgen_bench.results.spent import describe_total
 from dpgen_bench.results.store import Store
 
 
@@ -54,3 +55,5 @@ def sample_run(results: Path, run: str, n: int, seed: int, out: Path, labels: st
             write_png(image, str(half / f"{i:06d}_class{int(label)}.png"))
         half.rename(out)
     print(f"{n} images of run {folder.id} written to {out}")
+    for line in describe_total(results, folder):
+        print(f"  {line}")

@@ -302,7 +302,7 @@ def settings_apart(one: RunSpec, other: RunSpec) -> list[str]:
     found = [] if describe_dataset(one.config) == describe_dataset(other.config) else ["dataset"]
     for part in ("privacy", "method"):
         ours, theirs = one.config[part], other.config[part]
-        for key in sorted({*ours, *theirs} - {"check", "_target_"}):
+        for key in sorted({*ours, *theirs} - {"check", "_target_", "population"}):
             if ours.get(key) != theirs.get(key):
                 found.append("ε budget" if key == "epsilon" else str(key))
     return found

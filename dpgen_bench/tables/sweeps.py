@@ -155,7 +155,8 @@ def check_overrides(overrides: Sequence[str], jobs: Sequence[Job], results: Path
     for word in overrides:
         parsed = parse_override(word)
         key = parsed.key_or_group
-        if key.replace("/", ".").split(".")[0] not in HOW or key.startswith(OF_THE_SWEEP):
+        how = key.replace("/", ".").split(".")[0] in HOW or key == "privacy.population"
+        if not how or key.startswith(OF_THE_SWEEP):
             raise ValueError(
                 f"expected overrides that say how runs are made ({', '.join(HOW)}), got {word}: the table says which "
                 "runs. A table's quick runs are made by scale=quick, a place for results is given by --results, and "
