@@ -31,6 +31,8 @@ class Raises(MeanImage):
     def row(self, images: Tensor, labels: Tensor) -> Tensor:
         self.calls = getattr(self, "calls", 0) + 1
         if self.calls == 3 and Path(self.flag).exists():
+            if self.then == "interrupts":
+                os.kill(os.getpid(), signal.SIGINT)
             text = f"{SECRET} {float(images.mean()):.6f}"
             raise (SystemExit if self.then == "exits" else Unusual)(text)
         return images

@@ -145,7 +145,7 @@ def test_the_start_of_private_state_leaves_a_mark(tmp_path):
 # --- what becomes public ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("then", ["nothing", "wraps", "logs", "goes on", "exits"])
+@pytest.mark.parametrize("then", ["nothing", "wraps", "logs", "goes on", "exits", "interrupts"])
 def test_the_text_of_a_private_error_stays_in_private(tmp_path, flag, then, capsys):
     with pytest.raises(RunFailed) as caught:
         execute(make(tmp_path, flag, then))
