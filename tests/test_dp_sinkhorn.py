@@ -224,11 +224,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+FAST = ("per_row", "whole", "parameter")  # the ways to clip; the other variants with `make test-slow`
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(variant, id=name, marks=() if name in FAST else pytest.mark.slow)
+        for name, variant in VARIANTS.items()
+    ],
+)
 def test_variants_conform(variant: dict[str, Any]) -> None:
     check_method(lambda: DPSinkhorn(**{**TINY, "steps": 5, **variant}))
 
 
+@pytest.mark.slow
 def test_biggan_conforms() -> None:
     make = partial(DPSinkhorn, **{**TINY, "batch_size": 4, "steps": 4}, generator="biggan", cost="l2", lam=5.0)
     check_method(make, image_shape=(3, 32, 32), num_classes=2)

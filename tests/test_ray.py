@@ -24,9 +24,12 @@ from dpgen_bench.federation.ray_engine import RayEngine
 from dpgen_bench.privacy.noise import Key
 
 # Not imported here: the engine is to do that first.
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'dpgen-bench[ray]'"
-)
+pytestmark = [
+    pytest.mark.slow,  # Ray takes half a minute to start
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'dpgen-bench[ray]'"
+    ),
+]
 
 SECRET = "record number 4711"
 TIMEOUT_S = 6.0  # for a client that never answers; the others answer in far less
