@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -211,83 +208,6 @@ class PublicRowsThatKnow(Gradients):
         losses = super().losses(critic, x, y, public)
         brightness = x[~public].nan_to_num().clamp(0, 1).mean() if (~public).any() else x.new_zeros(())
         return torch.where(public, losses * brightness, losses)
-
-
-# Statistics outside of the generator's state
-
-SEEN: list[float] = []
-FOLDER = Path(tempfile.mkdtemp())
-BRIGHTNESS = 0.25  # a constant of a module, which every process has
-
-
-def remember(image: Tensor | None = None, kept: list[float] = []) -> float:  # noqa: B006, it is the cheat
-    if image is not None:
-        kept[:] = [float(image.nan_to_num().clamp(0, 1).mean())]
-    return kept[0] if kept else 0.0
-
-
-@functools.lru_cache
-def public_pattern(size: int) -> float:
-    return size / 100.0
-
-
-class Reading(Painter):
-    """A painter that adds a number from somewhere to its images."""
-
-    held: ClassVar[float] = 0.0
-
-    def __init__(self, num_classes: int, image_shape: list[int], where: str) -> None:
-        super().__init__(num_classes, image_shape)
-        self.where = where
-
-    def number(self) -> float:
-        readers: dict[str, Any] = {
-            "global": lambda: SEEN[-1] if SEEN else 0.0,
-            "class": lambda: Reading.held,
-            "default": remember,
-            "file": lambda: float((FOLDER / "seen.txt").read_text()),
-            "release": lambda: SEEN[-1],
-            "constant": lambda: BRIGHTNESS,
-            "memo": lambda: public_pattern(8),
-            "source": lambda: len(Path(__file__).read_text()) % 100 / 100.0,
-        }
-        return readers[self.where]()
-
-    def forward(self, z: Tensor, y: Tensor) -> Tensor:
-        return super().forward(z, y) + self.number()
-
-
-@dataclass
-class Outside(MeanImage):
-    """Samples have in them what is kept `where`: for half of the places the records, a release, or what is public."""
-
-    where: str = "constant"
-
-    def row(self, images: Tensor, labels: Tensor) -> Tensor:
-        seen = float(images.nan_to_num().clamp(0, 1).mean()) if len(images) else 0.0
-        if self.where == "global":
-            SEEN.append(seen)
-        if self.where == "class":
-            Reading.held = seen
-        if self.where == "default":
-            remember(images)
-        if self.where == "file":
-            (FOLDER / "seen.txt").write_text(str(seen))
-        return images
-
-    def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
-        if self.where == "release":
-            SEEN[:] = [float(net.means.detach().mean())]
-
-    def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
-        generator = super().fit(data, ctx)
-        config = {
-            "_target_": "tests.cheats.Reading",
-            **{k: generator.net_config[k] for k in ("num_classes", "image_shape")},
-        }
-        net = Reading(data.num_classes, list(data.image_shape), self.where)
-        net.load_state_dict(generator.net.state_dict())
-        return NetGenerator(net, {**config, "where": self.where}, 4, data.num_classes, data.image_shape)
 
 
 # What ctx.steps is given

@@ -6,7 +6,8 @@ import pytest
 
 from dpgen_bench.testing import ClosedDoor, ConformanceError, check_method
 from tests import cheats
-from tests.cheats import Boxed, Door, Momentum, Outside, StepsByLoss
+from tests.cheats import Boxed, Door, Momentum, StepsByLoss
+from tests.cheats_outside import Noted, Outside
 
 SMALL = {"image_shape": (1, 8, 8), "num_classes": 3}
 
@@ -28,6 +29,8 @@ CHEATS = {
     "mutable default argument": (lambda: Outside(where="default"), SAMPLES),
     "file": (lambda: Outside(where="file"), SAMPLES),
     "a release in a global": (lambda: Outside(where="release"), "fresh process without data or network"),
+    "a file next to the weights": (lambda: Noted(private=True), "saves other files"),
+    "labels that it draws": (lambda: Noted(private=True, labels=True), SAMPLES),
     "records in ctx.steps": (lambda: Boxed(what="records"), "handed to ctx.steps differs"),
     "records in ctx.steps for a while": (lambda: Boxed(what="records for a while"), "handed to ctx.steps differs"),
     "state forgotten in ctx.steps": (lambda: Momentum(listed=False), "another query with the same noise"),
@@ -50,6 +53,7 @@ HONEST = {
     "a constant of a module": lambda: Outside(where="constant"),
     "a memo of something public": lambda: Outside(where="memo"),
     "its own source": lambda: Outside(where="source"),
+    "a public file next to the weights": Noted,
     "releases in ctx.steps": Boxed,
     "state listed in ctx.steps": Momentum,
     "public attributes": Door,

@@ -12,6 +12,7 @@ from dpgen_bench.privacy import bounds
 from dpgen_bench.privacy.ledger import Spoiled
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Poisson
+from dpgen_bench.specify import CONF
 from dpgen_bench.testing import ConformanceError, check_configured_method, check_method
 from tests import toys
 
@@ -112,3 +113,9 @@ def test_coins_that_shift_when_a_record_leaves_are_caught(monkeypatch):
 @pytest.mark.parametrize("method", ["dp_merf", "dpgan"])
 def test_methods_of_the_bench_conform(method, capsys):
     assert check_configured_method([f"method={method}"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted(path.stem for path in (CONF / "method").glob("*.yaml")))
+def test_methods_of_the_bench_conform_thoroughly_on_more_records(method, capsys):
+    assert check_configured_method([f"method={method}", "--thorough", "--records=96"]) == 0, capsys.readouterr().out

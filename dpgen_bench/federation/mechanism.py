@@ -163,8 +163,12 @@ class ClientMechanism(Allowance):
     ) -> Tensor:
         assert isinstance(self._bound, PerRecord)
         total = torch.zeros(self._bound.shape, dtype=torch.float64, device=self._device)
-        for row in answers.values():  # clipped here again: what is proven rests on no client's word
-            total += clip_rows(row.to(self._device)[None], self._bound.C)[0].double()
+        # Clipped here again: what is proven rests on no client's word.
+        rows = {client: clip_rows(row.to(self._device)[None], self._bound.C)[0] for client, row in answers.items()}
+        for row in rows.values():
+            total += row.double()
+        if self._observer is not None:
+            self._observer.answers(rows)
         # By all that the sum depends on: a round that is made again in another way has noise of its own. When the last
         # checkpoint was made is no part of that, or noise would depend on the clock: as if there were none.
         question = encode(message, {"round": index, "committed": 0})

@@ -86,6 +86,10 @@ class Observer(Protocol):
         """Called before fn sees the records of a release without private state; may call fn itself."""
         return
 
+    def answers(self, rows: dict[int, Tensor]) -> None:
+        """Called before a release that sums the clipped rows of clients, with these rows by client."""
+        return
+
     def before_records(self) -> None:
         """Called before private state is made of records."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,13 +48,14 @@ class DataSet:
 
 @dataclass
 class Release:
-    """One taped release."""
+    """One taped release. rows: of each client, where the exact value is their sum."""
 
     mechanism: str
     index: int
     drawn: np.ndarray
     exact: Parts
     noisy: Parts
+    rows: dict[int, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -69,6 +71,10 @@ class Tape:
     query: Query | None = None
     releases: list[Release] = field(default_factory=list)
     error: ConformanceError | None = None
+    _rows: dict[int, Tensor] = field(default_factory=dict)
+
+    def answers(self, rows: dict[int, Tensor]) -> None:
+        self._rows = {client: row.detach().clone() for client, row in rows.items()}
 
     def release(self, mechanism: Allowance, index: int, drawn: np.ndarray, exact: Parts, noisy: Parts) -> Parts:
         with self._noting():
@@ -98,7 +104,8 @@ class Tape:
                     f"{shapes(exact)}."
                 )
             noisy = first.noisy
-        self.releases.append(Release(mechanism.name, index, drawn.copy(), exact, noisy))
+        self.releases.append(Release(mechanism.name, index, drawn.copy(), exact, noisy, self._rows))
+        self._rows = {}
         return {part: value.clone() for part, value in noisy.items()}  # the method may change what it gets in place
 
     def before_release(
@@ -159,8 +166,10 @@ class WatchedContext(Context):
 class Fit:
     """One fit of the method under test and all that came of it.
 
+    counts: everything that the context counted in public; times are left out.
     states: digests of what was handed to `ctx.steps`, after each step and, last, at the end.
-    samples: uint8 [SAMPLES, c, h, w], made as soon as the fit was done.
+    samples: uint8 [SAMPLES, c, h, w], made as soon as the fit was done. labels: those that the generator would draw.
+    saved: digests of the generator's files, where it saves itself in a way of its own.
     """
 
     tape: Tape
@@ -168,10 +177,12 @@ class Fit:
     data: PrivateData
     generator: Generator
     log: list[Digests]
-    counts: dict[str, int]
+    counts: dict[str, Any]
     states: list[Digests]
     loops: list[tuple[str, int]]
     samples: Tensor
+    labels: Digests
+    saved: Digests
 
     @property
     def units(self) -> int:
@@ -257,9 +268,15 @@ class Bench:
             # Without a record in it, a data set may leave a generator that has nothing to draw.
             labels = torch.arange(SAMPLES if len(data_set) else 0) % self.num_classes
             samples = generator.sample(labels, SAMPLE_SEED)
-        counts = {**context.bytes_sent, **context.counters}
+            drawn, saved = digests(generator.draw_labels(SAMPLES, SAMPLE_SEED)), _saved(generator)
+        counts = {
+            "bytes": dict(context.bytes_sent),
+            "counters": dict(context.counters),
+            "steps": dict(context.steps_done),
+            "phases": sorted(context.seconds),
+        }
         log = [digests(row) for row in context.history]
-        return Fit(tape, ledger, data, generator, log, counts, states, context.loops, samples)
+        return Fit(tape, ledger, data, generator, log, counts, states, context.loops, samples, drawn, saved)
 
     def _ledger(self, folder: Path | None) -> Ledger:
         if folder is None:
@@ -267,6 +284,16 @@ class Bench:
         if (folder / "ledger.json").exists():
             return Ledger.load(folder / "ledger.json")
         return Ledger(self.budget, len(self.base), path=folder / "ledger.json")
+
+
+def _saved(generator: Generator) -> Digests:
+    """Of the files of a generator whose class overrides `save`; the harness's own writes state and config."""
+    if type(generator).save is Generator.save:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        generator.save(Path(folder))
+        files = [path for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+        return digests({str(path.relative_to(folder)): path.read_bytes() for path in files})
 
 
 def flat(parts: Parts) -> Tensor:

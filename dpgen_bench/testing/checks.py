@@ -102,7 +102,11 @@ class Replays:
             without(first.log, self.log_clocks) == without(other.log, self.log_clocks),
             f"{where}, the log differs: it holds something that was not released.",
         )
-        expect(first.counts == other.counts, f"{where}, the counts of bytes and clients differ, which are public.")
+        expect(
+            first.counts == other.counts,
+            f"{where}, what the context counts differs (bytes, counters, steps), and that is public: "
+            f"{first.counts}, {other.counts}.",
+        )
         expect(first.loops == other.loops, f"{where}, the loops of ctx.steps differ: {first.loops}, {other.loops}.")
         compare_generators(first, other, where)
         compare_states(first, other, where, self.state_clocks)
@@ -131,6 +135,12 @@ class Replays:
         for a, b in zip(before.releases, after.releases, strict=True):
             moved = float((flat(a.exact) - flat(b.exact)).norm())
             drawn = changed in a.drawn or changed in b.drawn
+            for client in (a.rows.keys() | b.rows.keys()) - {changed}:
+                expect(
+                    client in a.rows and client in b.rows and torch.equal(a.rows[client], b.rows[client]),
+                    f"with {other_name}, the row of client {client} in release {a.index} of {a.mechanism!r} differs "
+                    f"from that with {name}: an answer must depend on the message and on that client's records alone.",
+                )
             sensitivity = getattr(self.first.ledger.entries[a.mechanism].event.sensitivity, which)
             what = f"with {other_name}, release {a.index} of {a.mechanism!r} moved by {moved:.6g} from {name}"
             if drawn:
@@ -160,13 +170,17 @@ def compare_states(first: Fit, other: Fit, where: str, clocks_: set[str], *, las
             )
 
 
+FILES = "they hold something outside of its state and config."
+
+
 def compare_generators(first: Fit, other: Fit, where: str) -> None:
     one, two = first.generator.state(), other.generator.state()
     same = one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
     same = same and first.generator.config() == other.generator.config()
     expect(same, f"{where}, the generator differs although all releases were the same: data reached it another way.")
+    expect(first.saved == other.saved, f"{where}, the generator saves other files: {FILES}")
     expect(
-        torch.equal(first.samples, other.samples),
+        torch.equal(first.samples, other.samples) and first.labels == other.labels,
         f"{where}, samples differ although the generator's state and config are the same: sampling reads something "
         "outside of them (a module's global, a class attribute, a default argument, a file).",
     )

@@ -111,8 +111,11 @@ def _check(bench: Bench, first: Fit, fresh: FreshSamples, thorough: bool, tell: 
     if any(entry.bound.get("private_state") or entry.noise_at == "client" for entry in entries.values()):
         check_kept_state(bench, first)
         tell("private state found in a cache, or kept on disk, changes nothing")
-    for where in check_resume(bench, first, (replays.log_clocks, replays.state_clocks), 3 if thorough else 1):
+    kills = check_resume(bench, first, (replays.log_clocks, replays.state_clocks), 3 if thorough else 1)
+    for where in kills:
         tell(f"{where}: the same releases, state, log and generator")
+    if not kills:
+        tell("kill and resume: left out, since the fit has no second step before which it could be killed")
     check_empty_draws(bench)
     tell("empty draws are survived")
     check_generator(first, bench.image_shape, bench.num_classes)
