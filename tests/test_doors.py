@@ -40,6 +40,7 @@ ROUTES: dict[str, Any] = {
     "getmembers": inspect.getmembers,
     "set": lambda thing: setattr(thing, "_key", None),
     "delete": lambda thing: delattr(thing, "_key"),
+    "class": lambda thing: setattr(thing, "__class__", type("Open", (PrivateData,), {})),
     "mangled": lambda thing: thing._PrivateData__images,
 }
 

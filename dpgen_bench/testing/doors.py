@@ -66,7 +66,8 @@ _ROUTES = ("__getattribute__", "__setattr__", "__delattr__")
 
 def _guard(route: Callable[..., Any], own: str, tried: list[ClosedDoor]) -> Callable[..., Any]:
     def guarded(self: Any, name: str, *value: Any) -> Any:
-        if is_private(name) and (where := _plugin_frame(sys._getframe(1), own)) is not None:
+        closed = is_private(name) or (bool(value) and name.startswith("_"))  # another __class__ opens all doors
+        if closed and (where := _plugin_frame(sys._getframe(1), own)) is not None:
             error = ClosedDoor(
                 f"{where.f_code.co_filename}:{where.f_lineno} used {name!r} of a {type(self).__name__}: names with a "
                 "leading underscore belong to the harness, and are a door to records, noise and the ledger. Use the "

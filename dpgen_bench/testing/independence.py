@@ -233,8 +233,8 @@ class Question:
         images, labels, ids = batch.images, batch.labels, batch.ids
         more: tuple[Tensor, ...] = ()
         if isinstance(self.bound, PerRecord):
-            with torch.no_grad():
-                return [self._call(images, labels, ids)[at.to(labels.device)]]
+            with torch.enable_grad():  # as in a release: rows may be gradients
+                return [self._call(images, labels, ids).detach()[at.to(labels.device)]]
         if self.public is not None:
             r = len(self.public[1])
             more = (torch.cat([torch.zeros_like(labels), torch.ones_like(self.public[1])]).bool(),)
@@ -247,7 +247,8 @@ class Question:
         with torch.enable_grad():
             losses = self._call(images, labels, ids, *more)[at.to(labels.device)]
             grads = torch.autograd.grad(losses, parameters, weights.to(losses), allow_unused=True)
-        return [torch.cat([g.flatten() for g in grads if g is not None])[None]]
+        whole = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
+        return [torch.cat([part.flatten() for part in whole])[None]]
 
     def _call(self, images: Tensor, labels: Tensor, ids: Tensor, *more: Tensor) -> Tensor:
         images, labels = images.clone(), labels.clone()  # a function may change what it is given in place
