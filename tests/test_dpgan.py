@@ -23,7 +23,7 @@ from dpgen_bench.privacy.accountants import epsilon
 from dpgen_bench.privacy.calibration import BudgetExceeded
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.mechanism import Mechanism
+from dpgen_bench.privacy.mechanism import Mechanism, Observer
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.specify import build_method, compose_config, specify
@@ -237,7 +237,7 @@ def test_bad_values_are_refused(change: dict[str, Any], message: str) -> None:
 # --- one fit, seen from outside ---------------------------------------------------------------------------------
 
 
-class Watcher:
+class Watcher(Observer):
     """Keeps what each release was made of: the records drawn, 𝒟 before the release, the exact sum."""
 
     def __init__(self) -> None:
