@@ -9,7 +9,7 @@ NAME ?= demo
 export DPGEN_RESULTS ?= results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types tests test-slow test-gpu tables report sweep bench clean
+.PHONY: help setup demo test check format lint types tests test-portable portable test-slow test-gpu tables report sweep bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -41,9 +41,9 @@ report: setup ## everything under results/ as one HTML file, results/report.html
 
 check: setup format lint types tests ## before a commit: format, lint, types, fast tests
 
-test: setup ## what CI runs: formatting, lint, types, the fast test suite
+test: setup ## what CI runs: formatting, lint, types, the fast test suite, its numeric tests perturbed
 	$(RUN)/ruff format --check .
-	$(MAKE) lint types tests
+	$(MAKE) lint types tests portable
 
 format:
 	$(RUN)/ruff format .
@@ -56,6 +56,18 @@ types:
 
 tests:
 	$(RUN)/python -m pytest -q -n auto --dist loadscope --durations=10
+
+# The tests that compute with networks, but for those that replay or account whole runs, which take most of the time.
+NUMERIC := $(patsubst %,tests/test_%.py,batch_statistics bias_variance classifiers dp_merf dp_sinkhorn dpgan \
+	fed_gs_wgan fedavg_gan fidelity generator gradients gradients_bound gradients_limits gs_wgan inception_score \
+	kid neighbours nets networks privacy_core record_rng spectral stack transport utility wgan_nets)
+NOT_NUMERIC := conform or caught or published_setting or presets or few_images
+PERTURB ?= 1
+
+test-portable: setup portable ## numeric tests with rounding as on another machine: make test-portable PERTURB=2
+
+portable:
+	$(RUN)/python -m pytest -q -n auto --dist loadscope --perturb $(PERTURB) -k "not ($(NOT_NUMERIC))" $(NUMERIC)
 
 test-slow: setup ## tests that take minutes
 	$(RUN)/python -m pytest -q -m slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if runs_tests and (seed := config.getoption("perturb")) is not None:
         perturbation.install(seed)
         perturbation.install_in_children(seed)
+
+
+@pytest.fixture(autouse=True)
+def own_rounding(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests marked `rounding` measure the rounding of the machine they run on, so that is not perturbed."""
+    if request.node.get_closest_marker("rounding"):
+        with perturbation.suspended():
+            yield
+    else:
+        yield
 
 
 @pytest.fixture(scope="session")

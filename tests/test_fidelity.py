@@ -325,13 +325,13 @@ def inception() -> InceptionFeatures:
     [(64, 80), pytest.param(192, 240, marks=pytest.mark.slow), pytest.param(2048, 300, marks=pytest.mark.slow)],
 )
 def test_fid_of_two_folders_is_pytorch_fids(tmp_path, dim, n):
-    """The same PNG folders through pytorch-fid's own command: relative error below 1e-5.
+    """The same PNG folders through pytorch-fid's own command: relative error below 1e-4.
 
     The fast case is at a layer of few features, for which 80 images make covariances of full rank.
     """
     folders, ours = folders_and_features(tmp_path, inception_or_skip(dim), n)
     theirs = calculate_fid_given_paths(folders, batch_size=40, device="cpu", dims=dim, num_workers=0)
-    assert frechet_distance(*ours[0], *ours[1]) == pytest.approx(theirs, rel=1e-5)
+    assert frechet_distance(*ours[0], *ours[1]) == pytest.approx(theirs, rel=1e-4)
 
 
 def folders_and_features(tmp_path, extractor, n: int):
@@ -350,7 +350,10 @@ def folders_and_features(tmp_path, extractor, n: int):
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_features_are_pytorch_fids(inception, tmp_path, channels):
-    """The same images through pytorch-fid's own path, from PNG files."""
+    """The same images through pytorch-fid's own path, from PNG files.
+
+    Features are of size 1; 94 convolutions in batches of other sizes move them by some 1e-5.
+    """
     records = noise_records(3, 0, channels) if channels == 3 else Digits().load("test")
     images = records.images[:3]
     files = [tmp_path / f"{i}.png" for i in range(3)]
@@ -360,9 +363,9 @@ def test_features_are_pytorch_fids(inception, tmp_path, channels):
     reference = get_activations([str(file) for file in files], InceptionV3([3]), 3, num_workers=0)
     features = inception(images, batch_size=2)
     assert features.shape == (3, 2048)
-    np.testing.assert_allclose(features, reference, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(features, reference, rtol=1e-4, atol=1e-4)
     unrounded = inception(images.float(), batch_size=3)
-    np.testing.assert_allclose(unrounded, reference, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(unrounded, reference, rtol=1e-4, atol=1e-4)
     assert inception(images[1:2])[0] == pytest.approx(features[1], rel=1e-3, abs=1e-4)
 
 

@@ -44,6 +44,9 @@ def test_one_record_never_adds_more_than_its_bound(net: Net) -> None:
                 assert max_norm * (1 - TOLERANCE) <= norm <= max_norm
 
 
+# The margins of privacy/gradients/rounding.py are for errors of a few units of float32, here as on every machine; the
+# 17 units of a perturbed product are more than they allow where many positions cancel.
+@pytest.mark.rounding
 @given(
     seed=st.integers(0, 10**6),
     positions=st.sampled_from([2, 3, 16, 49]),
@@ -69,6 +72,7 @@ def test_the_bound_holds_where_positions_cancel(seed: int, positions: int, sprea
     assert norm / 2 * (1 - 2 * TOLERANCE) <= flat(found.gradients).norm().item() <= norm / 2
 
 
+@pytest.mark.rounding
 @pytest.mark.parametrize(("positions", "features"), [(1, 6), (2, 6), (2, 4096), (4, 64), (32, 6)])
 def test_no_norm_of_many_is_measured_too_small(positions: int, features: int) -> None:
     """1,000 records whose positions cancel to every degree: no reported norm is below the exact one."""

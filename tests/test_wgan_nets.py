@@ -243,7 +243,7 @@ def test_upsample_conv_under_vmap():
         torch.autograd.grad(single.square().sum(), tensors),
         strict=True,
     ):
-        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-12 * float(two.abs().max()))
 
 
 # Evaluation mode, training mode, and stacks
@@ -317,7 +317,8 @@ def test_stack_of_networks(case, shared):
         own_x, *own = torch.autograd.grad(out.square().sum(), [x, *net.parameters()])
         torch.testing.assert_close(grad_x[i], own_x, rtol=0, atol=1e-10)
         for name, one, two in zip(parameters, grads, own, strict=True):
-            torch.testing.assert_close(one[i], two, rtol=1e-10, atol=1e-10, msg=name)
+            largest = max(1.0, float(two.abs().max()))  # sums over positions and images cancel in single entries
+            torch.testing.assert_close(one[i], two, rtol=0, atol=1e-10 * largest, msg=name)
 
 
 def penalty(scores: Tensor, x: Tensor) -> Tensor:
