@@ -30,7 +30,7 @@ METRIC = "{_target_: tests.toys.Brightness}"
 TOY = "tests.toys.MeanImage"
 
 
-def config(results: Path, *overrides: str, target: str = TOY):
+def config(results: Path, *overrides: str, target: str = TOY, small: bool = True):
     base = compose_config([f"results={results}", "runtime.progress=false", "runtime.checkpoint_s=0"])
     protocol = {
         "name": "toy",
@@ -40,7 +40,8 @@ def config(results: Path, *overrides: str, target: str = TOY):
     }
     OmegaConf.set_struct(base, False)
     base.protocol = protocol
-    base.dataset = {"name": "digits", "_target_": "tests.toys.SmallDigits", "root": "unused"}
+    if small:
+        base.dataset = {"name": "digits", "_target_": "tests.toys.SmallDigits", "root": "unused"}
     if target is not None:
         base.method = {"name": "toy", "_target_": target}
     for override in overrides:
@@ -359,7 +360,7 @@ def test_a_failed_run_keeps_its_error_and_is_tried_again(tmp_path):
 
 
 def test_a_plan_over_budget_fails_and_releases_nothing(tmp_path):
-    made = config(tmp_path, "privacy.epsilon=1")
+    made = config(tmp_path, "privacy.epsilon=1", small=False)
     made.method = {"name": "dpgan", "_target_": "methods.dpgan.DPGAN", "sigma": 0.5, "steps": 1000, "d_d": 8, "d_g": 8}
     with pytest.raises(RunFailed, match="would bring epsilon to") as caught:
         execute(made)
@@ -399,7 +400,7 @@ def test_a_restart_inherits_the_ledger_and_the_weights_of_its_parent(tmp_path):
     small = ["method.batch_size=8", "method.d_d=8", "method.d_g=8", "method.n_d=1", "method.steps=4"]
 
     def gan(*overrides: str):
-        made = config(tmp_path, "privacy.epsilon=inf", target="methods.dpgan.DPGAN")
+        made = config(tmp_path, "privacy.epsilon=inf", target="methods.dpgan.DPGAN", small=False)
         OmegaConf.update(made, "runtime.keep_steps", [2])
         for word in [*small, *overrides]:
             key, value = word.split("=", 1)
