@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,9 +41,9 @@ class Reading(Painter):
 
     held: ClassVar[float] = 0.0
 
-    def __init__(self, num_classes: int, image_shape: list[int], where: str) -> None:
+    def __init__(self, num_classes: int, image_shape: list[int], where: str, path: str = "") -> None:
         super().__init__(num_classes, image_shape)
-        self.where = where
+        self.where, self.path = where, path
 
     def number(self) -> float:
         readers: dict[str, Any] = {
@@ -51,6 +54,10 @@ class Reading(Painter):
             "release": lambda: SEEN[-1],
             "constant": lambda: BRIGHTNESS,
             "memo": lambda: public_pattern(8),
+            "written": lambda: float(Path(self.path).read_text()),
+            "network": lambda: float(len(socket.getaddrinfo("localhost", 80))),
+            "connection": lambda: float(socket.create_connection(("127.0.0.1", 9), 1).fileno()),
+            "process": lambda: float(len(subprocess.check_output([sys.executable, "--version"]))),
             "source": lambda: len(Path(__file__).read_text()) % 100 / 100.0,
         }
         return readers[self.where]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -69,3 +70,14 @@ def test_own_private_names_and_public_ones_of_others_are_nothing(tmp_path, monke
         "class Plugin:\n    def fit(self, data):\n        self._net = data.n\n        return super()._fit, self._net\n"
     )
     assert read_plugin(load(path, monkeypatch).Plugin) == []
+
+
+def test_modules_of_the_plugins_own_package_are_read_too(tmp_path, monkeypatch):
+    folder = tmp_path / "own_package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "nets.py").write_text("def net():\n    print('x')\n")
+    (folder / "plugin.py").write_text("import math\n\nfrom .nets import net\n\n\nclass Plugin:\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (finding,) = read_plugin(importlib.import_module("own_package.plugin").Plugin)
+    assert (finding.path.name, finding.line, finding.what) == ("nets.py", 2, "print")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,14 +89,36 @@ class Finding:
 
 
 def read_plugin(plugin: type) -> list[Finding]:
-    """Findings in the source file of a method's class, by line; [] where it has none or cannot be read."""
-    try:
-        path = Path(inspect.getsourcefile(plugin) or "")
-        tree = ast.parse(path.read_bytes())
-    except (OSError, TypeError, SyntaxError, ValueError):
-        return []
-    found = {Finding(path, line, what, why) for line, what, why in _Reader(tree).findings()}
-    return sorted(found, key=lambda finding: (finding.line, finding.what))
+    """Findings by file and line, in the module of a method's class and in those of its own package that it imports.
+
+    A module that has no source, or cannot be read, has no findings.
+    """
+    found: set[Finding] = set()
+    names, read = [plugin.__module__], set()
+    while names:
+        name = names.pop()
+        read.add(name)
+        try:
+            path = Path(inspect.getsourcefile(sys.modules[name]) or "")
+            tree = ast.parse(path.read_bytes())
+        except (OSError, KeyError, TypeError, SyntaxError, ValueError):
+            continue
+        found |= {Finding(path, line, what, why) for line, what, why in _Reader(tree).findings()}
+        names += [own for own in _own_imports(tree, name) if own not in read and own in sys.modules]
+    return sorted(found, key=lambda finding: (finding.path, finding.line, finding.what))
+
+
+def _own_imports(tree: ast.Module, module: str) -> set[str]:
+    """Modules of the package of `module` that it imports."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = module.split(".")[: -node.level] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    return {name for name in names if name.split(".")[0] == module.split(".")[0]}
 
 
 class _Reader:

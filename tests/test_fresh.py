@@ -1,0 +1,63 @@
+"""A saved generator in a fresh process samples the same, without network, processes, data or files newer than a fit."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpgen_bench.generator import NetGenerator
+from dpgen_bench.testing.fresh import FreshSamples, NotSampled, now
+from tests.cheats_outside import Reading
+
+LABELS = torch.arange(12) % 3
+SHAPE = (1, 8, 8)
+
+
+def generator(where: str, path: Path | str = "") -> NetGenerator:
+    config = {"_target_": "tests.cheats_outside.Reading", "num_classes": 3, "image_shape": [*SHAPE]}
+    net = Reading(3, [*SHAPE], where, str(path))
+    return NetGenerator(net, {**config, "where": where, "path": str(path)}, 4, 3, SHAPE)
+
+
+def fresh(made: NetGenerator, started: float, closed: list[str]) -> torch.Tensor:
+    samples = FreshSamples(made, LABELS, 5, started, closed)
+    try:
+        return samples.result()
+    finally:
+        samples.close()
+
+
+def test_samples_are_those_of_this_process():
+    made = generator("constant")
+    assert torch.equal(fresh(made, now(), []), made.sample(LABELS, 5))
+
+
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        ("network", "sampling used socket.getaddrinfo"),
+        ("connection", "sampling used socket."),
+        ("process", "sampling used subprocess.Popen"),
+        ("release", "IndexError"),  # what this process has in a global is not there
+    ],
+)
+def test_what_it_cannot_reach_is_an_error_in_words(where, why):
+    with pytest.raises(NotSampled, match=why):
+        fresh(generator(where), now(), [])
+
+
+def test_files_are_read_unless_they_are_new_or_data(tmp_path):
+    path = tmp_path / "number.txt"
+    path.write_text("0.25")
+    made = generator("written", path)
+    with pytest.raises(NotSampled, match="a file written since the fit began"):
+        fresh(made, now(), [])
+    hour_ago = time.time() - 3600
+    os.utime(path, (hour_ago, hour_ago))
+    assert torch.equal(fresh(made, now(), []), made.sample(LABELS, 5))
+    with pytest.raises(NotSampled, match="a file of the data"):
+        fresh(made, now(), [str(tmp_path)])
