@@ -135,3 +135,44 @@ class Labelled(Saving):
     """The same, saved as the harness does."""
 
     save = NetGenerator.save
+
+
+HELD: dict[str, Tensor] = {}
+
+
+@functools.lru_cache
+def shelf(name: str) -> list[Tensor]:
+    return []
+
+
+def shelved(kept: list[Tensor] = []) -> list[Tensor]:  # noqa: B006, it is the cheat
+    return kept
+
+
+@dataclass
+class ComputedOnce(MeanImage):
+    """The mean of the first records that the process sees is kept and put into the generator; or a constant is."""
+
+    where: str = "constant"
+    mean: ClassVar[Tensor | None] = None
+
+    def row(self, images: Tensor, labels: Tensor) -> Tensor:
+        if len(images):
+            mean = images.nan_to_num().clamp(0, 1).mean(dim=0)
+            if self.where == "class" and ComputedOnce.mean is None:
+                ComputedOnce.mean = mean
+            if self.where == "global":
+                HELD.setdefault("mean", mean)
+            for name, place in (("cache", shelf("mean")), ("default", shelved())):
+                if self.where == name and not place:
+                    place.append(mean)
+        return images
+
+    def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
+        if self.where == "constant":
+            HELD.setdefault("public", torch.full(data.image_shape, 0.5))
+        kept = {"class": ComputedOnce.mean, "global": HELD.get("mean"), "constant": HELD.get("public")}
+        places = {"cache": shelf("mean"), "default": shelved()}
+        mean = places[self.where][0] if self.where in places else kept[self.where]
+        with torch.no_grad():
+            net.means.add_(mean)

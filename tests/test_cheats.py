@@ -7,7 +7,7 @@ import pytest
 from dpgen_bench.testing import ClosedDoor, ConformanceError, check_method
 from tests import cheats
 from tests.cheats import Boxed, Door, Momentum, StepsByLoss
-from tests.cheats_outside import Noted, Outside
+from tests.cheats_outside import ComputedOnce, Noted, Outside
 
 SMALL = {"image_shape": (1, 8, 8), "num_classes": 3}
 
@@ -29,6 +29,13 @@ CHEATS = {
     "mutable default argument": (lambda: Outside(where="default"), SAMPLES),
     "file": (lambda: Outside(where="file"), SAMPLES),
     "a release in a global": (lambda: Outside(where="release"), "fresh process without data or network"),
+    **{
+        f"computed once, kept in a {where}": (
+            lambda where=where: ComputedOnce(where=where),
+            "data reached it another way",
+        )
+        for where in ("class", "global", "cache", "default")
+    },
     "a file next to the weights": (lambda: Noted(private=True), "saves other files"),
     "labels that it draws": (lambda: Noted(private=True, labels=True), SAMPLES),
     "records in ctx.steps": (lambda: Boxed(what="records"), "handed to ctx.steps differs"),
@@ -53,6 +60,7 @@ HONEST = {
     "a constant of a module": lambda: Outside(where="constant"),
     "a memo of something public": lambda: Outside(where="memo"),
     "its own source": lambda: Outside(where="source"),
+    "a constant computed once": ComputedOnce,
     "a public file next to the weights": Noted,
     "releases in ctx.steps": Boxed,
     "state listed in ctx.steps": Momentum,

@@ -25,6 +25,7 @@ from dpgen_bench.privacy.state import StatePlace
 from dpgen_bench.testing.digest import Digests, digests
 from dpgen_bench.testing.doors import closed_doors
 from dpgen_bench.testing.errors import ConformanceError
+from dpgen_bench.testing.pristine import Pristine
 
 Parts = dict[str, Tensor]
 Query = Callable[[Allowance, int, Callable[..., Tensor], Batch, PublicRows | None], None]
@@ -198,6 +199,7 @@ class Bench:
         make_method: a fresh method for each fit.
         base: the first data set.
         clients: how many clients its records belong to.
+        pristine: what the plugin's modules held before the first fit, and hold before each.
     """
 
     make_method: Callable[[], Method]
@@ -207,6 +209,7 @@ class Bench:
     seed: int = 0
     budget: Budget = field(default_factory=lambda: Budget(epsilon=10.0))
     clients: int = 8
+    pristine: Pristine | None = None
 
     def fit(
         self,
@@ -225,6 +228,8 @@ class Bench:
             kill_after: raise `Killed` after so many steps of loops, before the checkpoint of the last of them.
             save_at: make a checkpoint after so many steps, and at the ends of loops; None makes one after each.
         """
+        if self.pristine is not None:
+            self.pristine.restore()
         ledger, private = self._ledger(folder), None
         if folder is not None:
             private = folder / "private"

@@ -94,7 +94,14 @@ def read_plugin(plugin: type) -> list[Finding]:
     A module that has no source, or cannot be read, has no findings.
     """
     found: set[Finding] = set()
-    names, read = [plugin.__module__], set()
+    for path, tree in own_modules(plugin).values():
+        found |= {Finding(path, line, what, why) for line, what, why in _Reader(tree).findings()}
+    return sorted(found, key=lambda finding: (finding.path, finding.line, finding.what))
+
+
+def own_modules(plugin: type) -> dict[str, tuple[Path, ast.Module]]:
+    """Source files by module: that of the class, and those of its own package that these import."""
+    names, read, found = [plugin.__module__], set[str](), dict[str, tuple[Path, ast.Module]]()
     while names:
         name = names.pop()
         read.add(name)
@@ -103,9 +110,9 @@ def read_plugin(plugin: type) -> list[Finding]:
             tree = ast.parse(path.read_bytes())
         except (OSError, KeyError, TypeError, SyntaxError, ValueError):
             continue
-        found |= {Finding(path, line, what, why) for line, what, why in _Reader(tree).findings()}
+        found[name] = path, tree
         names += [own for own in _own_imports(tree, name) if own not in read and own in sys.modules]
-    return sorted(found, key=lambda finding: (finding.path, finding.line, finding.what))
+    return found
 
 
 def _own_imports(tree: ast.Module, module: str) -> set[str]:

@@ -38,6 +38,7 @@ from dpgen_bench.testing.neighbours import (
     record_families,
     telling_units,
 )
+from dpgen_bench.testing.pristine import Pristine
 from dpgen_bench.testing.resume import check_resume
 
 
@@ -72,8 +73,10 @@ def check_method(
     """
     base = made_up_data(image_shape, records, num_classes, clients, seed) if data is None else data
     shape = (base.images.shape[1], base.images.shape[2], base.images.shape[3])
-    bench = Bench(make_method, base, shape, num_classes, seed, budget or Budget(epsilon=10.0), clients)
-    expect(make_method() is not make_method(), "expected a fresh method from each call of make_method, got one twice.")
+    method = make_method()
+    expect(method is not make_method(), "expected a fresh method from each call of make_method, got one twice.")
+    pristine = Pristine(type(method))
+    bench = Bench(make_method, base, shape, num_classes, seed, budget or Budget(epsilon=10.0), clients, pristine)
     started = now()
     with _remembered_accounts():
         first = bench.fit(base, Tape())
