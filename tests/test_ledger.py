@@ -85,7 +85,7 @@ def test_a_parent_without_releases_has_nothing_to_hide():
 
 
 def test_a_refused_parent_costs_no_record(tmp_path, monkeypatch):
-    parent = execute(config(tmp_path))
+    parent = execute(config(tmp_path, small=False))
     parts = [f"restart={{run: {parent.id}, checkpoint: last}}", "privacy.noise=os", "seed=1"]
 
     def load(*_):
@@ -93,7 +93,7 @@ def test_a_refused_parent_costs_no_record(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Digits, "load", load)
     with pytest.raises(ValueError, match="whose releases were all made with"):
-        execute(config(tmp_path, *parts))
+        execute(config(tmp_path, *parts, small=False))
     with pytest.raises(ValueError, match="whose releases were all made with"):
         plan(["method=dp_merf", f"results={tmp_path}", parts[0], "privacy.noise=os"])
     assert [run.id for run in Store(tmp_path).runs()] == [parent.id]
