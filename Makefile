@@ -28,7 +28,7 @@ setup: .venv/.locked ## the virtual environment, from the lock file
 
 demo: setup ## a real sweep on the embedded digits, then its table (about six minutes; again: seconds)
 	$(RUN)/dpgen sweep demo
-	$(RUN)/dpgen tables demo
+	$(RUN)/dpgen tables demo --overwrite
 
 sweep: setup ## launch what a table lacks: make sweep NAME=demo
 	$(RUN)/dpgen sweep $(NAME)

@@ -71,7 +71,7 @@ def test_a_method_that_fails_gives_status_1_and_its_warnings(name, why, conf, ca
         assert "cheats.py:" in told.split("WARNING")[1]
 
 
-@pytest.mark.parametrize("records", ["0", "99999"])
+@pytest.mark.parametrize("records", ["0", "1", "99999"])
 def test_sizes_that_cannot_be_are_refused(records, conf):
     with pytest.raises(ValueError, match="expected --records of at"):
         check_configured_method([*conf, "method=toy", "dataset=digits", "--data", "--records", records])

@@ -289,3 +289,12 @@ def test_private_data_has_no_public_tensor():
     data, _ = open_data()
     public = {name: value for name, value in vars(data).items() if not name.startswith("_")}
     assert not any(isinstance(value, torch.Tensor) for value in public.values())
+
+
+def test_the_journal_gives_parts_back_in_the_order_of_their_release(tmp_path):
+    """A method may walk through gradients and parameters together; safetensors sorts by dtype and name."""
+    parts = {"2.weight": torch.ones(3), "0.weight": torch.zeros(2, 2), "0.bias": torch.ones(2)}
+    Journal(tmp_path).put("critic", 0, 1, parts)
+    read = Journal(tmp_path).get("critic", 0, torch.device("cpu"))
+    assert list(read) == list(parts)
+    assert all(torch.equal(read[name], value) for name, value in parts.items())

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from dpgen_bench.files import atomic
@@ -115,7 +116,10 @@ class Journal:
     """Noisy values already released, so that a resumed run gets the same value back instead of a second one.
 
     Kept for mechanisms whose releases fit in `limit` bytes together. Larger ones (a gradient per step) are
-    recomputed on resume: same state, same coins, same noise, hence the same value, bit by bit on a CPU.
+    recomputed on resume: same state, same randomness, same noise, hence the same value, bit by bit on a CPU.
+
+    Guarantees: the parts of a value are read back in the order in which they were released, since a method may walk
+    through gradients and parameters together.
     """
 
     def __init__(self, folder: Path | None, limit: int = 64 * 2**20) -> None:
@@ -129,7 +133,9 @@ class Journal:
         path = self._path(name, index)
         if path is None or not path.exists():
             return None
-        return {key: value.to(device) for key, value in load_file(path).items()}
+        with safe_open(path, "pt") as kept:  # safetensors keeps an order of its own
+            order = json.loads((kept.metadata() or {}).get("order", "null")) or list(kept.keys())
+            return {part: kept.get_tensor(part).to(device) for part in order}
 
     def put(self, name: str, index: int, times: int, noisy: dict[str, Tensor]) -> None:
         path = self._path(name, index)
@@ -137,7 +143,8 @@ class Journal:
         if path is None or size * times > self.limit:
             return
         with atomic(path) as temporary:
-            save_file({key: value.contiguous().cpu() for key, value in noisy.items()}, temporary)
+            parts = {key: value.contiguous().cpu() for key, value in noisy.items()}
+            save_file(parts, temporary, {"order": json.dumps(list(parts))})
 
 
 class Mechanism(Allowance):

@@ -97,8 +97,10 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--as-configured", action="store_true", help="without the yaml's `check` settings")
     parser.epilog = "then overrides: method=NAME, dataset=..., privacy.epsilon=..., --config-dir DIR"
     given, overrides = parser.parse_known_args(arguments)
-    if given.records is not None and given.records < 1:
-        raise ValueError(f"expected --records of at least 1, got {given.records}.")
+    if given.records is not None and given.records < 2:
+        raise ValueError(
+            f"expected --records of at least 2, so that one can be removed and another stays; got {given.records}."
+        )
     return given, overrides
 
 

@@ -114,7 +114,11 @@ class _Server:
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()  # the server ends where its requests do
-            self._process.wait(10)
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:  # at work on a request whose answer is of no use any more
+                self._process.kill()
+                self._process.wait()
             self._process = None
 
 
