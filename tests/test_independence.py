@@ -82,6 +82,83 @@ def test_rounding_of_other_shapes_is_no_coupling(precision):
         assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
 
 
+FAINT_IN_FLOAT32 = {
+    "noise by place": lambda x: x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(7)),
+    "the number of records": lambda x: 8.0 * x / len(x),
+    "the first place": lambda x: x * (torch.arange(len(x)) > 0)[:, None, None, None],
+    "the last place": lambda x: x * (torch.arange(len(x)) < len(x) - 1)[:, None, None, None],
+    "the number of records in tens": lambda x: x * (1 + len(x) // 10),
+}
+
+
+@pytest.mark.parametrize("fn", FAINT_IN_FLOAT32.values(), ids=FAINT_IN_FLOAT32)
+def test_in_float32_each_cause_accuses_by_itself(fn):
+    """A place changes nothing in a draw that only grows behind it, and a number nothing in another order."""
+    with pytest.raises(ConformanceError, match="Row i must depend"):
+        ask(lambda x, y: fn(x.float()), ROWS)
+
+
+class RoundedByShape(nn.Module):
+    """What matrix products of other shapes and places do to a number, in a way that is the same on every machine."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + 1e-6 * torch.cos(torch.arange(len(h)) + 2.0 * len(h))[:, None]
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.2])
+def test_records_on_a_kink_are_no_coupling(slope):
+    """Each record has a unit of its own whose input is zero up to rounding: its gradient is decided by the shape."""
+    torch.manual_seed(0)
+    images = draw(12).images.flatten(1)
+    first, last = nn.Linear(64, 12), nn.Linear(12, 1)
+    module = nn.Sequential(nn.Flatten(), first, RoundedByShape(), nn.LeakyReLU(slope), last)
+    with torch.no_grad():
+        first.bias.copy_(-(images @ first.weight.T).diag())
+
+    def losses(x: Tensor, y: Tensor) -> Tensor:
+        return module(x.float()).squeeze(1)
+
+    assert ask(losses, PerRecordGradient(C=1e-3, module=module)) == torch.float32
+
+
+@pytest.mark.parametrize("backend", ["bookkeeping", "opacus"])
+@pytest.mark.parametrize("precision", [torch.float64, torch.float32])
+def test_a_gradient_that_is_not_a_number_hides_nothing(backend, precision):
+    """The root of zero has an infinite slope: NaN in the weighted sum of all gradients, but not in those of others."""
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 1))
+    bound = PerRecordGradient(C=1e-4, module=module, backend=backend)
+
+    def losses(x: Tensor, weighed: float, bad: Tensor) -> Tensor:
+        scores = module(x if precision == torch.float64 else x.float()).squeeze(1)
+        own = F.softplus(scores)
+        nan = (scores - scores.detach())[bad].abs().sqrt()
+        return (own * (1 + weighed * own.detach().clamp(0, 9).mean())).index_put((bad,), nan)
+
+    def dark(x: Tensor) -> Tensor:
+        return x.flatten(1).mean(1) < 0.5
+
+    assert ask(lambda x, y: losses(x, 0.0, dark(x)), bound) == precision
+    with pytest.raises(ConformanceError, match="Row i must depend"):
+        ask(lambda x, y: losses(x, 1.0, dark(x)), bound)
+    with pytest.raises(ConformanceError, match="of 12 records none"):
+        ask(lambda x, y: losses(x, 1.0, dark(x) | True), bound)
+
+
+def test_the_nan_of_a_public_row_hides_nothing():
+    module = net(1)
+    public = (torch.rand(1, *SHAPE), torch.zeros(1).long())
+    bound = PerRecordGradient(C=1e-4, module=module, public_rows=1)
+
+    def losses(x: Tensor, y: Tensor, mask: Tensor, weighed: float) -> Tensor:
+        own = F.cross_entropy(module(x), y, reduction="none")
+        mean = own[~mask].detach().clamp(0, 9).mean() if (~mask).any() else 0.0
+        return torch.cat([own[~mask] * (1 + weighed * mean), (own - own.detach())[mask].abs().sqrt()])
+
+    ask(lambda x, y, mask: losses(x, y, mask, 0.0), bound, public=public)
+    with pytest.raises(ConformanceError, match="Row i must depend"):
+        ask(lambda x, y, mask: losses(x, y, mask, 0.1), bound, public=public)
+
+
 def test_rows_may_be_gradients():
     module = net(2)
 

@@ -7,8 +7,9 @@ compared as the function gives them, before they are clipped: clipping cannot hi
 
 What is compared is rounded differently by matrix products of another shape. Evaluations are in float64 where the
 function allows that, and then any difference is told from rounding. In float32 a record that sits on the kink of an
-activation may turn its gradient in one shape and not in another; there a difference counts if every other shape shows
-it, or if it shows in a draw of the same shape, where only other records changed.
+activation may turn its gradient in one shape and not in another. There a difference between shapes or orders counts if
+it shows in slightly darkened copies of the draw, too: they leave the kink, and rows that depend on their place, or on
+the number of records, still do.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PublicRows, unit_range
+from dpgen_bench.privacy.gradients import clipped_gradient_sum
 from dpgen_bench.privacy.mechanism import Allowance
 from dpgen_bench.privacy.record_rng import RecordRng, names_rng
 from dpgen_bench.testing.bench import Bench, Tape, made_up_images
@@ -35,6 +37,8 @@ from dpgen_bench.testing.errors import ConformanceError
 MOST_RECORDS = 32  # of a draw; more would only cost time
 RELATIVE = {torch.float64: 1e-7, torch.float32: 1e-4}  # of the size of what is compared
 LIBRARIES = ("torch", "numpy", "dpgen_bench")  # whose objects hold nothing that a function of a plugin changes
+DARKENED = (0.999, 0.99, 0.9)  # images by these factors, in which a difference in float32 must show again
+NO_CLIPPING = 1e12  # a norm that no gradient of a sensible method has, and whose square fits into float32
 OF_THE_BOUND = 1e-6  # differences below this share of C move no release by more than rounding does
 
 
@@ -123,14 +127,18 @@ class Question:
                     "of its records, of public inputs that do not change during a release, and of the `rng` that it is "
                     "given, because a release calls it in pieces of any size."
                 )
+            self._refuse_if_nothing_is_finite(everything)
             others = self._other_records(len(self.whole))
             for name, before, after, rows, at in self._same_shape(others):
                 if self._differs(before, after, rows, at, at):
                     self._accuse(f"changed when {name}")
-            shapes = list(self._other_shape(others))
-            names = [name for name, batch, rows, at in shapes if self._differs(self.whole, batch, rows, rows, at)]
-            if names and (self.dtype == torch.float64 or len(names) == len(shapes)):
-                self._accuse(f"are others {names[0]}")
+            factors = () if self.dtype == torch.float64 else DARKENED
+            for name, batch, rows, at in self._other_shape(others):
+                if all(
+                    self._differs(_darkened(self.whole, factor), _darkened(batch, factor), rows, rows, at)
+                    for factor in (1.0, *factors)
+                ):
+                    self._accuse(f"are others {name}")
 
     def _accuse(self, what: str) -> None:
         kind = "rows" if isinstance(self.bound, PerRecord) else "per-record gradients"
@@ -189,8 +197,10 @@ class Question:
             yield "in a draw of every second record", whole.rows(part), part, torch.arange(len(part))
             yield "in a draw of one record alone", whole.rows(last), last, torch.arange(1)
             yield "in another order", whole.rows(everything.flip(0)), everything, everything.flip(0)
+            yield "one place later", whole.rows(everything.roll(1)), everything, everything.roll(-1)
         yield "behind other records", _joined(others, whole), everything, everything + b
         yield "before one more record", _joined(whole, others.rows(slice(0, 1))), everything, everything
+        yield "before as many others", _joined(whole, others), everything, everything
 
     def _scaled(self, batch: Batch) -> Batch:
         """A copy with images in [0, 1] in the precision of the comparison."""
@@ -200,8 +210,7 @@ class Question:
     def _choose_precision(self, everything: Tensor) -> None:
         try:
             value = self._value(self._scaled(self.whole), everything, everything)
-            finite = all(bool(torch.isfinite(part).all()) for part in value)
-            if finite and all(part.dtype == torch.float64 for part in value):
+            if value.dtype == torch.float64:
                 return
         except Exception:  # a function that casts to float32 somewhere
             pass
@@ -212,29 +221,48 @@ class Question:
     ) -> bool:
         """Whether rows of the draw, `at` these places of one and `then` of another, differ by more than rounding."""
         at, then = (rows if places is None else places for places in (at, then))
-        return any(
-            not _close(a, b, RELATIVE[self.dtype], self.bound)
-            for a, b in zip(self._value_of(one, at, rows), self._value_of(other, then, rows), strict=True)
-        )
+        a, b = self._value_of(one, at, rows), self._value_of(other, then, rows)
+        if isinstance(self.bound, PerRecordGradient) and not bool(torch.isfinite(a + b).all()):
+            # One row without a finite gradient, as here, makes the sum of all say nothing.
+            if math.isinf(self.bound.C):
+                return False  # not clipped, so that no sensitivity rests on it; and any layers are allowed
+            a, b = self._value_of(one, at, rows, finite=True), self._value_of(other, then, rows, finite=True)
+        return not _close(a, b, RELATIVE[self.dtype], self.bound)
 
-    def _value_of(self, batch: Batch, at: Tensor, rows: Tensor) -> list[Tensor]:
+    def _refuse_if_nothing_is_finite(self, everything: Tensor) -> None:
+        finite = torch.isfinite(self._value_of(self.whole, everything, everything))
+        nothing = not bool(finite.any())
+        if isinstance(self.bound, PerRecordGradient) and not bool(finite.all()) and math.isfinite(self.bound.C):
+            nothing = not bool(self._value_of(self.whole, everything, everything, finite=True).any())
+        if nothing:
+            raise ConformanceError(
+                f"{self.where}: of {len(self.whole)} records none has a row, or the gradient of a loss, that is finite "
+                "and not zero. A release drops what is not finite, so this one would be noise alone, and nothing can "
+                "be said of its rows; mend the function (a square root at zero? a division by zero?)."
+            )
+
+    def _value_of(self, batch: Batch, at: Tensor, rows: Tensor, *, finite: bool = False) -> Tensor:
         try:
-            return self._value(self._scaled(batch), at, rows)
+            return self._value(self._scaled(batch), at, rows, finite=finite)
         except Exception as error:
             raise ConformanceError(
                 f"{self.where}: the private function raised {type(error).__name__} ({error}) on some of the records of "
                 "its draw, or on others in their place. It must not raise, whatever the records are."
             ) from error
 
-    def _value(self, batch: Batch, at: Tensor, rows: Tensor) -> list[Tensor]:
-        """What the rows `at` give: rows [k, ...]; or a weighted sum of their gradients and those of public rows."""
+    def _value(self, batch: Batch, at: Tensor, rows: Tensor, *, finite: bool = False) -> Tensor:
+        """What the rows `at` give: rows [k, ...]; or a weighted sum [1, p] of their gradients and those of public rows.
+
+        Args:
+            finite: leave out gradients that are not finite, as a release does, and with its code.
+        """
         self.restore(self.dtype)
         weights = self.weights[rows]
         images, labels, ids = batch.images, batch.labels, batch.ids
         more: tuple[Tensor, ...] = ()
         if isinstance(self.bound, PerRecord):
             with torch.enable_grad():  # as in a release: rows may be gradients
-                return [self._call(images, labels, ids).detach()[at.to(labels.device)]]
+                return self._call(images, labels, ids).detach()[at.to(labels.device)]
         if self.public is not None:
             r = len(self.public[1])
             more = (torch.cat([torch.zeros_like(labels), torch.ones_like(self.public[1])]).bool(),)
@@ -244,11 +272,21 @@ class Question:
             ids = torch.cat([ids, -1 - torch.arange(r, device=ids.device)])
             labels = torch.cat([labels, self.public[1]])
         parameters = [p for p in self.bound.module.parameters() if p.requires_grad]
+        if finite:
+            every = torch.zeros(len(labels), dtype=images.dtype).index_put((at,), weights.to(images.dtype))
+            total = clipped_gradient_sum(
+                self.bound.module,
+                lambda every, *given: self._call(*given) * every,
+                (every.to(images.device), images, labels, ids, *more),
+                NO_CLIPPING,
+                backend=self.bound.backend,
+            )
+            return torch.cat([part.flatten() for part in total.gradients.values()])[None]
         with torch.enable_grad():
             losses = self._call(images, labels, ids, *more)[at.to(labels.device)]
             grads = torch.autograd.grad(losses, parameters, weights.to(losses), allow_unused=True)
         whole = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
-        return [torch.cat([part.flatten() for part in whole])[None]]
+        return torch.cat([part.flatten() for part in whole])[None]
 
     def _call(self, images: Tensor, labels: Tensor, ids: Tensor, *more: Tensor) -> Tensor:
         images, labels = images.clone(), labels.clone()  # a function may change what it is given in place
@@ -263,11 +301,13 @@ def _joined(one: Batch, other: Batch) -> Batch:
     return Batch(images, labels, ids, other.key)
 
 
+def _darkened(batch: Batch, factor: float) -> Batch:
+    return Batch(unit_range(batch.images) * factor, batch.labels, batch.ids, batch.key)
+
+
 def _close(a: Tensor, b: Tensor, relative: float, bound: Bound) -> bool:
     """Each row within `relative` of its norm, or of a share of the bound that no release can show; NaN equals NaN."""
     a, b = a.detach().double().flatten(1), b.detach().double().flatten(1)
-    if isinstance(bound, PerRecordGradient) and not bool(torch.isfinite(b).all()):
-        return True  # another record's loss overflowed, and zero times infinity is NaN: this says nothing
     if not torch.equal(torch.isfinite(a), torch.isfinite(b)):
         return False
     a, b = (torch.where(torch.isfinite(x), x, torch.zeros_like(x)) for x in (a, b))
