@@ -41,11 +41,18 @@ CHEATS = {
     "records in ctx.steps": (lambda: Boxed(what="records"), "handed to ctx.steps differs"),
     "records in ctx.steps for a while": (lambda: Boxed(what="records for a while"), "handed to ctx.steps differs"),
     "state forgotten in ctx.steps": (lambda: Momentum(listed=False), "another query with the same noise"),
+    "a mean that an earlier function kept": (lambda: cheats.Carried(private=True), "another query with the same noise"),
     "buffers that a private function advances": (
         lambda: cheats.SpectralFeatures(training=True),
         "another query with the same noise",
     ),
-    "a private value called seconds": (cheats.CallsItSeconds, "the log differs"),
+    **{
+        f"a private value called {name}": (
+            lambda name=name, kind=kind: cheats.CallsItSeconds(name=name, kind=kind),
+            "the log differs",
+        )
+        for name, kind in (("seconds", float), ("time_ns", int), ("images_per_sec", float))
+    },
 }
 HONEST = {
     "a release in the generator": cheats.CopiedRelease,
@@ -64,8 +71,9 @@ HONEST = {
     "a public file next to the weights": Noted,
     "releases in ctx.steps": Boxed,
     "state listed in ctx.steps": Momentum,
+    "a release that centres the next": cheats.Carried,
     "public attributes": Door,
-    "seconds in the log": cheats.LogsSeconds,
+    "clocks in the log": cheats.LogsSeconds,
 }
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 Digests = dict[str, str]
 
-# What an entry must be called to be a clock. It must also be a float >= 0, and differ in a second fit on the same data.
-CLOCK = re.compile(r"second|time|elapsed|duration|clock|_s$|_ms$")
+# What an entry must be called to be a clock, or a rate per time. It must also be a number >= 0 (a float, or an int, as
+# `time.time_ns` gives; both are kept readable behind FLOAT), and differ in a second fit on the same data.
+CLOCK = re.compile(r"second|time|elapsed|duration|clock|_s$|_ms$|_us$|_ns$|per_sec$")
 FLOAT = "float "
 
 
@@ -53,6 +54,8 @@ def _is_leaf(value: Any) -> bool:
 
 
 def _hash(value: Any) -> str:
+    if type(value) is int:
+        return f"{FLOAT}{value}"  # no float is written like that: 1.0 keeps its point
     if isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1)
         kind, content = f"{value.dtype}{tuple(value.shape)}", flat.view(torch.uint8).numpy().tobytes()
@@ -76,7 +79,7 @@ def different(one: Digests, other: Digests) -> list[str]:
 
 
 def clocks(one: list[Digests], again: list[Digests]) -> set[str]:
-    """The paths that hold times: named so, floats >= 0, and different in a second fit on the same data.
+    """The paths that hold times: named so, numbers >= 0, and different in a second fit on the same data.
 
     An entry that is the same twice is compared like any other, so that a private value cannot pass by its name alone.
     """
