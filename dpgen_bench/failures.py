@@ -11,6 +11,7 @@ import traceback
 
 from dpgen_bench.files import append_private
 from dpgen_bench.privacy.ledger import Failure, Ledger
+from dpgen_bench.privacy.unseen import public_type
 from dpgen_bench.results.store import RunFolder
 from dpgen_bench.specify import RunSpec
 
@@ -18,7 +19,7 @@ OPTION = "runtime.failures_independent_of_records"
 
 
 class PrivateFailure(RuntimeError):
-    """A private function raised. The text is public: it names the function and the error's type."""
+    """A private function raised. The text is public: it names the function, and the error's type if it may."""
 
 
 def keep_private(folder: RunFolder, ledger: Ledger, ending: BaseException) -> PrivateFailure:
@@ -32,7 +33,7 @@ def keep_private(folder: RunFolder, ledger: Ledger, ending: BaseException) -> Pr
     texts = ["".join(traceback.format_exception(error)) for error in parts]
     append_private(path, "\n".join([f"{ledger.spoiled}; the run ended with:", *texts, ""]))
     return PrivateFailure(
-        f"{ledger.spoiled} while it saw records; the training ended with {type(ending).__name__}. Whether a private "
+        f"{ledger.spoiled} while it saw records; the training ended with {public_type(ending)}. Whether a private "
         "function raises may depend on the records, which is an answer without noise: the ledger is marked, and the "
         f"proven epsilon of this run is infinite. The error's text may contain records, so it is in {path} alone. If "
         "it shows that the failure did not depend on records (a full disk, for example), say so by running the same "

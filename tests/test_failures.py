@@ -18,6 +18,7 @@ from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import OneShard
+from dpgen_bench.privacy.unseen import UNNAMED
 from dpgen_bench.results.sampling import NotForRelease, sample_run
 from dpgen_bench.results.store import RunFolder, Store
 from dpgen_bench.run import RunFailed, execute
@@ -61,19 +62,21 @@ def public_text(run: RunFolder) -> str:
 
 
 def test_a_later_attempt_finds_the_mark_and_proves_nothing_unless_the_operator_states_why(tmp_path, flag, capsys):
-    with pytest.raises(RunFailed, match=r"release 2 of 'sum' raised Unusual.*an answer without noise"):
+    with pytest.raises(
+        RunFailed, match=r"release 2 of 'sum' raised an exception type of the plugin.*an answer without noise"
+    ):
         execute(make(tmp_path, flag))
     (failure,) = ledger_of(tmp_path).failures
-    assert (failure.what, failure.statement) == ("release 2 of 'sum' raised Unusual", None)
+    assert (failure.what, failure.statement) == ("release 2 of 'sum' raised an exception type of the plugin", None)
     flag.unlink()
     capsys.readouterr()
     run = execute(make(tmp_path, flag))
-    assert "in an earlier attempt, release 2 of 'sum' raised Unusual" in capsys.readouterr().err
+    assert "in an earlier attempt, release 2 of 'sum' raised an exception type of the plugin" in capsys.readouterr().err
     assert run.done
     epsilon = ledger_of(tmp_path).epsilon
     assert epsilon is not None
     assert epsilon["proven"] == "inf"
-    assert epsilon["reason"].startswith("release 2 of 'sum' raised Unusual")
+    assert epsilon["reason"].startswith("release 2 of 'sum' raised an exception type of the plugin")
     with pytest.raises(NotForRelease, match="infinite"):
         sample_run(tmp_path / "results", run.id, 5, 0, tmp_path / "a.npz", "balanced", benchmark=False)
     before = (run.path / "generator.safetensors").read_bytes()
@@ -106,7 +109,9 @@ def test_a_statement_is_true_or_false(tmp_path, flag):
 
 def test_the_mark_is_on_disk_before_the_method_can_catch_the_error(tmp_path, flag):
     assert in_child(functools.partial(execute, make(tmp_path, flag, "dies"))) == -signal.SIGKILL
-    assert [failure.what for failure in ledger_of(tmp_path).failures] == ["release 2 of 'sum' raised Unusual"]
+    assert [failure.what for failure in ledger_of(tmp_path).failures] == [
+        "release 2 of 'sum' raised an exception type of the plugin"
+    ]
 
 
 def test_a_child_inherits_the_doubts_of_its_parent_and_cannot_settle_them():
@@ -149,7 +154,7 @@ def test_the_start_of_private_state_leaves_a_mark(tmp_path):
 def test_the_text_of_a_private_error_stays_in_private(tmp_path, flag, then, capsys):
     with pytest.raises(RunFailed) as caught:
         execute(make(tmp_path, flag, then))
-    kind = "SystemExit" if then == "exits" else "Unusual"
+    kind = "SystemExit" if then == "exits" else UNNAMED
     assert f"raised {kind}" in str(caught.value)
     chain, seen = [caught.value], []
     while chain:  # nothing hangs on the error that a launcher could print
@@ -188,7 +193,7 @@ def test_the_command_line_does_not_print_it_either(tmp_path, flag, multirun):
         cli.main(["run", *words])
 
     assert in_child(child) == 1
-    assert "raised Unusual" in printed.read_text()
+    assert "raised an exception type of the plugin" in printed.read_text()
     assert SECRET not in printed.read_text()
 
 

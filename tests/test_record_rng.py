@@ -99,7 +99,7 @@ def test_ranges_and_shapes_that_cannot_be_are_refused() -> None:
     for low, high in ((3, 3), (0, 2**31 + 1)):
         with pytest.raises(ValueError, match="expected low < high"):
             rng.integers(low, high)
-    with pytest.raises(ValueError, match="sizes >= 0"):
+    with pytest.raises(ValueError, match="whole number >= 0, got -1"):
         rng.normal((2, -1))
 
 

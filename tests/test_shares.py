@@ -159,8 +159,8 @@ def test_an_infinite_budget_is_shared_without_noise(first) -> None:
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [
-        ({"times": 1, "share": 0.0}, r"share of the budget in \(0, 1\], got 0.0"),
-        ({"times": 1, "share": 1.1}, r"share of the budget in \(0, 1\], got 1.1"),
+        ({"times": 1, "share": 0.0}, r"share of the budget: expected a number in \(0, 1\], got 0.0"),
+        ({"times": 1, "share": 1.1}, r"share of the budget: expected a number in \(0, 1\], got 1.1"),
         ({"times": 1, "share": math.nan}, r"in \(0, 1\], got nan"),
         ({"times": 1, "share": True}, r"in \(0, 1\], got True"),
         ({"times": 1, "std": 1.0, "share": 0.5}, "no `std` with share=0.5, got times=1 and std=1.0"),

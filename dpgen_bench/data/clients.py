@@ -93,10 +93,10 @@ class ClientData:
             ValueError: for a combination that nothing is proven of, or a name used twice.
         """
         data = self._data
-        if name in data.mechanisms:
-            raise ValueError(f"a mechanism named {name!r} was already handed out; give each its own name.")
+        request = Request(name, sample, bound, times, std, share)
+        data._ledger.expect_new(name)
         self._expect_covered(sample, bound, noise_at, against)
-        entry = self._planned(Request(name, sample, bound, times, std, share), noise_at, against)
+        entry = self._planned(request, noise_at, against)
         if entry.noise_at != noise_at:
             raise ValueError(f"mechanism {name!r} was approved with noise at the {entry.noise_at}, not the {noise_at}.")
         if not math.isfinite(bound.C) and entry.event.std > 0:
@@ -127,7 +127,7 @@ class ClientData:
             folder=data._private_folder,
             controls=data._controls,
         )
-        data.mechanisms[name] = mechanism
+        data._hand_out(mechanism)
         return mechanism
 
     def _planned(self, request: Request, noise_at: NoiseAt, against: str) -> Entry:

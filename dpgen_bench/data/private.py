@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -89,7 +91,7 @@ class PrivateData:
         self.num_classes = num_classes
         self.image_shape: tuple[int, int, int] = (images.shape[1], images.shape[2], images.shape[3])
         self.device = torch.device(device)
-        self.mechanisms: dict[str, Mechanism | ClientMechanism] = {}
+        self.__mechanisms: dict[str, Mechanism | ClientMechanism] = {}
         self._controls: dict[str, Control] = {}  # of the mechanisms; for the harness
         self._ledger = ledger
         self._key = key
@@ -103,6 +105,11 @@ class PrivateData:
     @property
     def budget(self) -> Budget:
         return self._ledger.budget
+
+    @property
+    def mechanisms(self) -> Mapping[str, Mechanism | ClientMechanism]:
+        """What was handed out, by name; read-only, because a second mechanism of a name would have the same noise."""
+        return MappingProxyType(self.__mechanisms)
 
     @property
     def n(self) -> int:
@@ -176,12 +183,13 @@ class PrivateData:
         Raises:
             BudgetExceeded: the allowance, with what was approved before, would exceed the budget, or less than 1 % of
                 it is left for a mechanism that is to take the rest.
-            ValueError: neither given, a name used twice, a share out of (0, 1], with `std` or without `times`, shares
+            ValueError: neither given, a name used twice or that can name no file, a number of the wrong type or out of
+                range, a share out of (0, 1], with `std` or without `times`, shares
                 that sum to more than 1, C = inf with noise, or state that the accounting of `sample` and `bound` does
                 not cover.
         """
-        if name in self.mechanisms:
-            raise ValueError(f"a mechanism named {name!r} was already handed out; give each its own name.")
+        request = Request(name, sample, bound, times, std, share)
+        self._ledger.expect_new(name)
         _expect_proven(sample, SAMPLINGS, "sampling")
         _expect_proven(bound, (PerRecord, PerRecordGradient, PerRow, Whole), "bound")
         if self._ledger.unit == "client":
@@ -191,7 +199,7 @@ class PrivateData:
             )
         if state is not None:
             _expect_covered(state, sample, bound)
-        entry = planned(self._ledger, Request(name, sample, bound, times, std, share))
+        entry = planned(self._ledger, request)
         if not math.isfinite(bound.C) and entry.event.std > 0:
             raise ValueError(f"mechanism {name!r}: noise without clipping (C = inf) hides nothing; set a finite C.")
         if state is not None:
@@ -213,8 +221,12 @@ class PrivateData:
             state=state,
             in_loop=lambda: self.in_loop,
         )
-        self.mechanisms[name] = mechanism
+        self._hand_out(mechanism)
         return mechanism
+
+    def _hand_out(self, mechanism: Mechanism | ClientMechanism) -> None:
+        self._ledger.handed_out.add(mechanism.name)
+        self.__mechanisms[mechanism.name] = mechanism
 
     def __batch(self, index: np.ndarray, key: Key) -> Batch:
         ids = torch.as_tensor(self.__ids[index], dtype=torch.int64, device=self.device)

@@ -25,6 +25,7 @@ from dpgen_bench.federation.memory import Exhausted, Memory, Point
 from dpgen_bench.federation.messages import Malformed, decode, encode
 from dpgen_bench.files import make_private
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, Whole, clip_rows
+from dpgen_bench.privacy.expect import expect_plain
 from dpgen_bench.privacy.noise import Key, add_noise
 from dpgen_bench.privacy.rows import Parts, Rows
 from dpgen_bench.privacy.state import StatePlace, expect_parts, private_coins, public_randomness_untouched
@@ -200,9 +201,9 @@ class Client:
             if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], dict):
                 raise BrokenProgram(f"expected answer() to return (a tensor, the next state), got {type(given)}.")
             value, left = given
-            if not isinstance(value, Tensor) or tuple(value.shape) != shape:
-                what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise BrokenProgram(f"expected an answer of the bound's shape {shape}, got {what}.")
+            expect_plain(value, "the answer of a client program")
+            if tuple(value.shape) != shape:
+                raise BrokenProgram(f"expected an answer of the bound's shape {shape}, got {tuple(value.shape)}.")
             after.update(left)
             self._diagnose(round_, value)
             return value

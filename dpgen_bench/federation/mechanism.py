@@ -23,6 +23,7 @@ from dpgen_bench.privacy.noise import Key, add_noise
 from dpgen_bench.privacy.sampling import OneClient
 from dpgen_bench.privacy.state import GlobalRandomness
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
+from dpgen_bench.privacy.unseen import public_type
 
 NoiseAt = Literal["client", "server"]
 REFUSED = "it has given all the answers that it may give"
@@ -188,7 +189,7 @@ class ClientMechanism(Allowance):
         try:
             came = engine.ask(messages, round=round_)
         except (BrokenProgram, GlobalRandomness) as error:  # whether a program breaks may depend on records
-            self._ledger.spoil(f"a client program of {self.name!r} broke the rules ({type(error).__name__})", error)
+            self._ledger.spoil(f"a client program of {self.name!r} broke the rules ({public_type(error)})", error)
             raise
         for client, answer in came.items():
             if isinstance(answer, bytes) and round_ < 0:

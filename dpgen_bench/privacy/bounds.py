@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from dpgen_bench.privacy.clipping import SMALLEST_C, clip_rows
 from dpgen_bench.privacy.events import Sensitivity
+from dpgen_bench.privacy.expect import expect_integer, expect_number, expect_plain, expect_shape
 from dpgen_bench.privacy.gradients import check_module, clipped_gradient_sum
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.record_rng import RecordRng, names_rng
@@ -81,10 +82,12 @@ def call(fn: Callable[..., Tensor], batch: Batch, *more: Tensor) -> Tensor:
     """fn(images, labels, *more), with rng=RecordRng for a function that names it; the only way in which bounds call fn.
 
     The rows of `rng` belong to ids, so evaluated on some records of a draw alone, fn sees the same rows for them.
+
+    Raises:
+        ValueError: if fn returns anything but a plain tensor.
     """
-    if names_rng(fn):
-        return fn(*batch.inputs, *more, rng=RecordRng(batch.key, batch.ids))
-    return fn(*batch.inputs, *more)
+    rng = {"rng": RecordRng(batch.key, batch.ids)} if names_rng(fn) else {}
+    return expect_plain(fn(*batch.inputs, *more, **rng), "what a private function returns")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,13 +97,19 @@ class Bound(ABC):
     C: float
 
     def __post_init__(self) -> None:
-        if not self.C >= SMALLEST_C:
-            raise ValueError(
-                f"expected a clipping norm C > 0 (at least {SMALLEST_C}) for {type(self).__name__}, got {self.C!r}."
-            )
-        shape = getattr(self, "shape", None)
-        if shape is not None and (len(shape) == 0 or min(shape) < 1):
-            raise ValueError(f"expected a shape of positive sizes for {type(self).__name__}, got {tuple(shape)}.")
+        what = type(self).__name__
+        do = f"give a norm of at least {SMALLEST_C:g}, or inf for a release without noise"
+        C = expect_number(self.C, f"{what}, clipping norm C", above=math.nextafter(SMALLEST_C, 0.0), do=do)
+        object.__setattr__(self, "C", C)
+        if hasattr(self, "shape"):
+            shape = expect_shape(self.shape, what, least=1)
+            if not shape:
+                raise ValueError(f"{what}: expected a shape of at least one size, got (); take (1,) for one number.")
+            object.__setattr__(self, "shape", shape)
+        microbatch = getattr(self, "microbatch", None)
+        if microbatch is not None:
+            do = "give the most records that fn is called on together, or None for all that fit"
+            object.__setattr__(self, "microbatch", expect_integer(microbatch, f"{what}, microbatch", do=do))
 
     @property
     @abstractmethod
@@ -148,13 +157,6 @@ class PerRecord(Bound):
     shape: tuple[int, ...]
     microbatch: int | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.microbatch is not None and self.microbatch < 1:
-            raise ValueError(
-                f"expected microbatch >= 1, or None for one chosen from the size of a row, got {self.microbatch!r}."
-            )
-
     @property
     def records_at_once(self) -> int:
         """The most records that fn is called on together."""
@@ -192,6 +194,16 @@ class PerRecordGradient(Bound):
     microbatch: int | None = None
     public_rows: int = 0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        what = "PerRecordGradient"
+        if not isinstance(self.module, nn.Module):
+            raise ValueError(f"{what}: expected a torch.nn.Module, got {self.module!r}; give the network.")
+        if self.backend not in ("bookkeeping", "opacus"):
+            raise ValueError(f"{what}: expected backend 'bookkeeping' or 'opacus', got {self.backend!r}; take one.")
+        rows = expect_integer(self.public_rows, f"{what}, public_rows", least=0, do="give their number, or 0 for none")
+        object.__setattr__(self, "public_rows", rows)
+
     @property
     def sensitivity(self) -> Sensitivity:
         return Sensitivity(self.C, 2.0 * self.C)
@@ -203,6 +215,10 @@ class PerRecordGradient(Bound):
                 f"expected {self.public_rows} public rows in each release (PerRecordGradient(public_rows=...)), got "
                 f"{given}; the number of public rows is fixed when the mechanism is approved."
             )
+        for part in public or ():
+            expect_plain(part, "public rows")
+        for name, parameter in self.module.named_parameters():
+            expect_plain(parameter, f"parameter {name!r} of the module")
         # Here, too, because an error that comes later comes while records are seen, and marks the run.
         check_module(self.module, self.C, self.backend)
 
@@ -227,7 +243,7 @@ class PerRecordGradient(Bound):
         total = clipped_gradient_sum(
             self.module, losses, rows, self.C, microbatch=self.microbatch, backend=self.backend
         )
-        return dict(total.gradients)
+        return {name: expect_plain(part, f"gradient of {name!r}") for name, part in total.gradients.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

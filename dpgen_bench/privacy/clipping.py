@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from dpgen_bench.privacy.unseen import unseen
+
 # Norms are computed in float64 and inflated by this. It covers the error of the norm itself (at most d * 2^-53) and the
 # rounding of a float32 product (2^-23 of it, in the normal range).
 _ROUND_UP = 1.0 + 1e-6
@@ -20,6 +22,7 @@ SMALLEST_C = 1e-100  # squares of what still matters next to C must be normal fl
 _BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
 
 
+@unseen()
 def clip_rows(rows: Tensor, C: float) -> Tensor:
     """Each row of `rows` [r, ...] scaled to L2 norm at most C; rows with a NaN or an infinity become zero.
 

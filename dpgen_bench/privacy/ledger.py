@@ -166,6 +166,7 @@ class Ledger:
     warnings: list[str] = field(default_factory=list)
     announce: Callable[[str], None] = lambda _: None
     failures: list[Failure] = field(default_factory=list)
+    handed_out: set[str] = field(default_factory=set)  # names of mechanisms made in this process; not on disk
 
     def __post_init__(self) -> None:
         if self.noise not in NOISE_MODES:
@@ -219,6 +220,11 @@ class Ledger:
             self.warnings.append(warning)
             self.save()
             self.announce(warning)
+
+    def expect_new(self, name: str) -> None:
+        """Refuse a name that was handed out in this process: noise is keyed by it, and would be the same again."""
+        if name in self.handed_out:
+            raise ValueError(f"a mechanism named {name!r} was already handed out; give each its own name.")
 
     def approve(self, entry: Entry) -> None:
         """Write an allowance down, on disk too, before its first release can happen."""

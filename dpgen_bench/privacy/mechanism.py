@@ -20,11 +20,13 @@ from torch import Tensor
 from dpgen_bench.files import atomic
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, PublicRows, Whole
 from dpgen_bench.privacy.events import Event
+from dpgen_bench.privacy.expect import expect_name
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.noise import Key, add_noise
 from dpgen_bench.privacy.record_rng import names_rng
 from dpgen_bench.privacy.state import PrivateState
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
+from dpgen_bench.privacy.unseen import public_type
 
 
 class AllowanceExhausted(RuntimeError):
@@ -127,6 +129,7 @@ class Journal:
         self.limit = limit
 
     def _path(self, name: str, index: int) -> Path | None:
+        expect_name(name, "a mechanism")
         return None if self.folder is None else self.folder / f"{name}-{index}.safetensors"
 
     def get(self, name: str, index: int, device: torch.device) -> dict[str, Tensor] | None:
@@ -207,7 +210,8 @@ class Mechanism(Allowance):
         Raises:
             AllowanceExhausted: after `times` releases.
             RuntimeError: outside `ctx.steps`, for a mechanism with private state.
-            ValueError: for public rows that were not declared, or `rng` where there is private state.
+            ValueError: for what is no function, public rows that were not declared, or `rng` where there is private
+                state.
             Spoiled: if any private function of the run has raised before, even if the method caught that.
 
         What `fn` raises is raised here, too, after the ledger was marked on disk. A signal that stops the process waits
@@ -234,6 +238,8 @@ class Mechanism(Allowance):
         return noisy["value"] if noisy.keys() == {"value"} else noisy
 
     def _release(self, fn: Callable[..., Tensor], public: PublicRows | None, index: int) -> dict[str, Tensor]:
+        if not callable(fn):
+            raise ValueError(f"mechanism {self.name!r}: expected a function of (images, labels), got {fn!r}; give one.")
         self._bound.check_public(public)
         if self._state is not None and names_rng(fn):
             raise ValueError(
@@ -251,11 +257,11 @@ class Mechanism(Allowance):
             self._observer.before_release(self, index, fn, self._draw(drawn, key), public)
         try:
             exact = self._bound.value(fn, self._draw(drawn, key), public)
+            noisy = {part: self._add_noise(value, key.derive(part)) for part, value in exact.items()}
         except BaseException as error:
             # Whether records make a function raise is an answer without noise: nothing may follow it.
-            self._ledger.spoil(f"release {index} of {self.name!r} raised {type(error).__name__}", error)
+            self._ledger.spoil(f"release {index} of {self.name!r} raised {public_type(error)}", error)
             raise
-        noisy = {part: self._add_noise(value, key.derive(part)) for part, value in exact.items()}
         if self._observer is not None:
             noisy = self._observer.release(self, index, self._ids[drawn], exact, noisy)
         if self._diagnostics is not None:

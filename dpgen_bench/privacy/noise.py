@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from dpgen_bench.privacy.rounded_normal import Bits, rounded_normal
+from dpgen_bench.privacy.unseen import unseen
 
 NoiseMode = Literal["seeded", "os"]
 
@@ -133,12 +134,14 @@ class Key:
         return np.argsort(words)[:size]
 
 
+@unseen()
 def add_noise(exact: Tensor, std: float, key: Key) -> Tensor:
     """exact + N(0, std² I), a float32 tensor like `exact`: the one place where noise is added to private values.
 
     `key` must belong to this value alone. With a seeded key: float32 noise. With one for release: the sum is exact and
     is rounded to a grid that does not depend on `exact` (`rounded_normal`); float32 holds it exactly up to 2^13 times
     the std, and beyond that the conversion is post-processing. std = 0 adds nothing.
+    No mode of PyTorch that is active sees what is computed here. `exact` is a plain tensor (`expect_plain`).
     """
     if std == 0.0:
         return exact.float()

@@ -15,6 +15,7 @@ whole budget, and the last mechanism takes what the parent and the others left.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ from dpgen_bench.privacy.calibration import (
     is_nearly_spent,
 )
 from dpgen_bench.privacy.events import Event
+from dpgen_bench.privacy.expect import expect_integer, expect_name, expect_number
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Sampling
 
@@ -37,7 +39,11 @@ _ROUNDING = 1e-9  # of a sum of shares
 
 @dataclass(frozen=True)
 class Request:
-    """What a method asks for: `times` releases of `bound`ed values on draws of `sample`, at what noise."""
+    """What a method asks for: `times` releases of `bound`ed values on draws of `sample`, at what noise.
+
+    Raises:
+        ValueError: for a name that can name no file, or `times`, `std` or `share` out of range.
+    """
 
     name: str
     sample: Sampling
@@ -45,6 +51,20 @@ class Request:
     times: int | None
     std: float | None
     share: float | None = None
+
+    def __post_init__(self) -> None:
+        who = f"mechanism {expect_name(self.name, 'a mechanism')!r}"
+        if self.times is not None:
+            do = "give the number of releases, or leave it out beside std"
+            object.__setattr__(self, "times", expect_integer(self.times, f"{who}, times", do=do))
+        if self.std is not None:
+            do = "give the noise's standard deviation, 0 for none, or leave it out beside times"
+            limits = {"above": -math.ulp(0.0), "most": sys.float_info.max}
+            object.__setattr__(self, "std", expect_number(self.std, f"{who}, std", **limits, do=do))
+        if self.share is not None:
+            do = "give a share of the budget, or leave it out for all that is left"
+            share = expect_number(self.share, f"{who}, share of the budget", above=0.0, most=1.0, do=do)
+            object.__setattr__(self, "share", share)
 
 
 def planned(ledger: Ledger, request: Request, spent: Sequence[Event] | None = None) -> Entry:
@@ -108,8 +128,6 @@ def _takes_the_rest(ledger: Ledger, request: Request) -> bool:
                 "through the budget."
             )
         return True
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0.0 < share <= 1.0:
-        raise ValueError(f"mechanism {name!r}: expected a share of the budget in (0, 1], got {share!r}.")
     if request.std is not None or request.times is None:
         raise ValueError(
             f"mechanism {name!r}: expected `times` and no `std` with share={share:g}, got times={request.times} and "

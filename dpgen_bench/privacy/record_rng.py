@@ -20,13 +20,14 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dpgen_bench.privacy.expect import expect_integer, expect_shape
 from dpgen_bench.privacy.noise import Key
 
 Shape = int | tuple[int, ...]
@@ -75,22 +76,21 @@ class RecordRng:
         Raises:
             ValueError: unless low < high <= low + 2^31.
         """
-        size = int(high) - int(low)
+        low, high = (expect_integer(end, "rng.integers, low and high", least=-(2**63)) for end in (low, high))
+        size = high - low
         if not 0 < size <= _LARGEST_RANGE:
             raise ValueError(f"expected low < high <= low + 2^31 for integers(low, high), got {low} and {high}.")
 
         def scaled(words: Tensor) -> Tensor:
             # floor(size * U) of a uniform U with 64 bits: the high word and the carry of the low one.
-            return int(low) + ((words[:, 0::2] * size + ((words[:, 1::2] * size) >> 32)) >> 32)
+            return low + ((words[:, 0::2] * size + ((words[:, 1::2] * size) >> 32)) >> 32)
 
         return self._draw(shape, scaled)
 
     @torch.no_grad()
     def _draw(self, shape: Shape, convert: Callable[[Tensor], Tensor]) -> Tensor:
         """[b, *shape] of the values [s, k] that `convert` makes of words int64 [s, 8], each in [0, 2^32)."""
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        if any(size < 0 for size in shape):
-            raise ValueError(f"expected the shape of one record's row, with sizes >= 0, got {shape}.")
+        shape = expect_shape(shape if isinstance(shape, Sequence) else (shape,), "rng, one record's row", least=0)
         call, self._calls = self._calls, self._calls + 1
         device, b, n = self._ids.device, len(self._ids), math.prod(shape)
         empty = convert(torch.zeros(0, _WORDS, dtype=torch.int64, device=device))

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dpgen_bench.privacy.expect import expect_number
 from dpgen_bench.privacy.noise import Key
 
 Schedule = Literal["random", "public_balanced"]
@@ -82,10 +83,8 @@ class Poisson(Sampling):
     rate: float
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.rate <= 1.0:
-            raise ValueError(
-                f"Poisson sampling needs a rate in (0, 1], got {self.rate!r}; for all records at once use Full()."
-            )
+        do = "for all records at once use Full()"
+        object.__setattr__(self, "rate", expect_number(self.rate, "Poisson, rate", above=0.0, most=1.0, do=do))
 
     def draw(self, ids: np.ndarray, key: Key, index: int) -> np.ndarray:
         if len(ids) == 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -18,10 +17,12 @@ from filelock import FileLock
 from torch import Tensor
 
 from dpgen_bench.files import make_private, write_atomic
+from dpgen_bench.privacy.expect import expect_name, expect_plain
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.rows import Parts, Rows
 from dpgen_bench.privacy.sampling import OneShard
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
+from dpgen_bench.privacy.unseen import public_type
 
 Start = Callable[[list[tuple[Tensor, Tensor]], list[torch.Generator]], Parts]
 
@@ -75,8 +76,7 @@ class PrivateState:
         spoil: Callable[[str, BaseException], None],
         before_records: Callable[[], None],
     ) -> None:
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
-            raise ValueError(f"expected the name of private state to be a word that can name a folder, got {name!r}.")
+        expect_name(name, "private state")
         if isinstance(stack, bool) or not isinstance(stack, int) or stack < 1:
             raise ValueError(f"expected the number of shards made together >= 1, got {stack!r}.")
         self.name, self.sampling, self.groups = name, sampling, 0
@@ -157,7 +157,7 @@ class PrivateState:
             for place, shard in enumerate(shards):
                 self._first.write(shard, 0, 1, {name: part[place] for name, part in parts.items()})
         except BaseException as error:
-            self._spoil(f"making private state {self.name!r} raised {type(error).__name__}", error)
+            self._spoil(f"making private state {self.name!r} raised {public_type(error)}", error)
             raise
 
     def _look_again(self) -> None:
@@ -244,6 +244,8 @@ def public_randomness_untouched(what: str) -> Iterator[None]:
 
 
 def expect_parts(parts: Any, leading: int | None = None) -> None:
+    for part in parts.values() if isinstance(parts, dict) else ():
+        expect_plain(part, "private state")
     whole = isinstance(parts, dict) and len(parts) > 0 and all(isinstance(part, Tensor) for part in parts.values())
     if not whole or (leading is not None and any(part.shape[:1] != (leading,) for part in parts.values())):
         of = "" if leading is None else f", each with a first dimension of {leading}, one entry for each shard"
