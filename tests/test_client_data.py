@@ -35,6 +35,10 @@ ROWS = PerRow(C=1.0, shape=SHAPE)
 ROW = PerRecord(C=1.0, shape=(3,))
 
 
+class Odd(torch.Tensor):
+    pass
+
+
 @dataclass(frozen=True)
 class Toy:
     """Answers (number of records, first label, how often it answered) in each row, and counts its answers."""
@@ -62,6 +66,10 @@ class Toy:
         row = torch.tensor([float(len(labels)), first, float(answers)]) * message["scale"]
         if self.wrong == "nan":
             row[0] = math.nan
+        if self.wrong == "subclass":
+            row = row.as_subclass(Odd)
+        if self.wrong == "subclass in state":
+            answers = answers.as_subclass(Odd)
         shape = (5, 3) if self.wrong == "shape" else self.shape
         return row.expand(shape).clone(), {"answers": answers + 1} if self.keeps else {}
 
@@ -429,7 +437,7 @@ def test_the_sum_goes_on_without_clients_that_fail(tmp_path):
     assert (tmp_path / "faults.jsonl").exists()
 
 
-@pytest.mark.parametrize("wrong", ["raises", "shape", "global"])
+@pytest.mark.parametrize("wrong", ["raises", "shape", "global", "subclass", "subclass in state"])
 def test_a_program_that_fails_answers_zeros_and_nobody_hears_of_it(wrong, tmp_path):
     held = data(tmp_path=tmp_path)
     context = Context(0, data=held)
