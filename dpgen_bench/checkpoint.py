@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +77,11 @@ def restore_randomness(state: dict[str, Any], generator: torch.Generator) -> Non
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep_as: str | None = None) -> None:
     """Write last.pt (and a copy that stays, if named), each atomically."""
+    # Not `asdict`, which copies once more and spoils a Counter, such as a schedule's milestones.
+    content = {**vars(checkpoint), "phases": {name: dict(vars(phase)) for name, phase in checkpoint.phases.items()}}
     for name in ["last", *([keep_as] if keep_as else [])]:
         with atomic(folder / f"{name}.pt") as temporary:
-            torch.save(asdict(checkpoint), temporary)
+            torch.save(content, temporary)
 
 
 def load_checkpoint(path: Path) -> Checkpoint | None:

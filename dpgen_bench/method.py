@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +26,7 @@ from dpgen_bench.cost import PeakMemory, trainable_parameters
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import Generator
 from dpgen_bench.log import Log
+from dpgen_bench.plain import plain
 from dpgen_bench.progress import Progress, Silent
 
 
@@ -95,7 +96,7 @@ class Context:
         self.device = torch.device(device)
         self.generator = torch.Generator().manual_seed(seed)
         self.scale = scale or Scale()
-        self.seconds: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
         self.steps_done: dict[str, int] = {}
         self.bytes_sent: dict[str, int] = {}
         self.counters: dict[str, int] = {}
@@ -123,8 +124,13 @@ class Context:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """What was logged in this process, oldest first."""
-        return self._log.rows
+        """What was logged in this process, oldest first; a copy, since what was logged stays as it was."""
+        return [dict(row) for row in self._log.rows]
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds by phase, up to its last step; a clock of the harness's own, which a method can read alone."""
+        return MappingProxyType(self._seconds)
 
     def close(self) -> None:
         """Push the log to its file; called by the harness after `fit`."""
@@ -181,7 +187,7 @@ class Context:
             `PeakMemory.read` gives it, None if it was not measured; bytes by direction and counters, {} without any.
         """
         return {
-            "seconds": dict(self.seconds),
+            "seconds": dict(self._seconds),
             "seconds_outside_loops": self._seconds_outside + time.monotonic() - self._outside_since,
             "steps": dict(self.steps_done),
             "device": str(self.device),
@@ -218,6 +224,9 @@ class Context:
         Args:
             stateful: everything that changes in the loop and has state_dict/load_state_dict: networks, optimisers,
                 schedules. What is not listed is not restored.
+
+        Raises:
+            ValueError: at a checkpoint, if a state dict holds what no checkpoint can: see `dpgen_bench.plain.plain`.
         """
         if total < 1:
             raise ValueError(f"expected a loop of at least one step in phase {phase!r}, got {total}.")
@@ -229,7 +238,7 @@ class Context:
         self._step = max(first - 1, 0)
         self._progress.start(phase, total, first)
         began, saved_at = time.monotonic(), time.monotonic()
-        before = self.seconds.get(phase, 0.0)
+        before = self._seconds.get(phase, 0.0)
         self._seconds_outside += began - self._outside_since
         self._outside_since = began
         self._enter_loop(True)
@@ -242,7 +251,7 @@ class Context:
             due = time.monotonic() - saved_at >= self._checkpoint_s
             keep = t + 1 in self._keep_steps
             self._outside_since = time.monotonic()
-            self.seconds[phase] = before + self._outside_since - began
+            self._seconds[phase] = before + self._outside_since - began
             self.steps_done[phase] = t + 1
             if due or signal is not None or keep or t + 1 == total:
                 self._save(phase, t + 1, stateful, keep)
@@ -279,7 +288,7 @@ class Context:
                 self._data._controls[name].resume_at(executed)
         # What was counted before this loop, in this process, is part of the saved count.
         self.bytes_sent, self.counters = dict(saved.bytes_sent), dict(saved.counters)
-        self.seconds[phase] = self._saved.seconds[phase]
+        self._seconds[phase] = self._saved.seconds[phase]
         self.steps_done[phase] = saved.steps
         if phase == self._saved.current:
             self._log.muted = False
@@ -292,7 +301,7 @@ class Context:
         state = PhaseState(
             step,
             # A copy: state dicts point at live tensors, which later phases may change.
-            copy.deepcopy({name: thing.state_dict() for name, thing in stateful.items()}),
+            plain({name: thing.state_dict() for name, thing in stateful.items()}),
             public_randomness(self.generator),
             {name: mechanism.executed for name, mechanism in mechanisms.items()},
             dict(self.bytes_sent),
@@ -300,7 +309,7 @@ class Context:
         )
         phases = {**(self._saved.phases if self._saved else {}), phase: state}
         self._saved = Checkpoint(
-            phases, dict(self.seconds), self._log.flush(), self._seconds_outside, self._peak_memory()
+            phases, dict(self._seconds), self._log.flush(), self._seconds_outside, self._peak_memory()
         )
         self._save_ledger()
         controls = self._data._controls if self._data is not None else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,10 +22,17 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Allowance, Journal
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.state import StatePlace
-from dpgen_bench.testing.digest import Digests, digests
+from dpgen_bench.testing.digest import Digests, as_json, digests
 from dpgen_bench.testing.doors import closed_doors
 from dpgen_bench.testing.errors import ConformanceError
 from dpgen_bench.testing.pristine import Pristine
+from dpgen_bench.testing.public import (
+    claims_text,
+    randomness_digests,
+    released_digests,
+    saved_digests,
+    state_digests,
+)
 
 Parts = dict[str, Tensor]
 Query = Callable[[Allowance, int, Callable[..., Tensor], Batch, PublicRows | None], None]
@@ -147,11 +154,15 @@ class WatchedContext(Context):
             self.states.append(self._digests(phase, stateful))
 
     def _digests(self, phase: str, stateful: dict[str, Any]) -> Digests:
-        return digests({f"{phase}/{name}": thing.state_dict() for name, thing in stateful.items()})
+        return {
+            **randomness_digests(self.generator),
+            **digests(as_json([self.bytes_sent, self.counters], "counters"), "counters"),
+            **state_digests({f"{phase}/{name}": thing for name, thing in stateful.items()}),
+        }
 
     def final_state(self) -> Digests:
         """Of everything that any loop was given, as it is now."""
-        return digests({name: thing.state_dict() for name, thing in self.given.items()})
+        return state_digests(self.given)
 
     def _stop(self) -> None:
         if self._kill_after is not None and len(self.states) >= self._kill_after:
@@ -167,8 +178,11 @@ class WatchedContext(Context):
 class Fit:
     """One fit of the method under test and all that came of it.
 
-    counts: everything that the context counted in public; times are left out.
-    states: digests of what was handed to `ctx.steps`, after each step and, last, at the end.
+    counts: the content of training.json, of times only which there are.
+    ledger_file: the content of ledger.json. claims: epsilon_claimed and epsilon_conditional, as JSON texts.
+    released: digests of the state and config of the generator, as they are saved.
+    states: digests of what was handed to `ctx.steps`, after each step (then also of public randomness) and, last, at
+        the end.
     samples: uint8 [SAMPLES, c, h, w], made as soon as the fit was done. labels: those that the generator would draw.
     saved: digests of the generator's files, where it saves itself in a way of its own.
     """
@@ -184,6 +198,9 @@ class Fit:
     samples: Tensor
     labels: Digests
     saved: Digests
+    released: Digests
+    ledger_file: dict[str, Any]
+    claims: str
 
     @property
     def units(self) -> int:
@@ -270,18 +287,31 @@ class Bench:
                     if error is not None:
                         raise error
             states = [*context.states, context.final_state()]
+            released = released_digests(generator)
+            claims = claims_text(method, ledger, self.budget.delta)
             # Without a record in it, a data set may leave a generator that has nothing to draw.
             labels = torch.arange(SAMPLES if len(data_set) else 0) % self.num_classes
             samples = generator.sample(labels, SAMPLE_SEED)
-            drawn, saved = digests(generator.draw_labels(SAMPLES, SAMPLE_SEED)), _saved(generator)
-        counts = {
-            "bytes": dict(context.bytes_sent),
-            "counters": dict(context.counters),
-            "steps": dict(context.steps_done),
-            "phases": sorted(context.seconds),
-        }
-        log = [digests(row) for row in context.history]
-        return Fit(tape, ledger, data, generator, log, counts, states, context.loops, samples, drawn, saved)
+            drawn, saved = digests(generator.draw_labels(SAMPLES, SAMPLE_SEED)), saved_digests(generator)
+            counts = context.cost(generator)
+        counts |= {"seconds": list(counts["seconds"]), "seconds_outside_loops": None}
+        log = [digests(json.loads(as_json(row, "values in the log"))) for row in context.history]
+        return Fit(
+            tape,
+            ledger,
+            data,
+            generator,
+            log,
+            counts,
+            states,
+            context.loops,
+            samples,
+            drawn,
+            saved,
+            released,
+            json.loads(as_json(ledger.to_dict(), "a ledger")),
+            claims,
+        )
 
     def _ledger(self, folder: Path | None) -> Ledger:
         if folder is None:
@@ -289,16 +319,6 @@ class Bench:
         if (folder / "ledger.json").exists():
             return Ledger.load(folder / "ledger.json")
         return Ledger(self.budget, len(self.base), path=folder / "ledger.json")
-
-
-def _saved(generator: Generator) -> Digests:
-    """Of the files of a generator whose class overrides `save`; the harness's own writes state and config."""
-    if type(generator).save is Generator.save:
-        return {}
-    with tempfile.TemporaryDirectory() as folder:
-        generator.save(Path(folder))
-        files = [path for path in sorted(Path(folder).rglob("*")) if path.is_file()]
-        return digests({str(path.relative_to(folder)): path.read_bytes() for path in files})
 
 
 def flat(parts: Parts) -> Tensor:

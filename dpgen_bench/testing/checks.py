@@ -17,7 +17,7 @@ from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.mechanism import AllowanceExhausted
 from dpgen_bench.privacy.state import StatePlace
 from dpgen_bench.testing.bench import SAMPLE_SEED, SAMPLES, Bench, DataSet, Fit, Tape, flat
-from dpgen_bench.testing.digest import clocks, different, without
+from dpgen_bench.testing.digest import as_json, clocks, different, without, without_order
 from dpgen_bench.testing.errors import ConformanceError, expect
 from dpgen_bench.testing.neighbours import Family, relation
 
@@ -103,10 +103,11 @@ class Replays:
             f"{where}, the log differs: it holds something that was not released.",
         )
         expect(
-            first.counts == other.counts,
-            f"{where}, what the context counts differs (bytes, counters, steps), and that is public: "
-            f"{first.counts}, {other.counts}.",
+            as_json(first.counts, "counters") == as_json(other.counts, "counters"),
+            f"{where}, what the context counts differs (bytes, counters, steps, parameters, or the order of their "
+            f"names), and training.json is public: {first.counts}, {other.counts}.",
         )
+        compare_ledgers(first, other, where)
         expect(first.loops == other.loops, f"{where}, the loops of ctx.steps differ: {first.loops}, {other.loops}.")
         compare_generators(first, other, where)
         compare_states(first, other, where, self.state_clocks)
@@ -155,18 +156,22 @@ class Replays:
 
 
 def compare_states(first: Fit, other: Fit, where: str, clocks_: set[str], *, last: int | None = None) -> None:
-    """What was handed to ctx.steps holds the same bits after each step, or after the `last` of them, and at the end."""
+    """What was handed to ctx.steps holds the same bits after each step, or after the `last` of them, and at the end.
+
+    With `last`, the order of keys does not count.
+    """
     ours, others = without(first.states, clocks_), without(other.states, clocks_)
     if last is None:
         expect(len(ours) == len(others), f"{where}, ctx.steps made {len(others) - 1} steps instead of {len(ours) - 1}.")
     else:
-        ours, others = ours[-last:], others[-last:]
+        ours, others = without_order(ours[-last:]), without_order(others[-last:])
     for step, (a, b) in enumerate(zip(ours, others, strict=True)):
         if paths := different(a, b):
             at = "at the end" if step == len(ours) - 1 else f"after step {step}"
             raise ConformanceError(
                 f"{where}, what was handed to ctx.steps differs {at} in {_some(paths)}. It is written into "
-                "checkpoints, which are public: it must be a function of releases and public inputs."
+                "checkpoints, which are public, and so is the state of public randomness: it must be a function of "
+                "releases and public inputs."
             )
 
 
@@ -174,16 +179,38 @@ FILES = "they hold something outside of its state and config."
 
 
 def compare_generators(first: Fit, other: Fit, where: str) -> None:
-    one, two = first.generator.state(), other.generator.state()
-    same = one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
-    same = same and first.generator.config() == other.generator.config()
-    expect(same, f"{where}, the generator differs although all releases were the same: data reached it another way.")
+    paths = different(first.released, other.released)
+    expect(
+        not paths,
+        f"{where}, the generator differs in {_some(paths)} although all releases were the same: data reached it "
+        "another way.",
+    )
     expect(first.saved == other.saved, f"{where}, the generator saves other files: {FILES}")
     expect(
         torch.equal(first.samples, other.samples) and first.labels == other.labels,
         f"{where}, samples differ although the generator's state and config are the same: sampling reads something "
         "outside of them (a module's global, a class attribute, a default argument, a file).",
     )
+
+
+def compare_ledgers(first: Fit, other: Fit, where: str) -> None:
+    """What is public of the ledger is the same, text for text, and the figures that the method claims of it."""
+    ours, others = first.ledger_file, other.ledger_file
+    asked, asked_there = ([entry["name"] for entry in ledger["entries"]] for ledger in (ours, others))
+    expect(asked == asked_there, f"{where}, other mechanisms were asked for: {asked}, {asked_there}. {ASKED}")
+    for entry, there in zip(ours["entries"], others["entries"], strict=True):
+        same = as_json(entry, "entries") == as_json(there, "entries")
+        expect(same, f"{where}, the ledger's entry of {entry['name']!r} differs: {entry}, {there}. {ASKED}")
+    rest = [key for key in ours if as_json(ours[key], "a ledger") != as_json(others[key], "a ledger")]
+    expect(not rest, f"{where}, the ledger differs in {', '.join(rest)}. {ASKED}")
+    expect(
+        first.claims == other.claims,
+        f"{where}, epsilon_claimed or epsilon_conditional differ: {first.claims}, {other.claims}. They are public, and "
+        "must be functions of the events and of delta.",
+    )
+
+
+ASKED = "The ledger is public: what is asked for must be a function of releases and public inputs."
 
 
 def _some(paths: list[str]) -> str:
@@ -201,9 +228,8 @@ def check_kept_state(bench: Bench, first: Fit) -> None:
                 torch.equal(flat(a.noisy), flat(b.noisy))
                 for a, b in zip(first.tape.releases, again.tape.releases, strict=True)
             )
-            one, other = first.generator.state(), again.generator.state()
             expect(
-                same and all(torch.equal(one[key], other[key]) for key in one),
+                same and first.released == again.released,
                 f"private state {what} a cache led to other releases or another generator: its `start` must draw from "
                 "the coins it is given, and from nothing else.",
             )

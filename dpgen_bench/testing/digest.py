@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from dpgen_bench.testing.errors import ConformanceError
 
 Digests = dict[str, str]
 
@@ -17,40 +20,32 @@ Digests = dict[str, str]
 # `time.time_ns` gives; both are kept readable behind FLOAT), and differ in a second fit on the same data.
 CLOCK = re.compile(r"second|time|elapsed|duration|clock|_s$|_ms$|_us$|_ns$|per_sec$")
 FLOAT = "float "
+ORDER = "/(type and order)"
 
 
 def digests(value: Any, path: str = "") -> Digests:
-    """Path -> hash of every leaf of nested mappings, lists and plain objects; tensors by type, shape and bits.
+    """Path -> hash of every leaf of nested dicts, lists and tuples; tensors by type, shape, strides and bits.
 
-    The order of a mapping's keys does not count, and a tuple equals a list, because a checkpoint may exchange them.
+    The type of a container and the order of its keys have an entry of their own, whose path ends in ORDER.
+
+    Raises:
+        TypeError: for a leaf that is no tensor, text or number.
     """
-    return dict(_leaves(value, path, set()))
+    return dict(_leaves(value, path))
 
 
-def _leaves(value: Any, path: str, above: set[int]) -> Iterator[tuple[str, str]]:
-    if id(value) in above:
-        yield path, "a cycle"
-        return
-    inner: Mapping[Any, Any] | None = None
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
-        inner = value
+        inner: Mapping[Any, Any] = value
     elif isinstance(value, list | tuple):
         inner = dict(enumerate(value))
-    elif isinstance(value, set | frozenset):
-        inner = dict(enumerate(sorted(value, key=repr)))
-    elif not _is_leaf(value) and hasattr(value, "__dict__"):
-        inner = vars(value)
-    if inner is None:
+    else:
         yield path, _hash(value)
         return
     yield f"{path}/", f"{len(inner)} entries"
-    for key in sorted(inner, key=repr):
-        yield from _leaves(inner[key], f"{path}/{key}", above | {id(value)})
-
-
-def _is_leaf(value: Any) -> bool:
-    plain = bool | int | float | complex | str | bytes | None | Tensor | np.ndarray | np.generic
-    return isinstance(value, plain) or callable(value)
+    yield f"{path}{ORDER}", _digest(type(value).__qualname__, repr([(type(key), key) for key in inner]).encode())
+    for key, within in inner.items():
+        yield from _leaves(within, f"{path}/{key}")
 
 
 def _hash(value: Any) -> str:
@@ -58,19 +53,31 @@ def _hash(value: Any) -> str:
         return f"{FLOAT}{value}"  # no float is written like that: 1.0 keeps its point
     if isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1)
-        kind, content = f"{value.dtype}{tuple(value.shape)}", flat.view(torch.uint8).numpy().tobytes()
-    elif isinstance(value, np.ndarray | np.generic):
-        array = np.asarray(value)
-        kind, content = f"{array.dtype}{array.shape}", np.ascontiguousarray(array).tobytes()
-    elif callable(value):  # its address is another one in each fit
-        kind, content = "callable", getattr(value, "__qualname__", type(value).__qualname__).encode()
-    elif isinstance(value, float):
-        return f"{FLOAT}{value!r}"
-    elif isinstance(value, bool | int | complex | str | bytes | None):
-        kind, content = type(value).__name__, repr(value).encode()
-    else:
-        kind, content = type(value).__qualname__, b""
+        trained = value.requires_grad if isinstance(value, nn.Parameter) else None
+        kind = f"{value.dtype}{tuple(value.shape)}{value.stride()}{trained}"
+        return _digest(kind, flat.view(torch.uint8).numpy().tobytes())
+    if isinstance(value, float):
+        # Not every NaN has the same bits.
+        return f"{FLOAT}{value!r}" + (struct.pack(">d", value).hex() if value != value else "")
+    if isinstance(value, bool | int | complex | str | bytes | torch.dtype | torch.device | None):
+        return _digest(type(value).__name__, repr(value).encode())
+    raise TypeError(f"expected a tensor, a text or a number, got {type(value).__qualname__}.")
+
+
+def _digest(kind: str, content: bytes) -> str:
     return hashlib.blake2b(kind.encode() + b"\0" + content, digest_size=16).hexdigest()
+
+
+def as_json(value: Any, what: str) -> str:
+    """The text that a public file holds of `value`: keys in their own order, numbers as they are written.
+
+    Raises:
+        ConformanceError: if JSON cannot hold it.
+    """
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ConformanceError(f"expected {what} that JSON can hold, which is how it is written: {error}.") from error
 
 
 def different(one: Digests, other: Digests) -> list[str]:
@@ -93,9 +100,14 @@ def clocks(one: list[Digests], again: list[Digests]) -> set[str]:
 
 
 def _is_time(digest: str) -> bool:
-    return digest.startswith(FLOAT) and float(digest.removeprefix(FLOAT)) >= 0.0
+    return digest.startswith(FLOAT) and "nan" not in digest and float(digest.removeprefix(FLOAT)) >= 0.0
 
 
 def without(rows: list[Digests], paths: set[str]) -> list[Digests]:
     """The same digests without these paths."""
     return [{path: value for path, value in row.items() if path not in paths} for row in rows]
+
+
+def without_order(rows: list[Digests]) -> list[Digests]:
+    """The same digests without types of containers and the order of keys, which a resumed optimiser may exchange."""
+    return [{path: value for path, value in row.items() if not path.endswith(ORDER)} for row in rows]

@@ -1,0 +1,62 @@
+"""What the public files of a run would hold of a fit, as digests: checkpoint, generator, and figures of the ledger."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpgen_bench.checkpoint import public_randomness
+from dpgen_bench.epsilon_table import claimed_epsilon, conditional_epsilon
+from dpgen_bench.generator import Generator
+from dpgen_bench.method import Method
+from dpgen_bench.plain import plain
+from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.testing.digest import Digests, as_json, digests
+from dpgen_bench.testing.errors import ConformanceError
+
+
+def state_digests(stateful: dict[str, Any]) -> Digests:
+    """Of what a checkpoint holds of things with a state dict.
+
+    Raises:
+        ConformanceError: if it holds what no checkpoint can.
+    """
+    try:
+        return digests(plain({name: thing.state_dict() for name, thing in stateful.items()}))
+    except ValueError as error:
+        raise ConformanceError(f"a checkpoint cannot hold what ctx.steps was given: {error}") from error
+
+
+def randomness_digests(generator: torch.Generator) -> Digests:
+    """Of the states of public generators of randomness, which every checkpoint holds."""
+    states = public_randomness(generator)
+    for source in ("numpy", "python"):  # thousands of words: one digest for all of them
+        states[source] = repr([part.tolist() if isinstance(part, Tensor) else part for part in states[source]])
+    return digests(states, "public randomness")
+
+
+def released_digests(generator: Generator) -> Digests:
+    """Of what `Generator.save` writes: tensors by their bits, the config as its text."""
+    kind = f"{type(generator).__module__}.{type(generator).__qualname__}"
+    state = {name: value.detach().cpu().contiguous() for name, value in generator.state().items()}
+    return digests({"state": state, "config": as_json({"kind": kind, **generator.config()}, "a generator's config")})
+
+
+def claims_text(method: Method, ledger: Ledger, delta: float) -> str:
+    """`epsilon_claimed` and `epsilon_conditional` of the approved events, as they are written."""
+    figures = (claimed_epsilon, conditional_epsilon)
+    return as_json([figure(method, ledger.events, delta) for figure in figures], "claims")
+
+
+def saved_digests(generator: Generator) -> Digests:
+    """Of the files of a generator whose class overrides `save`; the harness's own writes state and config."""
+    if type(generator).save is Generator.save:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        generator.save(Path(folder))
+        files = [path for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+        return digests({str(path.relative_to(folder)): path.read_bytes() for path in files})
