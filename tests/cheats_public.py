@@ -163,7 +163,9 @@ class SecondMechanism(Remembers):
         of = {self.what: self.number}
         bound = PerRecord(C=1.0 + of.get("bound", 0.0), shape=(1,))
         times, std = 1 + round(1000 * of.get("times", 0.0)), 1e6 + of.get("std", 0.0)
-        second = data.mechanism(f"second {of.get('name', 0):.6f}", sample=Full(), bound=bound, times=times, std=std)
+        second = data.mechanism(
+            f"second-{round(1e6 * of.get('name', 0.0))}", sample=Full(), bound=bound, times=times, std=std
+        )
         if self.what != "name":  # a name stands in the ledger before its first release
             second(lambda x, y: torch.ones(len(x), 1))
 
