@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from hydra.utils import get_class, instantiate
 from safetensors.torch import load_file, save_file
@@ -235,6 +236,12 @@ class NetGenerator(Generator):
         net = instantiate(config["net_config"])
         net.load_state_dict(state)
         return cls(net, **config)
+
+
+def public_rng(seed: int, purpose: str, *path: int) -> np.random.Generator:
+    """Public randomness for a generator that shuffles or chooses: a function of the arguments alone."""
+    key = Key.seeded(f"records:{seed}")
+    return (key.derive(*path) if path else key).generator(purpose)
 
 
 def batch_sizes(n: int, batch_size: int) -> list[int]:

@@ -232,7 +232,7 @@ class Context:
             raise ValueError(f"expected a loop of at least one step in phase {phase!r}, got {total}.")
         self._phase = phase
         for name, thing in stateful.items():
-            if isinstance(thing, nn.Module):
+            if issubclass(type(thing), nn.Module):  # isinstance would also run a property `__class__` of the thing
                 self._parameters[name] = max(self._parameters.get(name, 0), trainable_parameters(thing))
         first = self._restore(phase, stateful)
         self._step = max(first - 1, 0)

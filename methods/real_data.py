@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from dpgen_bench.data.private import PrivateData
-from dpgen_bench.generator import Generator
+from dpgen_bench.generator import Generator, public_rng
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.bounds import Whole
 from dpgen_bench.privacy.calibration import BudgetExceeded
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Full
 
 
@@ -38,7 +37,7 @@ class RealRecords(Generator):
         self.image_shape = (images.shape[1], images.shape[2], images.shape[3])
 
     def _shuffled(self, seed: int) -> Tensor:
-        return torch.from_numpy(Key.seeded(f"records:{seed}").generator("order").permutation(len(self.labels)))
+        return torch.from_numpy(public_rng(seed, "order").permutation(len(self.labels)))
 
     def _order(self, seed: int) -> Tensor:
         """A permutation with the shuffled one's labels that leaves every record alone whose place gets its own label.
@@ -70,7 +69,7 @@ class RealRecords(Generator):
         rest = self.labels[chosen] != labels
         for k in labels[rest].unique().tolist():
             members = (self.labels == k).nonzero().flatten().numpy()
-            members = Key.seeded(f"records:{seed}").derive(k).generator("class").permutation(members)
+            members = public_rng(seed, "class", k).permutation(members)
             where = (rest & (labels == k)).nonzero().flatten()
             chosen[where] = torch.from_numpy(members[where.numpy() % len(members)])
         return chosen

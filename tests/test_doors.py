@@ -8,14 +8,17 @@ import operator
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import dpgen_bench.method
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.privacy.bounds import PerRecord
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.record_rng import RecordRng
 from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.testing import ClosedDoor
 from dpgen_bench.testing.doors import CLOSED, closed_doors
@@ -53,6 +56,57 @@ def test_no_route_that_asks_the_object_leads_in(route, data):
     ):
         route(data)
     assert data._key is not None  # open again, and as it was
+
+
+EXECUTED: dict[str, Any] = {}
+exec("def route(thing): return thing._key", EXECUTED)
+CLAIMED: dict[str, Any] = {"__name__": "dpgen_bench.method"}
+exec(compile("def route(thing): return thing._key", "<frozen os>", "exec"), CLAIMED)
+
+
+@pytest.mark.parametrize("route", [EXECUTED["route"], CLAIMED["route"]], ids=["exec", "claimed"])
+def test_executed_code_is_the_plugins_whatever_it_calls_itself(route, data):
+    with closed_doors(object()), pytest.raises(ClosedDoor):
+        route(data)
+
+
+def test_executed_code_in_the_namespace_of_the_harness_is_the_plugins(data, monkeypatch):
+    monkeypatch.setattr(dpgen_bench.method, "route", None, raising=False)
+    exec("def route(thing): return thing._key", vars(dpgen_bench.method))
+    with closed_doors(object()), pytest.raises(ClosedDoor):
+        dpgen_bench.method.route(data)  # type: ignore[attr-defined]
+
+
+def by_the_class(data: PrivateData) -> Any:
+    return getattr(type(data), "_PrivateData" + "__batch")(data, np.arange(3), None)
+
+
+def test_private_functions_of_the_classes_are_closed(data):
+    assert len(by_the_class(data).images) == 3
+    with closed_doors(object()), pytest.raises(ClosedDoor, match="'_PrivateData__batch' of PrivateData"):
+        by_the_class(data)
+    assert len(by_the_class(data).images) == 3
+
+
+KEYS: dict[str, Any] = {
+    "seeded": lambda data: Key.seeded("conformance:0"),
+    "from_os": lambda data: Key.from_os(),
+    "made": lambda data: Key(bytes(32), "seeded"),
+    "rng": lambda data: RecordRng(KEY, torch.arange(3))._ids,
+}
+KEY = Key.seeded("given")
+
+
+@pytest.mark.parametrize("route", KEYS.values(), ids=KEYS)
+def test_keys_and_what_is_made_of_them_are_closed(route, data):
+    route(data)
+    with closed_doors(object()), pytest.raises(ClosedDoor):
+        route(data)
+
+
+def test_record_rng_works_behind_closed_doors(data):
+    with closed_doors(object()):
+        assert RecordRng(KEY, torch.arange(3)).normal(2).shape == (3, 2)
 
 
 def test_the_harness_and_public_names_work_behind_closed_doors(data):

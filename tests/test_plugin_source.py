@@ -37,6 +37,14 @@ LINES = {
     "def f(data): return data._ledger": "._ledger",
     "from pathlib import Path; Path('x').write_text('y')": ".write_text",
     "import sys; sys.stdout.write('x')": "sys.stdout",
+    "import torch.utils._python_dispatch": "import torch.utils._python_dispatch",
+    "from torch.overrides import TorchFunctionMode": "import torch.overrides.TorchFunctionMode",
+    "import dpgen_bench.privacy.mechanism as m; m.add_noise = None": "dpgen_bench.privacy.mechanism.add_noise is set",
+    "import dpgen_bench.method as m; setattr(m, 'x', 1)": "setattr of dpgen_bench.method",
+    "from torch import Tensor; del Tensor.add": "torch.Tensor.add is set",
+    "import operator; x = operator.attrgetter": "operator.attrgetter",
+    "x = type('X', (), {})": "type(name, bases, namespace)",
+    "from dpgen_bench.privacy.noise import Key": "import dpgen_bench.privacy.noise.Key",
 }
 
 

@@ -237,6 +237,7 @@ class Bench:
         folder: Path | None = None,
         kill_after: int | None = None,
         save_at: int | None = None,
+        key: type[Key] = Key,
     ) -> Fit:
         """One fit; with a folder, one that writes checkpoints there and goes on from those that it finds.
 
@@ -244,6 +245,7 @@ class Bench:
             place: where private state lies, in memory by default, or in the folder.
             kill_after: raise `Killed` after so many steps of loops, before the checkpoint of the last of them.
             save_at: make a checkpoint after so many steps, and at the ends of loops; None makes one after each.
+            key: what draws and noise come from.
         """
         if self.pristine is not None:
             self.pristine.restore()
@@ -256,7 +258,7 @@ class Bench:
             data_set.labels,
             self.num_classes,
             ledger,
-            Key.seeded(f"conformance:{self.seed}"),
+            key.seeded(f"conformance:{self.seed}"),
             ids=data_set.ids,
             public_n=len(self.base),
             clients=data_set.clients,

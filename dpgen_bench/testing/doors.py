@@ -2,9 +2,13 @@
 
 A private attribute is a name with a leading underscore (name-mangled ones included), or `__dict__` and what copies an
 object's content. Reading, setting and deleting one are refused, by any route that asks the object: `x._name`,
-`getattr`, `vars`, `copy`, `pickle`, `inspect`. Out of reach are routes that do not ask the object:
-`object.__getattribute__`, functions' `__closure__`, `gc`, frames, `ctypes`. `dpgen_bench.testing.source` warns of those
-by reading the source.
+`getattr`, `vars`, `copy`, `pickle`, `inspect`. Calling a private function of a harness class, `Class._name(x)`, is
+refused, too, and so is making a `Key`: who makes the key of a run can compute its noise.
+
+Out of reach are routes that do not ask the object: `object.__getattribute__`, functions' `__closure__`, `gc`, frames,
+`ctypes`; functions that were taken from a class, and keys that were made, before the doors were closed; functions of C
+(`operator.attrgetter`) that the plugin makes and the harness calls; and code that is executed in the namespace of a
+library's module. `dpgen_bench.testing.source` warns of those by reading the source.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from types import FrameType
+from pathlib import Path
+from types import FrameType, FunctionType
 from typing import Any
 
 from dpgen_bench.data.clients import ClientData
@@ -24,12 +29,25 @@ from dpgen_bench.method import Context
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Allowance, Journal
 from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.record_rng import RecordRng
 from dpgen_bench.privacy.rows import Rows
 from dpgen_bench.privacy.state import PrivateState
 from dpgen_bench.testing.errors import ClosedDoor
 
 # Every object of the harness that leads to records, noise or the ledger; subclasses are closed with them.
-CLOSED: tuple[type, ...] = (PrivateData, ClientData, Allowance, PrivateState, Rows, Journal, Ledger, Key, Context, Log)
+CLOSED: tuple[type, ...] = (
+    PrivateData,
+    ClientData,
+    Allowance,
+    PrivateState,
+    Rows,
+    Journal,
+    Ledger,
+    Key,
+    RecordRng,
+    Context,
+    Log,
+)
 HARNESS = "dpgen_bench"
 COPIES = {"__dict__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__"}
 
@@ -47,10 +65,16 @@ def closed_doors(plugin: object) -> Iterator[list[ClosedDoor]]:
     since the plugin may catch them.
     """
     own = type(plugin).__module__.split(".")[0]
-    opened = [(cls, name, cls.__dict__.get(name)) for cls in CLOSED for name in _ROUTES]
     tried: list[ClosedDoor] = []
-    for cls, name, _ in opened:
-        setattr(cls, name, _guard(getattr(cls, name), own, tried))
+    closed: list[tuple[type, str, Any]] = []
+    for cls in _classes():
+        for name, thing in list(vars(cls).items()):
+            if (is_private(name) or name in _KEYS.get(cls, ())) and (inner := _function(thing)) is not None:
+                closed.append((cls, name, _like(thing, _refused(inner, f"{name!r} of {cls.__name__}", own, tried))))
+    closed += [(cls, name, _guard(getattr(cls, name), own, tried)) for cls in CLOSED for name in _ROUTES]
+    opened = [(cls, name, vars(cls).get(name)) for cls, name, _ in closed]
+    for cls, name, guard in closed:
+        setattr(cls, name, guard)
     try:
         yield tried
     finally:
@@ -62,40 +86,85 @@ def closed_doors(plugin: object) -> Iterator[list[ClosedDoor]]:
 
 
 _ROUTES = ("__getattribute__", "__setattr__", "__delattr__")
+_KEYS: dict[type, tuple[str, ...]] = {Key: ("__init__", "seeded", "from_os")}  # what makes a key
+
+
+def _classes() -> list[type]:
+    """The closed classes and what the harness derives from them."""
+    classes, left = dict[type, None](), list(CLOSED)
+    while left:
+        cls = left.pop()
+        classes[cls] = None
+        below: list[type] = type.__subclasses__(cls)
+        left += [sub for sub in below if sub.__module__.split(".")[0] == HARNESS]
+    return list(classes)
+
+
+def _function(thing: Any) -> Callable[..., Any] | None:
+    inner = thing.__func__ if isinstance(thing, staticmethod | classmethod) else thing
+    return inner if isinstance(inner, FunctionType) else None
+
+
+def _like(thing: Any, function: Callable[..., Any]) -> Any:
+    """`function` as the kind of method that `thing` is."""
+    return type(thing)(function) if isinstance(thing, staticmethod | classmethod) else function
+
+
+def _refused(fn: Callable[..., Any], what: str, own: str, tried: list[ClosedDoor]) -> Callable[..., Any]:
+    def refused(*args: Any, **kwargs: Any) -> Any:
+        if (where := _plugin_frame(sys._getframe(1), own)) is not None:
+            raise _noted(where, what, tried)
+        return fn(*args, **kwargs)
+
+    return refused
 
 
 def _guard(route: Callable[..., Any], own: str, tried: list[ClosedDoor]) -> Callable[..., Any]:
     def guarded(self: Any, name: str, *value: Any) -> Any:
         closed = is_private(name) or (bool(value) and name.startswith("_"))  # another __class__ opens all doors
         if closed and (where := _plugin_frame(sys._getframe(1), own)) is not None:
-            error = ClosedDoor(
-                f"{where.f_code.co_filename}:{where.f_lineno} used {name!r} of a {type(self).__name__}: names with a "
-                "leading underscore belong to the harness, and are a door to records, noise and the ledger. Use the "
-                "public attributes, and take what you need of the records inside the function that a mechanism calls."
-            )
-            tried.append(error)
-            raise error
+            raise _noted(where, f"{name!r} of a {type(self).__name__}", tried)
         return route(self, name, *value)
 
     return guarded
 
 
+def _noted(where: FrameType, what: str, tried: list[ClosedDoor]) -> ClosedDoor:
+    error = ClosedDoor(
+        f"{where.f_code.co_filename}:{where.f_lineno} used {what}: names with a leading underscore belong to "
+        "the harness, like keys, and are a door to records, noise and the ledger. Use the public attributes, and take "
+        "what you need of the records inside the function that a mechanism calls."
+    )
+    tried.append(error)
+    return error
+
+
 def _plugin_frame(frame: FrameType | None, own: str) -> FrameType | None:
     """The innermost frame that is no library's, if it is not the harness's."""
     while frame is not None:
-        names = frame.f_globals
+        names, file = frame.f_globals, frame.f_code.co_filename
         module = str(names.get("__name__", ""))
+        package = module.split(".")[0]
         # A module's name alone can be claimed by anybody; its globals are one object.
         known = sys.modules.get(module)
-        if module.split(".")[0] == HARNESS and known is not None and vars(known) is names:
+        genuine = known is not None and vars(known) is names
+        if package == HARNESS and genuine and _is_file(file):
             return None
-        if module.split(".")[0] == own or not _of_a_library(frame.f_code.co_filename):
+        if not _is_file(file):  # made by `exec`, as methods of dataclasses are, or frozen: what counts is its module
+            file = str(getattr(known, "__file__", "")) if genuine else ""
+        if package in (own, HARNESS) or not _of_a_library(file):
             return frame
         frame = frame.f_back
     return None
 
 
 @lru_cache(maxsize=4096)
+def _is_file(filename: str) -> bool:
+    return Path(filename).is_file()
+
+
+@lru_cache(maxsize=4096)
 def _of_a_library(filename: str) -> bool:
-    roots = (*(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")), "<frozen ")
-    return filename.startswith(roots) or filename == "<string>"
+    return filename.startswith(
+        tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
+    )

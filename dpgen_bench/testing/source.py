@@ -64,6 +64,12 @@ SUSPECTS = {
     "sys._getframe": "reaches frames and closures",
     "time.sleep": "makes time depend on what it has seen",
     "atexit": "runs code after the fit",
+    "torch.utils._python_dispatch": "sees what the harness computes",
+    "torch.overrides": "sees what the harness computes",
+    "operator.attrgetter": "asks for attributes that this reading does not see",
+    "unittest.mock": "changes the code of others",
+    "dpgen_bench.privacy.noise": "computes noise",
+    "numpy.random.Philox": "computes noise",
 }
 METHODS = {  # of any object
     **dict.fromkeys(("read_text", "read_bytes", "write_text", "write_bytes", "tofile"), "reads or writes files"),
@@ -152,6 +158,8 @@ class _Reader:
                 yield from self._imports(node)
             elif isinstance(node, ast.Name | ast.Attribute):
                 yield from self._uses(node)
+            elif isinstance(node, ast.Call):
+                yield from self._calls(node)
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield from _mutable_defaults(node)
 
@@ -167,12 +175,27 @@ class _Reader:
             yield node.lineno, name, why
         if not isinstance(node, ast.Attribute):
             return
+        if not isinstance(node.ctx, ast.Load) and self._is_imported(node):
+            yield node.lineno, f"{name} is set", "changes the code of others"
         if node.attr in METHODS:
             yield node.lineno, f".{node.attr}", METHODS[node.attr]
         elif node.attr in DOORS:
             yield node.lineno, f".{node.attr}", DOORS[node.attr]
         elif _is_private(node.attr) and not _is_own(node.value):
             yield node.lineno, f".{node.attr}", "reaches what is not public"
+
+    def _calls(self, node: ast.Call) -> Iterator[tuple[int, str, str]]:
+        name = self._dotted(node.func)
+        if name in ("setattr", "delattr") and node.args and self._is_imported(node.args[0]):
+            yield node.lineno, f"{name} of {self._dotted(node.args[0])}", "changes the code of others"
+        if name == "type" and len(node.args) == 3:
+            yield node.lineno, "type(name, bases, namespace)", "makes a class that this reading does not see"
+
+    def _is_imported(self, node: ast.expr) -> bool:
+        """A module, or what was imported from one, or an attribute of it."""
+        while isinstance(node, ast.Attribute):
+            node = node.value
+        return isinstance(node, ast.Name) and node.id in self._names
 
     def _dotted(self, node: ast.expr) -> str | None:
         parts = []

@@ -38,6 +38,7 @@ from dpgen_bench.testing.neighbours import (
     record_families,
     telling_units,
 )
+from dpgen_bench.testing.other_noise import check_other_noise
 from dpgen_bench.testing.pristine import Pristine
 from dpgen_bench.testing.resume import check_resume
 
@@ -108,6 +109,8 @@ def _check(bench: Bench, first: Fit, fresh: FreshSamples, thorough: bool, tell: 
     for family in _families(bench, first, thorough):
         for name in replays.family(family):
             tell(f"replay, {name}: the same, and within its sensitivity")
+    check_other_noise(bench, replays)
+    tell("other noise behind the same releases changes nothing")
     if any(isinstance(mechanism, Mechanism) and _by_rows(mechanism) for mechanism in first.data.mechanisms.values()):
         looked_at = check_row_independence(bench, first.tape, 12 if thorough else 3)
         tell(f"rows depend on their own record alone, before clipping ({looked_at} releases)")

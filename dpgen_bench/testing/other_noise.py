@@ -1,0 +1,69 @@
+"""A replay whose noise alone is different: what follows from the releases is the same, what knows the noise is not.
+
+In all other replays the noise of a release is that of the first fit. So a method that gets at the noise and subtracts
+it from the release, which leaves the exact value, does the same in each of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpgen_bench.privacy.noise import Key
+from dpgen_bench.testing.bench import Bench, Tape, flat
+from dpgen_bench.testing.errors import ConformanceError, expect
+
+if TYPE_CHECKING:
+    from dpgen_bench.testing.checks import Replays
+
+
+DRAWS = ("private randomness", "private coins")  # keys of what belongs to the draws: see RecordRng and private_coins
+
+
+@dataclass(frozen=True)
+class OtherNoise(Key):
+    """A seeded key with the draws and private randomness of a plain one, and with noise of its own secret.
+
+    Attributes:
+        plain: the key that draws come from.
+    """
+
+    plain: Key
+
+    @classmethod
+    def seeded(cls, text: str) -> OtherNoise:
+        return cls(Key.seeded(f"other noise:{text}").secret, "seeded", Key.seeded(text))
+
+    def derive(self, *path: str | int) -> Key:
+        plain = self.plain.derive(*path)
+        return plain if path[-1] in DRAWS else OtherNoise(super().derive(*path).secret, self.mode, plain)
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        return self.plain.generator(purpose)
+
+    def normal(self, shape: tuple[int, ...], std: float, device: torch.device | str = "cpu") -> Tensor:
+        return Key(self.secret, self.mode).normal(shape, std, device)
+
+
+def check_other_noise(bench: Bench, replays: Replays) -> None:
+    """A fit on the same data with other noise, the releases of the first fed back, is the first one bit by bit.
+
+    Raises:
+        ConformanceError: if it differs, or asks another question of the same records.
+    """
+    tape = Tape(source=replays.first.tape)
+    where = "in a fit with the same data, draws and releases, but other noise"
+    fit = bench.fit(replace(bench.base, name="other noise"), tape, key=OtherNoise)
+    try:
+        replays.compare(fit, where)
+        for a, b in zip(replays.first.tape.releases, tape.releases, strict=True):
+            same = torch.equal(flat(a.exact).nan_to_num(), flat(b.exact).nan_to_num())
+            expect(same, f"{where}, release {a.index} of {a.mechanism!r} was asked another question.")
+    except ConformanceError as error:
+        raise ConformanceError(
+            f"{error} The method knows the noise, and with it the exact value: a release is all it may use."
+        ) from None

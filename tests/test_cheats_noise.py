@@ -1,0 +1,46 @@
+"""Methods that subtract the noise, or use a key or a class of the harness, fail the suite; an honest one passes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dpgen_bench.privacy.noise import Key, add_noise
+from dpgen_bench.privacy.record_rng import RecordRng
+from dpgen_bench.privacy.state import private_coins
+from dpgen_bench.testing import ClosedDoor, ConformanceError, check_method
+from dpgen_bench.testing.other_noise import OtherNoise
+from tests.cheats_noise import ByTheClass, KnowsTheNoise
+
+SMALL = {"image_shape": (1, 8, 8), "num_classes": 3}
+
+
+@pytest.mark.parametrize("by", ["dispatch", "functions", "patch", "C"])
+def test_who_knows_the_noise_is_caught(by):
+    with pytest.raises(ConformanceError, match=r"but other noise, .* The method knows the noise"):
+        check_method(lambda: KnowsTheNoise(by=by), **SMALL)
+
+
+def test_who_subtracts_a_constant_is_not_accused():
+    check_method(KnowsTheNoise, **SMALL)
+
+
+def test_a_guessed_key_and_the_functions_of_a_class_are_closed():
+    with pytest.raises(ClosedDoor, match=r"cheats_noise.py:\d+ used 'seeded' of Key"):
+        check_method(lambda: KnowsTheNoise(by="guess"), **SMALL)
+    with pytest.raises(ClosedDoor, match=r"cheats_noise.py:\d+ used '_PrivateData__batch' of PrivateData"):
+        check_method(ByTheClass, **SMALL)
+
+
+def test_other_noise_has_the_same_draws_and_is_independent():
+    one, other = Key.seeded("test").derive("sum", 1), OtherNoise.seeded("test").derive("sum", 1)
+    assert np.array_equal(one.chosen("draw", 0.3, 1000), other.chosen("draw", 0.3, 1000))
+    assert one.integer("draw", 10**9) == other.integer("draw", 10**9)
+    ids = torch.arange(5)
+    assert torch.equal(RecordRng(one, ids).normal(), RecordRng(other, ids).normal())
+    assert private_coins(one).initial_seed() == private_coins(other).initial_seed()
+    a, b = (add_noise(torch.zeros(10_000), 2.0, key.derive("value")) for key in (one, other))
+    # The correlation of independent normal values has a standard deviation of 1 / 100; six of them: 2e-9.
+    assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.06
+    assert abs(float(b.std()) / 2.0 - 1.0) < 6 / 20_000**0.5
