@@ -8,13 +8,10 @@ import hashlib
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import dpgen_bench.privacy.mechanism as harness
 from dpgen_bench.data.private import PrivateData
@@ -23,34 +20,6 @@ from dpgen_bench.method import Context
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.noise import Key, add_noise
 from tests.toys import MeanImage, Painter, release_painter
-
-
-class Dispatched(TorchDispatchMode):
-    """Keeps the product that noise is: standard normal values times the std."""
-
-    def __init__(self, kept: list[Tensor]) -> None:
-        super().__init__()
-        self.kept = kept
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.mul_.Tensor:
-            self.kept.append(out.clone())
-        return out
-
-
-class Functions(TorchFunctionMode):
-    """The same, one level higher."""
-
-    def __init__(self, kept: list[Tensor]) -> None:
-        super().__init__()
-        self.kept = kept
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func is torch.Tensor.mul_:
-            self.kept.append(out.clone())
-        return out
 
 
 @contextlib.contextmanager
@@ -70,8 +39,9 @@ def patched(kept: list[Tensor]) -> Iterator[None]:
 class KnowsTheNoise(MeanImage):
     """The generator gets each release less its noise; honest (`by="nothing"`): less a constant.
 
-    The noise is known `by` a mode of PyTorch, by another function in the place of the harness's, or by the run's key,
-    which functions of C read when the harness calls them, or which is a guess.
+    The noise is known `by` another function in the place of the harness's, or by the run's key, which functions
+    of C read when the harness calls them, or which is a guess. Modes of PyTorch
+    do not see it (tests/test_hostile_methods.py).
     """
 
     by: str = "nothing"
@@ -80,16 +50,11 @@ class KnowsTheNoise(MeanImage):
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         net, release = Painter(data.num_classes, list(data.image_shape)), self.mechanism(data, ctx)
         kept, secrets = list[Tensor](), list[bytes]()
-        ways: dict[str, Any] = {
-            "dispatch": lambda: Dispatched(kept),
-            "functions": lambda: Functions(kept),
-            "patch": lambda: patched(kept),
-        }
         if self.by == "guess":
             secrets.append(Key.seeded(f"conformance:{ctx.seed}").secret)
         spy = {"spy": Spy(release, secrets)} if self.by == "C" else {}
         for t in ctx.steps(release.times, net=net, **spy):
-            with ways.get(self.by, contextlib.nullcontext)():
+            with patched(kept) if self.by == "patch" else contextlib.nullcontext():
                 noisy = release(self.row)
             if secrets:
                 kept.append(release.std * standard_normal(secrets[0], t, data.image_shape))
