@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,8 @@ from dpgen_bench.epsilon_table import Table, claimed_epsilon, conditional_epsilo
 from dpgen_bench.privacy.accountants import ACCOUNTANTS
 
 if TYPE_CHECKING:
-    from dpgen_bench.privacy.events import Budget, Event
+    from dpgen_bench.privacy.events import Event
+    from dpgen_bench.privacy.ledger import Ledger
 
 EPILOG = """\
 sigma is the noise multiplier: noise std over the add/remove sensitivity of ONE released row. For a sum of clipped
@@ -32,13 +33,33 @@ Where one draw feeds B releases, they move together: what is proven is the multi
 noise. The table is of outsiders, who see what is made of the answers; the line below it is of the server.
   dpgen account --clients 3400 --sigma 1.07 --steps 30000 --releases-per-draw 32 --max-answers 20
 
-Without these: Hydra overrides, whose planned mechanisms are accounted before any data is used:
+Without these: Hydra overrides, whose planned mechanisms are accounted before any data is used. Where there are several,
+the table also shows the epsilon of each alone, by the accountant of the budget; these epsilons do not add up:
   dpgen account method=dpgan dataset=mnist privacy.epsilon=10
 """
 
 
 class Usage(Exception):
     """Bad arguments; the message says what was expected."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is accounted. ledger: of the run that overrides describe, with the names of its mechanisms; else None."""
+
+    events: list[Event]
+    delta: float
+    ledger: Ledger | None = None
+
+    def alone(self, timeout_s: float, cache: Path | None) -> dict[str, Table]:
+        """The epsilon of each mechanism by itself, by the budget's accountant; empty unless there are several."""
+        if self.ledger is None or len(self.ledger.entries) < 2:
+            return {}
+        accountants = (self.ledger.budget.accountant,)
+        return {
+            name: epsilon_table([entry.event], self.delta, timeout_s, cache=cache, accountants=accountants)
+            for name, entry in self.ledger.entries.items()
+        }
 
 
 def main(argv: list[str]) -> int:
@@ -52,19 +73,22 @@ def main(argv: list[str]) -> int:
         _check(arguments, overrides)
         if arguments.config_dir is not None:
             overrides = [f"--config-dir={arguments.config_dir}", *overrides]
-        events, delta, budget = _planned(arguments, overrides)
-        server = _seen_by_server(events, delta)
-        claims, conditional = _claims(arguments, overrides, events, delta) if arguments.published else ({}, {})
+        plan = _planned(arguments, overrides)
+        server = _seen_by_server(plan.events, plan.delta)
+        claims, conditional = _claims(arguments, overrides, plan) if arguments.published else ({}, {})
     except (Usage, ValueError, LookupError, FileNotFoundError) as error:
         print(f"dpgen account: {error}", file=sys.stderr)
         return 2
-    table = epsilon_table(events, delta, arguments.timeout, claims, arguments.cache, conditional)
+    table = epsilon_table(plan.events, plan.delta, arguments.timeout, claims, arguments.cache, conditional)
+    alone = plan.alone(arguments.timeout, arguments.cache)
     if arguments.json:
         told = {} if server is None else {"server": server}
-        mechanisms = [_as_json(event) for event in events]
-        print(json.dumps({"delta": delta, "mechanisms": mechanisms, "epsilon": table, **told}))
+        mechanisms = [_as_json(event) for event in plan.events]
+        for name, mechanism in zip(plan.ledger.entries if plan.ledger else (), mechanisms, strict=False):
+            mechanism |= {"name": name, "epsilon_alone": alone.get(name, table)}
+        print(json.dumps({"delta": plan.delta, "mechanisms": mechanisms, "epsilon": table, **told}))
     else:
-        _print(table, events, delta, budget, arguments, server)
+        _print(table, plan, alone, arguments, server)
     return 0
 
 
@@ -157,13 +181,12 @@ def _check(arguments: argparse.Namespace, overrides: list[str]) -> None:
             raise Usage(f"expected --{name.replace('_', '-')} {expected}, got {value:g}.")
 
 
-def _planned(arguments: argparse.Namespace, overrides: list[str]) -> tuple[list[Event], float, Budget | None]:
-    """Events, delta and (for overrides) the budget they are planned under."""
+def _planned(arguments: argparse.Namespace, overrides: list[str]) -> Plan:
     if overrides:
         from dpgen_bench.run import plan
 
-        events, budget = plan(overrides)
-        return events, arguments.delta or budget.delta, budget
+        ledger = plan(overrides)
+        return Plan(ledger.events, arguments.delta or ledger.budget.delta, ledger)
     from dpgen_bench.privacy.events import Event, Sensitivity
     from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson, Sampling
 
@@ -179,7 +202,7 @@ def _planned(arguments: argparse.Namespace, overrides: list[str]) -> tuple[list[
         sampling = OneClient(arguments.clients, arguments.schedule or "random", arguments.max_answers)
     else:
         sampling = Full() if arguments.q == 1.0 else Poisson(arguments.q)
-    return [Event(sampling, sensitivity, arguments.sigma, arguments.steps)], arguments.delta or 1e-5, None
+    return Plan([Event(sampling, sensitivity, arguments.sigma, arguments.steps)], arguments.delta or 1e-5)
 
 
 def _seen_by_server(events: Sequence[Event], delta: float) -> dict[str, Any] | None:
@@ -205,7 +228,7 @@ def _seen_by_server(events: Sequence[Event], delta: float) -> dict[str, Any] | N
 
 
 def _claims(
-    arguments: argparse.Namespace, overrides: list[str], events: Sequence[Event], delta: float
+    arguments: argparse.Namespace, overrides: list[str], plan: Plan
 ) -> tuple[dict[str, float], dict[str, float | Sequence[Event]]]:
     """The paper's own count, and what would hold under an assumption: of a run's method, or as the papers count draws.
 
@@ -216,7 +239,7 @@ def _claims(
         from dpgen_bench.specify import compose_config, specify
 
         config = compose_config(overrides)
-        name, method = config.method.name, specify(config).method()
+        name, method, events, delta = config.method.name, specify(config).method(), plan.events, plan.delta
         claimed = claimed_epsilon(method, events, delta)
         figure = conditional_epsilon(method, events, delta)
         if claimed is None and figure is None:
@@ -228,7 +251,7 @@ def _claims(
     from dpgen_bench.privacy.claims import classical_rdp, memoryless_event, opacus_rdp, wor_rdp
 
     compositions = arguments.steps * arguments.releases_per_draw
-    rest = (arguments.sigma, compositions, delta)
+    rest = (arguments.sigma, compositions, plan.delta)
     label = f"claimed ({compositions:,} compositions, {{}} RDP)"
     if arguments.q is None:
         if arguments.schedule == "public_balanced" or arguments.max_answers is not None:
@@ -238,7 +261,7 @@ def _claims(
             )
         return (
             {label.format("without-replacement"): wor_rdp(1.0 / (arguments.shards or arguments.clients), *rest)},
-            {"conditional (if steps were memoryless)": [memoryless_event(event) for event in events]},
+            {"conditional (if steps were memoryless)": [memoryless_event(event) for event in plan.events]},
         )
     claims = {label.format("classical"): classical_rdp(arguments.q, *rest)}
     if arguments.releases_per_draw == 1:
@@ -258,9 +281,8 @@ def _as_json(event: Event) -> dict[str, Any]:
 
 def _print(
     table: Table,
-    events: Sequence[Event],
-    delta: float,
-    budget: Budget | None,
+    plan: Plan,
+    alone: Mapping[str, Table],
     arguments: argparse.Namespace,
     server: Mapping[str, Any] | None = None,
 ) -> None:
@@ -268,18 +290,27 @@ def _print(
     from rich.table import Table as RichTable
 
     console = Console(highlight=False)
-    for event in events:
+    entries = list(plan.ledger.entries.values()) if plan.ledger else [None] * len(plan.events)
+    for entry, event in zip(entries, plan.events, strict=True):
+        name = "" if entry is None else f"{entry.name!r}: "
+        share = "" if entry is None or entry.share is None else f", share {entry.share:g} of the budget"
         plural = "" if event.times == 1 else "s"
         console.print(
-            f"{event.times:,} release{plural}, {event.sampling}, joint multiplier {event.multiplier('add_remove'):.5g}"
+            f"{name}{event.times:,} release{plural}, {event.sampling}, "
+            f"joint multiplier {event.multiplier('add_remove'):.5g}{share}"
         )
-    if budget is not None:
+    if plan.ledger is not None:
+        budget = plan.ledger.budget
         console.print(f"budget: epsilon {budget.epsilon:g} ({budget.relation}, {budget.accountant})")
-    view = RichTable(title=f"epsilon at delta = {delta:g}", title_justify="left")
+    view = RichTable(title=f"epsilon at delta = {plan.delta:g}", title_justify="left")
     for column in ("count", "add/remove", "replace-one"):
         view.add_column(column, overflow="fold")
     for name in ACCOUNTANTS:
         view.add_row(f"proven, {name.upper()}", _cell(table["add_remove"][name]), _cell(table["replace_one"][name]))
+    for mechanism, costs in alone.items():
+        for name in costs["add_remove"]:
+            cells = (_cell(costs[relation][name]) for relation in ("add_remove", "replace_one"))
+            view.add_row(f"{mechanism!r} alone, {name.upper()}", *cells)
     console.print(view)
     if server is not None:
         most, felt = server["answers"], server["epsilon"]

@@ -32,7 +32,7 @@ from dpgen_bench.prepare import (
     results_of,
 )
 from dpgen_bench.privacy.accountants import NotCovered, epsilon
-from dpgen_bench.privacy.events import Budget, Event
+from dpgen_bench.privacy.cautions import caution_unassigned
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Observer
 from dpgen_bench.privacy.noise import Key
@@ -105,8 +105,8 @@ def execute(config: DictConfig) -> RunFolder:
     return folder
 
 
-def plan(overrides: list[str]) -> tuple[list[Event], Budget]:
-    """The allowances that the run of these overrides would ask for before its first release, and its budget.
+def plan(overrides: list[str]) -> Ledger:
+    """A ledger of the allowances that the run of these overrides would request before its first release.
 
     Nothing is released: `fit` is stopped where it would first touch a record.
     """
@@ -129,7 +129,7 @@ def plan(overrides: list[str]) -> tuple[list[Event], Budget]:
     )
     with contextlib.suppress(_PlanMade):
         spec.method().fit(data, Context(spec.seed, "cpu", scale=spec.scale(), data=data))
-    return ledger.events, spec.budget()
+    return ledger
 
 
 def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
@@ -259,6 +259,7 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
     data.close()
     if ledger.budget != spec.budget():
         raise ValueError(f"the method changed the ledger's budget to {ledger.budget}; it was {spec.budget()}.")
+    caution_unassigned(ledger)
     ctx.close()
     ledger.save()
     errors = folder.path / "private" / "federation" / "errors.txt"
@@ -272,7 +273,7 @@ def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop
 
 
 def _announce_warnings(spec: RunSpec, ledger: Ledger) -> None:
-    """Print the warnings of earlier attempts now, and new ones as they come: before a mechanism's first release."""
+    """Print the warnings of earlier attempts now, and new ones when they are added to the ledger."""
 
     def say(warning: str) -> None:
         print(f"run {spec.id}: warning: {warning}", file=sys.stderr)
@@ -288,7 +289,7 @@ def _fail(spec: RunSpec, folder: RunFolder, phase: str, error: Exception) -> NoR
     what = str(error) if private else f"{type(error).__name__}: {error}"
     where = "" if private else f"The traceback is in {folder.path / 'status.json'}; "
     raise RunFailed(
-        f"run {spec.id} ({_title(spec)}) failed while it was to {phase}: {what}\n"
+        f"run {spec.id} ({_title(spec)}) failed {folder.failed_during()}: {what}\n"
         f"{where}the same command tries again from the last checkpoint."
     ) from error
 

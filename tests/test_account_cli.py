@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from dpgen_bench.account import main
 from dpgen_bench.epsilon_table import epsilon_table
 from dpgen_bench.privacy.accountants import epsilon
 from dpgen_bench.privacy.events import RELATIONS, Budget, Event, Sensitivity
+from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
 
 RECORD = Sensitivity(1.0, 2.0)
@@ -29,6 +31,13 @@ UNSAMPLED = Event(Full(), RECORD, 1.0, 1)
 def as_json(capsys, *argv: str) -> dict:
     assert main([*argv, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+def planned(budget: Budget, **events: Event) -> Ledger:
+    ledger = Ledger(budget, 100)
+    for name, event in events.items():
+        ledger.approve(Entry(name, {"kind": "PerRecord", "C": 1.0, "rows": 1}, event))
+    return ledger
 
 
 def no_process(*args, **kwargs):
@@ -154,7 +163,7 @@ def test_a_methods_conditional_figure_is_printed_with_its_assumption(monkeypatch
     spec = SimpleNamespace(method=lambda: method)
     fake = SimpleNamespace(compose_config=lambda overrides: config, specify=lambda config: spec)
     monkeypatch.setitem(sys.modules, "dpgen_bench.specify", fake)
-    plan = SimpleNamespace(plan=lambda overrides: ([UNSAMPLED], Budget(10.0)))
+    plan = SimpleNamespace(plan=lambda overrides: planned(Budget(10.0), sums=UNSAMPLED))
     monkeypatch.setitem(sys.modules, "dpgen_bench.run", plan)
     table = as_json(capsys, "method=toy", "--published")["epsilon"]
     assert table["conditional"] == {"conditional (if so)": 33.0}
@@ -242,17 +251,39 @@ def test_overrides_account_the_planned_mechanisms(monkeypatch, capsys) -> None:
 
     def plan(overrides):
         seen.append(overrides)
-        return [UNSAMPLED], Budget(10.0, 1e-6, "replace_one", "pld")
+        return planned(Budget(10.0, 1e-6, "replace_one", "pld"), sums=UNSAMPLED)
 
     monkeypatch.setitem(sys.modules, "dpgen_bench.run", SimpleNamespace(plan=plan))
     assert main(["method=dp_merf", "+privacy.epsilon=10"]) == 0
     assert seen == [["method=dp_merf", "+privacy.epsilon=10"]]
     printed = capsys.readouterr().out
+    assert "'sums': 1 release, all records, joint multiplier 1\n" in printed
+    assert "alone" not in printed  # it is the whole table
     assert "budget: epsilon 10 (replace_one, pld)" in printed
     assert "delta = 1e-06" in printed
     assert f"{epsilon([UNSAMPLED], 1e-6, 'replace_one', 'pld'):.4g}" in printed
     out = as_json(capsys, "method=dp_merf", "--delta", "1e-5")
     assert out["delta"] == 1e-5
+
+
+def test_each_of_several_mechanisms_is_named_next_to_what_it_costs_alone(monkeypatch, capsys) -> None:
+    events = {"sums": UNSAMPLED, "moments": Event(Full(), RECORD, 3.0, 2)}
+    ledger = planned(Budget(10.0), **events)
+    ledger.entries["sums"] = replace(ledger.entries["sums"], share=0.8)
+    monkeypatch.setitem(sys.modules, "dpgen_bench.run", SimpleNamespace(plan=lambda overrides: ledger))
+    assert main(["method=moments"]) == 0
+    printed = capsys.readouterr().out
+    assert "'sums': 1 release, all records, joint multiplier 1, share 0.8 of the budget\n" in printed
+    assert "'moments': 2 releases, all records, joint multiplier 3\n" in printed
+    found = as_json(capsys, "method=moments")
+    assert [mechanism["name"] for mechanism in found["mechanisms"]] == ["sums", "moments"]
+    for mechanism, (name, event) in zip(found["mechanisms"], events.items(), strict=True):
+        (row,) = (line for line in printed.splitlines() if f"'{name}' alone, PLD" in line)
+        for relation in RELATIONS:
+            cost = epsilon([event], 1e-5, relation, "pld")
+            assert f" {cost:.4g} " in row
+            assert mechanism["epsilon_alone"][relation] == {"pld": cost}
+    assert found["epsilon"]["add_remove"]["pld"] == epsilon(ledger.events, 1e-5, "add_remove", "pld")
 
 
 def test_a_plan_that_fails_is_an_error_not_a_traceback(monkeypatch, capsys) -> None:

@@ -12,11 +12,12 @@ from dpgen_bench.data.private import PrivateData
 from dpgen_bench.federation.mechanism import ClientMechanism
 from dpgen_bench.privacy.bounds import PerRecord, PerRow
 from dpgen_bench.privacy.calibration import calibrate_std
+from dpgen_bench.privacy.cautions import caution_unassigned
 from dpgen_bench.privacy.events import Budget, Sensitivity
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.noise import Key
-from dpgen_bench.privacy.sampling import Full, OneShard
+from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
 from dpgen_bench.results.store import Store
 from dpgen_bench.run import RunFailed, execute
 from tests import toys
@@ -74,6 +75,60 @@ def test_a_release_that_the_others_leave_nothing_to_is_warned_of(first, second, 
     for name in reversed(shares) if swapped else shares:
         data.mechanism(name, sample=Full(), bound=SUM, times=1, std=1.001 * whole / math.sqrt(shares[name]))
     assert [line.split(" to ")[1].split(",")[0].strip("'") for line in ledger.warnings] == warned
+
+
+def after_fit(budget: Budget, *requests: dict, parent: Ledger | None = None) -> list[str]:
+    """The warnings that the end of a fit adds, after it has declared mechanisms of these settings."""
+    data, ledger = open_data(budget)
+    if parent is not None:
+        ledger.inherit(parent, "0123456789ab")
+    for number, request in enumerate(requests):
+        data.mechanism(f"m{number}", **{"sample": Full(), "bound": SUM, "times": 1, **request})
+    before = len(ledger.warnings)
+    caution_unassigned(ledger)
+    return ledger.warnings[before:]
+
+
+SAMPLED = {"sample": Poisson(0.5)}
+
+
+@pytest.mark.parametrize(
+    ("requests", "warned"),
+    [
+        ([{"share": 0.3}, {"share": 0.6}], True),
+        ([{"share": 0.98}], True),
+        ([{"share": 0.3, **SAMPLED}, {"share": 0.6, "times": 9, **SAMPLED}], True),
+        ([{"share": 0.3}, {"share": 0.695}], False),  # less than 1 % is left
+        ([{"share": 0.3}, {"share": 0.7}], False),
+        ([{"share": 0.3}, {}], False),
+        ([{"share": 0.3}, {"times": None, "std": 3.0}], False),  # as many releases as fit; one more may cost over 1 %
+        ([{"std": 9.0}], False),  # without a share, the noise is the author's choice
+        ([], False),
+    ],
+)
+def test_shares_whose_rest_no_mechanism_takes_are_warned_of(requests, warned):
+    found = after_fit(Budget(2.0), *requests)
+    assert len(found) == warned
+    assert all("the shares of the budget sum to " in line and "no mechanism took the rest" in line for line in found)
+
+
+def test_an_infinite_budget_has_no_rest():
+    assert after_fit(Budget(math.inf), {"share": 0.3}) == []
+
+
+def test_what_a_parent_has_spent_is_no_rest():
+    parent, ledger = open_data(Budget(2.0))
+    parent.mechanism("m0", sample=Full(), bound=SUM, times=1, share=0.5)
+    assert after_fit(Budget(2.0), {"share": 0.499}, parent=ledger) == []
+    (warning,) = after_fit(Budget(2.0), {"share": 0.4}, parent=ledger)
+    assert "the shares of the budget sum to 0.4 (m0 0.4)" in warning
+
+
+def test_a_run_prints_that_a_part_of_its_budget_is_unused(tmp_path, capsys):
+    run = execute(config(tmp_path / "results", target="tests.toys.HalfOfTheBudget"))
+    said = capsys.readouterr().err
+    assert said.count("warning: the shares of the budget sum to 0.5 (sum 0.5)") == 1
+    assert len(Ledger.load(run.path / "ledger.json").warnings) == 1
 
 
 def test_a_run_prints_its_warnings_at_each_start(tmp_path, capsys):

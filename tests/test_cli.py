@@ -56,7 +56,7 @@ def test_a_failing_job_stops_neither_the_sweep_nor_hides(swept):
     status = sorted(folder.status() for folder in Store(results).runs())
     assert status == ["failed", "failed", "finished", "finished"]
     assert done.returncode != 0
-    assert "failed while it was to train" in done.stdout + done.stderr
+    assert "failed during training" in done.stdout + done.stderr
 
 
 def test_runs_lists_them_all(swept, capsys, monkeypatch):

@@ -138,10 +138,10 @@ def test_the_report_counts_wrong_verdicts(reported):
 
 def test_missing_and_failed_runs_are_shown_as_such(reported):
     infinite = (reported[0] / "tables" / "toy_report.md").read_text().split("\n## ")[2]
-    failed = "failed: RuntimeError: a\\|loss of NaN (while it was to train)"
+    failed = "failed during training: RuntimeError: a\\|loss of NaN"
     assert f"| 0 | suspected | – | – | – | – | – | – | – | {failed} |" in infinite
     assert infinite.count("| not run |") == 2
-    assert "- seed 0 is unpaired (suspected: failed: RuntimeError" in infinite
+    assert "- seed 0 is unpaired (suspected: failed during training: RuntimeError" in infinite
     assert "seed 1 is unpaired" not in infinite  # neither was run
 
 

@@ -342,7 +342,8 @@ def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plan_releases_what_the_paper_says_and_claims_its_count(preset: str, no_files: None) -> None:
     """`dpgen account experiment=dp_sinkhorn/PRESET --published`, but for the slow accountants."""
     row = next(row for row in ROWS if row.preset == preset)
-    [got], budget = plan([f"experiment=dp_sinkhorn/{preset}", "method.width=4"])  # no matter to privacy
+    ledger = plan([f"experiment=dp_sinkhorn/{preset}", "method.width=4"])  # no matter to privacy
+    [got], budget = ledger.events, ledger.budget
     wanted = event(row.expected)
     assert (got.sampling, got.times) == (wanted.sampling, wanted.times)
     assert got.multiplier("add_remove") == pytest.approx(wanted.multiplier("add_remove"), rel=1e-12)
@@ -355,7 +356,8 @@ def test_a_plan_releases_what_the_paper_says_and_claims_its_count(preset: str, n
 )
 def test_repaired_presets_calibrate_sigma_to_a_proven_ten(preset: str, sigma: float, no_files: None) -> None:
     row = next(row for row in ROWS if row.preset == preset)
-    [got], budget = plan([f"experiment=dp_sinkhorn/{preset}"])
+    ledger = plan([f"experiment=dp_sinkhorn/{preset}"])
+    [got], budget = ledger.events, ledger.budget
     assert budget == Budget(10.0, 1e-5, "add_remove", "rdp")
     assert got.std / (2.0 * row.expected["clip_norm"]) == pytest.approx(sigma, rel=2e-3)
     assert 9.99 < epsilon([got], budget.delta, budget.relation, "rdp") <= 10.0

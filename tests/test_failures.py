@@ -14,11 +14,12 @@ from omegaconf import OmegaConf
 from dpgen_bench import cli
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.privacy.bounds import PerRow
-from dpgen_bench.privacy.events import Budget
-from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.events import Budget, Event, Sensitivity
+from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.noise import Key
-from dpgen_bench.privacy.sampling import OneShard
+from dpgen_bench.privacy.sampling import Full, OneShard
 from dpgen_bench.privacy.unseen import UNNAMED
+from dpgen_bench.results.listing import describe_run, is_unbounded
 from dpgen_bench.results.sampling import NotForRelease, sample_run
 from dpgen_bench.results.store import RunFolder, Store
 from dpgen_bench.run import RunFailed, execute
@@ -68,6 +69,7 @@ def test_a_later_attempt_finds_the_mark_and_proves_nothing_unless_the_operator_s
         execute(make(tmp_path, flag))
     (failure,) = ledger_of(tmp_path).failures
     assert (failure.what, failure.statement) == ("release 2 of 'sum' raised an exception type of the plugin", None)
+    assert describe_run(the_run(tmp_path))[5] == "inf"  # the proven epsilon, before it is computed
     flag.unlink()
     capsys.readouterr()
     run = execute(make(tmp_path, flag))
@@ -91,6 +93,14 @@ def test_a_later_attempt_finds_the_mark_and_proves_nothing_unless_the_operator_s
     sample_run(tmp_path / "results", run.id, 5, 0, tmp_path / "a.npz", "balanced", benchmark=False)
     execute(make(tmp_path, flag))  # a finished run stays as it is without the statement
     assert ledger_of(tmp_path).epsilon == ledger.epsilon
+
+
+def test_releases_without_noise_prove_nothing_before_they_are_accounted():
+    budget = Budget(float("inf"))
+    for std, times, unbounded in ((0.0, 1, True), (0.0, 0, False), (2.0, 1, False)):
+        ledger = Ledger(budget, 12)
+        ledger.approve(Entry("sum", {"C": 1.0}, Event(Full(), Sensitivity(1.0, 2.0), std, times)))
+        assert is_unbounded(ledger.to_dict()) is unbounded
 
 
 def test_a_statement_covers_what_is_on_record_and_nothing_later(tmp_path, flag):

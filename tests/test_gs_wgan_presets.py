@@ -428,7 +428,8 @@ TINY = ["method.generator=dcgan", "method.width=4", "method.critic_width=4"]  # 
 @pytest.mark.parametrize("preset", ["mnist", "fashion_mnist", "conditional_mnist", "nonprivate_gan_mnist"])
 def test_a_plan_releases_what_the_preset_says(preset: str, no_files: None) -> None:
     """`dpgen account experiment=gs_wgan/PRESET`, but for the slow accountants."""
-    [got], budget = plan([f"experiment=gs_wgan/{preset}", *TINY])
+    ledger = plan([f"experiment=gs_wgan/{preset}", *TINY])
+    [got], budget = ledger.events, ledger.budget
     changes = PRESETS[preset][1]
     assert budget == Budget(PRESETS[preset][0], DELTA, "replace_one", "pld")
     if changes.get("sigma", 1.07) is None:
@@ -460,7 +461,8 @@ def test_proven_presets_calibrate_sigma_to_their_budget(
     preset: str, overrides: list[str], sigma: float, no_files: None
 ) -> None:
     """Sigmas computed with scipy apart from this code; the comments have them."""
-    [got], budget = plan([f"experiment=gs_wgan/{preset}", *TINY, *overrides])
+    ledger = plan([f"experiment=gs_wgan/{preset}", *TINY, *overrides])
+    [got], budget = ledger.events, ledger.budget
     assert got.std / 2.0 == pytest.approx(sigma, rel=2e-3)
     assert 0.999 * budget.epsilon < epsilon([got], DELTA, "replace_one", "pld") <= budget.epsilon
     if not overrides or preset.startswith("proven_figure4"):

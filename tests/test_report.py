@@ -168,7 +168,7 @@ def test_a_failed_run_shows_its_error_without_path_and_traceback(results):
     content = collect(results)
     run = next(run for run in content["runs"] if run["id"] == folder.id)
     assert run["state"] == "failed"
-    assert run["remark"] == "while it was to train: FileNotFoundError: expected [path] and [path]"
+    assert run["remark"] == "during training: FileNotFoundError: expected [path] and [path]"
     assert not [line for line in content["lines"] if line["filters"]["epsilon"] == "5"]
     html = render(content)
     assert not [word for word in ("Traceback", "second line", "somebody", "test_report") if word in html]

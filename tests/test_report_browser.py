@@ -179,7 +179,7 @@ def test_failed_runs_are_listed_with_their_error(visit, site):
     page = visit()
     first = page.locator("#all-runs tbody tr").first.inner_text()
     assert site[1]["failed"] in first
-    assert "while it was to train: ValueError: it was not to be" in first
+    assert "during training: ValueError: it was not to be" in first
     assert site[1]["failed"] not in json.dumps(page.locator("#board").inner_text())
 
 

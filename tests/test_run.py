@@ -424,10 +424,10 @@ def test_a_restart_inherits_the_ledger_and_the_weights_of_its_parent(tmp_path):
 
 
 def test_plan_touches_no_record():
-    events, budget = plan(["method=dp_merf", "dataset=digits", "privacy.epsilon=2", "method.features=20"])
-    assert budget.epsilon == 2
-    assert [event.times for event in events] == [1]
-    assert events[0].std > 0
+    ledger = plan(["method=dp_merf", "dataset=digits", "privacy.epsilon=2", "method.features=20"])
+    assert ledger.budget.epsilon == 2
+    assert [event.times for event in ledger.events] == [1]
+    assert ledger.events[0].std > 0
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,14 @@ class MeanImage:
         return release_painter(net, data)
 
 
+class HalfOfTheBudget(MeanImage):
+    """Honest, with a share of the budget whose rest no other mechanism takes."""
+
+    def mechanism(self, data: PrivateData, ctx: Context) -> Mechanism:
+        bound = PerRecord(C=self.C, shape=data.image_shape)
+        return data.mechanism("sum", sample=Full(), bound=bound, times=ctx.limit(self.steps), share=0.5)
+
+
 class MeanSmuggledOut(MeanImage):
     """Cheat: the function keeps the mean of what it saw and the generator gets it without noise."""
 

@@ -1,4 +1,4 @@
-"""Warnings that a ledger gets when a mechanism is approved: settings in which epsilon says less than it seems to."""
+"""Warnings that a ledger gets when a mechanism is approved, and when a fit has ended, about settings to reconsider."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 from dpgen_bench.privacy.accountants import NotCovered
 from dpgen_bench.privacy.calibration import LEAST_SHARE, is_nearly_spent
 from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.planning import ROUNDING, own_shares
 from dpgen_bench.privacy.sampling import OneShard
 
 
@@ -48,3 +49,27 @@ def _warn_of_crowding(ledger: Ledger) -> None:
                     f"docs/privacy.md) to {name!r}, whose noise is therefore far above what the budget could pay for: "
                     "divide the budget by share=... or by other noise."
                 )
+
+
+def caution_unassigned(ledger: Ledger) -> None:
+    """Warn, when a fit has ended, of shares that sum to less than 1 if at least 1 % of the budget was left unused.
+
+    Only then is it known that no other mechanism takes the rest.
+    """
+    shares = own_shares(ledger)
+    own = [entry for entry in ledger.entries.values() if entry.inherited_from is None]
+    took_the_rest = any(entry.share is None and entry.calibrated != "nothing" for entry in own)
+    total = math.fsum(shares.values())
+    if not shares or took_the_rest or total >= 1.0 - ROUNDING or math.isinf(ledger.budget.epsilon):
+        return
+    # A budget may be kept against the server, which the ledger does not say: then its view is the one that is spent.
+    views = [ledger.events, ledger.events_seen_by_server()]
+    with contextlib.suppress(NotCovered):
+        if not any(is_nearly_spent(ledger.budget, events) for events in views if events is not None):
+            parts = ", ".join(f"{name} {share:g}" for name, share in shares.items())
+            ledger.warn(
+                f"the shares of the budget sum to {total:g} ({parts}) and no mechanism took the rest, so at least "
+                f"{LEAST_SHARE:.0%} of the budget (a share of mu squared, see docs/privacy.md) is unused and the noise "
+                "is larger than necessary: leave `share` out of the last mechanism, which then takes the rest, or "
+                "raise the shares to a sum of 1."
+            )

@@ -34,7 +34,7 @@ from dpgen_bench.privacy.expect import expect_integer, expect_name, expect_numbe
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Sampling
 
-_ROUNDING = 1e-9  # of a sum of shares
+ROUNDING = 1e-9  # of a sum of shares
 
 
 @dataclass(frozen=True)
@@ -133,18 +133,18 @@ def _takes_the_rest(ledger: Ledger, request: Request) -> bool:
             f"mechanism {name!r}: expected `times` and no `std` with share={share:g}, got times={request.times} and "
             f"std={request.std}: the share and the number of releases fix the noise."
         )
-    others = _shares(ledger)
+    others = own_shares(ledger)
     total = math.fsum([*others.values(), share])
-    if total > 1.0 + _ROUNDING:
+    if total > 1.0 + ROUNDING:
         given = ", ".join(f"{other} {part:g}" for other, part in others.items())
         raise ValueError(
             f"mechanism {name!r}: expected shares of the budget that sum to at most 1, got {total:g} ({given}, {name} "
             f"{share:g}). Lower one, or leave `share` out of the last mechanism, which then takes what is left."
         )
-    return total >= 1.0 - _ROUNDING
+    return total >= 1.0 - ROUNDING
 
 
-def _shares(ledger: Ledger) -> dict[str, float]:
+def own_shares(ledger: Ledger) -> dict[str, float]:
     """Shares of the run's own mechanisms by name."""
     own = (entry for entry in ledger.entries.values() if entry.inherited_from is None)
     return {entry.name: entry.share for entry in own if entry.share is not None}
@@ -168,7 +168,7 @@ def _remedy(ledger: Ledger, request: Request) -> str:
         return f"The noise of {names} was stated and takes it: state more noise, or a share=0.5 in its place."
     if inherited:
         return f"The run restarts from {', '.join(inherited)}, which spent it: raise privacy.epsilon."
-    shares = ", ".join(f"{name} {share:g}" for name, share in _shares(ledger).items())
+    shares = ", ".join(f"{name} {share:g}" for name, share in own_shares(ledger).items())
     return (
         f"The shares of the others ({shares}) leave no more: lower them, or leave `share` out of the last mechanism, "
         "which then takes what is left."

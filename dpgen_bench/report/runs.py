@@ -129,7 +129,7 @@ def _read(folder: RunFolder) -> Run:
         _ = run.budget, figures_by_protocol(run), cost_values(run.training), ledger_panel(run)
         run.state, run.remark = folder.status(), ""
         if run.state == "failed":
-            run.remark = f"while it was to {folder.read_json('status.json').get('phase', '?')}: "
+            run.remark = f"{folder.failed_during()}: "
         if run.state in ("failed", "preempted"):
             run.remark += first_line(str(folder.read_json("status.json").get("error", "")))
     except Exception as error:  # one damaged run must not hide the others

@@ -305,8 +305,8 @@ def _why_not(folder: RunFolder) -> str:
     status = folder.status()
     if status != "failed":
         return "not run" if status == "empty" else status
-    told = folder.read_json("status.json")
-    return textwrap.shorten(f"failed: {told.get('error')} (while it was to {told.get('phase')})", 200)
+    error = folder.read_json("status.json").get("error")
+    return textwrap.shorten(f"failed {folder.failed_during()}: {error}", 200)
 
 
 def _cells(model: Model) -> list[str]:

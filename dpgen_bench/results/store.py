@@ -22,6 +22,8 @@ from omegaconf import DictConfig, OmegaConf
 from dpgen_bench.files import write_atomic
 from dpgen_bench.results.reports import Reports
 
+PHASES = {"prepare": "preparation", "train": "training", "account": "accounting", "measure": "measurement"}
+
 
 class RunBusy(RuntimeError):
     """Another process is working on this run."""
@@ -74,6 +76,11 @@ class RunFolder:
             content["error"] = f"{type(error).__name__}: {error}"
             content["traceback"] = "".join(traceback.format_exception(error))
         self.write_json("status.json", content)
+
+    def failed_during(self) -> str:
+        """The phase in which the run failed, for a sentence: "during training"."""
+        phase = str(self.read_json("status.json").get("phase"))
+        return f"during {PHASES.get(phase, 'an unknown phase')}"
 
     def finish(self) -> None:
         """Delete the secret noise key, the journal and private state, then write DONE: nothing is left to resume."""
