@@ -297,7 +297,8 @@ def _print(
         plural = "" if event.times == 1 else "s"
         console.print(
             f"{name}{event.times:,} release{plural}, {event.sampling}, "
-            f"joint multiplier {event.multiplier('add_remove'):.5g}{share}"
+            f"joint multiplier {event.multiplier('add_remove'):.5g}{share}",
+            soft_wrap=True,
         )
     if plan.ledger is not None:
         budget = plan.ledger.budget

@@ -15,8 +15,8 @@ ROWS = "Row i must depend on record i and public inputs alone"
 SAMPLES = "sampling reads something outside of"
 
 CHEATS = {
-    "a training image in the generator": (cheats.CopiedImage, "data reached it another way"),
-    "the best step by an exact loss": (lambda: StepsByLoss(private=True), "data reached it another way"),
+    "a training image in the generator": (cheats.CopiedImage, "other than through releases"),
+    "the best step by an exact loss": (lambda: StepsByLoss(private=True), "other than through releases"),
     "a stop by an exact loss": (lambda: StepsByLoss(private=True, stops=True), "releases were made|extra release"),
     "realised batch size": (cheats.RealisedSize, f"{ROWS}|its declared sensitivity"),
     "class weights of the batch": (cheats.ClassWeightsOfTheBatch, f"{ROWS}|its declared sensitivity"),
@@ -28,18 +28,18 @@ CHEATS = {
     "class attribute": (lambda: Outside(where="class"), SAMPLES),
     "mutable default argument": (lambda: Outside(where="default"), SAMPLES),
     "file": (lambda: Outside(where="file"), SAMPLES),
-    "a release in a global": (lambda: Outside(where="release"), "fresh process without data or network"),
+    "a release in a global": (lambda: Outside(where="release"), "new process without data or network"),
     **{
         f"computed once, kept in a {where}": (
             lambda where=where: ComputedOnce(where=where),
-            "data reached it another way",
+            "other than through releases",
         )
         for where in ("class", "global", "cache", "default")
     },
     "a file next to the weights": (lambda: Noted(private=True), "saves other files"),
     "labels that it draws": (lambda: Noted(private=True, labels=True), SAMPLES),
-    "records in ctx.steps": (lambda: Boxed(what="records"), "handed to ctx.steps differs"),
-    "records in ctx.steps for a while": (lambda: Boxed(what="records for a while"), "handed to ctx.steps differs"),
+    "records in ctx.steps": (lambda: Boxed(what="records"), "passed to ctx.steps differs"),
+    "records in ctx.steps for a while": (lambda: Boxed(what="records for a while"), "passed to ctx.steps differs"),
     "state forgotten in ctx.steps": (lambda: Momentum(listed=False), "another query with the same noise"),
     "a mean that an earlier function kept": (lambda: cheats.Carried(private=True), "another query with the same noise"),
     "buffers that a private function advances": (

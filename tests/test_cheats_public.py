@@ -17,7 +17,7 @@ from tests.cheats import Box
 from tests.cheats_public import Claimed, InCounts, InGenerator, InState, SecondMechanism, SeedsPublicRandomness
 from tests.test_cheats import SMALL
 
-STATE, LEDGER = "handed to ctx.steps differs", "The ledger is public"
+STATE, LEDGER = "passed to ctx.steps differs", "The ledger is public"
 
 CHEATS = {
     "signs of zeros": (partial(InGenerator, where="signs"), "the generator differs in state/pad"),
@@ -28,12 +28,12 @@ CHEATS = {
         for form in ("deque", "module", "bytearray")
     },
     **{
-        f"{form} in ctx.steps": (partial(InState, form=form), f"with (wholly other records|all records).*{STATE}")
+        f"{form} in ctx.steps": (partial(InState, form=form), f"with (unrelated records|all records).*{STATE}")
         for form in ("types", "order", "strides")
     },
     "a seed of public randomness": (SeedsPublicRandomness, f"{STATE} after step 0 in public randomness/python"),
     **{f"{what} of a mechanism": (partial(SecondMechanism, what=what), LEDGER) for what in ("std", "times", "bound")},
-    "name of a mechanism": (partial(SecondMechanism, what="name"), "other mechanisms were asked for"),
+    "name of a mechanism": (partial(SecondMechanism, what="name"), "other mechanisms were requested"),
     "a claimed epsilon": (Claimed, "epsilon_claimed"),
     "words of a conditional epsilon": (partial(Claimed, conditional=True), "epsilon_claimed or epsilon_conditional"),
     "order of names in the log": (partial(InCounts, what="log"), "the log differs"),

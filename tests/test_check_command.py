@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,26 @@ def conf(tmp_path: Path) -> list[str]:
 def test_it_says_what_it_ran_at_and_what_it_cannot_see(conf, capsys):
     assert check_configured_method([*conf, "method=toy", "dataset=digits", "--records", "20", "seed=3"]) == 0
     told = capsys.readouterr().out
-    assert "20 made-up records 1x28x28, 10 classes, 8 clients; epsilon 10, delta 1e-05, add_remove; seed 3" in told
+    assert "20 made-up records 1x28x28, 10 classes; epsilon 10, delta 1e-05, add_remove; seed 3" in told
     assert "releases: 3 of 'sum'" in told
+    assert "unit: one record;" in told
+    assert "client" not in told.partition("toy conforms")[0]
     assert "toy conforms" in told
-    assert all(limit in told for limit in LIMITS)
+    assert told.partition("The suite cannot detect:\n")[2] == "".join(f"  - {limit}\n" for limit in LIMITS)
+
+
+def test_the_page_lists_the_same_limits():
+    page = (Path(__file__).parent.parent / "docs" / "conformance.md").read_text()
+    section = page.split("## What it cannot detect\n")[1].split("\n## ")[0]
+    bullets = [re.sub(r"\s+", " ", item) for item in re.findall(r"^- (.*\n(?:  .*\n)*)", section, re.MULTILINE)]
+    assert [item.replace("`", "").strip().removesuffix(".") for item in bullets] == list(LIMITS)
+
+
+@pytest.mark.parametrize(("threads", "said"), [(1, "1 thread;"), (2, "2 threads;")])
+def test_threads_are_counted(threads, said, conf, seen, monkeypatch, capsys):
+    monkeypatch.setattr(command.torch, "get_num_threads", lambda: threads)
+    check_configured_method([*conf, "method=toy", "dataset=digits"])
+    assert said in capsys.readouterr().out
 
 
 @pytest.fixture

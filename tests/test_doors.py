@@ -52,7 +52,7 @@ ROUTES: dict[str, Any] = {
 def test_no_route_that_asks_the_object_leads_in(route, data):
     with (
         closed_doors(object()),
-        pytest.raises(ClosedDoor, match="names with a leading underscore belong to the harness"),
+        pytest.raises(ClosedDoor, match="names with a leading underscore, and keys, are private to the harness"),
     ):
         route(data)
     assert data._key is not None  # open again, and as it was

@@ -367,7 +367,7 @@ class Histogram(CriticClient):
 @pytest.mark.parametrize(("cheat", "kept", "empty"), [(FirstCritic, "kept", None), (Gossip, "heard", torch.zeros(()))])
 def test_answers_that_know_another_client_are_caught(cheat, kept, empty, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fed_gs_wgan, "CriticClient", cheat)
-    with pytest.raises(ConformanceError, match="although the record was not in its draw"):
+    with pytest.raises(ConformanceError, match="although the changed client was not in its draw"):
         check(lambda: setattr(cheat, kept, empty))
 
 
@@ -390,5 +390,5 @@ def test_a_client_asked_too_often_refuses_and_is_caught_if_it_does_not(monkeypat
     counters = fit(steps=6, max_answers=1).counters  # the client keeps the limit by itself
     assert (counters["clients_asked"], counters["generator_updates"]) == (6, 4)
     monkeypatch.setattr(Memory, "count", lambda self, question, most: None)
-    with pytest.raises(ConformanceError, match=r"one client gave \d answers, and the ledger allows 1"):
+    with pytest.raises(ConformanceError, match=r"one client gave \d answers, but the ledger allows 1"):
         check(max_answers=1)

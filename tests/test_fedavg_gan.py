@@ -319,8 +319,11 @@ def test_the_defaults_are_the_published_ones_but_for_sampling_noise_and_labels()
 # Conformance and planted faults
 
 
-def check(budget: Budget | None = None, **settings: Any) -> None:
-    check_method(lambda: FedAvgGAN(**{**TINY, **settings}), records=24, budget=budget)
+def check(budget: Budget | None = None, **settings: Any) -> str:
+    """The line of the first check."""
+    told: list[str] = []
+    check_method(lambda: FedAvgGAN(**{**TINY, **settings}), records=24, budget=budget, tell=told.append)
+    return told[0]
 
 
 ADAM = {"selection": "fixed", "norm": "layer", "optimizer_d": "adam", "optimizer_g": "adam"}
@@ -338,7 +341,7 @@ VARIANTS = {
     ],
 )
 def test_variants_conform(budget: Budget, settings: dict[str, Any]) -> None:
-    check(budget, **settings)
+    assert "unit: one of 8 clients;" in check(budget, **settings)
 
 
 class Keeps(DiscriminatorClient):

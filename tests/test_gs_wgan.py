@@ -322,7 +322,7 @@ def test_one_critic_for_all_shards_is_caught(monkeypatch: pytest.MonkeyPatch) ->
     lend, bind = PrivateState.lend, PrivateState.bind
     monkeypatch.setattr(PrivateState, "lend", lambda self, fn, shard, index, key: lend(self, fn, 0, index, key))
     monkeypatch.setattr(PrivateState, "bind", lambda self, visits, key: bind(self, [0] * len(visits), key))
-    with pytest.raises(ConformanceError, match="although the record was not in its draw"):
+    with pytest.raises(ConformanceError, match="although the changed record was not in its draw"):
         check(schedule="public_balanced")
 
 
@@ -341,7 +341,7 @@ def test_shards_that_overlap_are_caught(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_moving_partition_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards dealt by the number of records: one that goes moves others into its shard's place."""
     monkeypatch.setattr(OneShard, "shard_of", lambda self, ids: np.arange(len(ids)) * self.shards // max(len(ids), 1))
-    with pytest.raises(ConformanceError, match="although the record was not in its draw"):
+    with pytest.raises(ConformanceError, match="although the changed record was not in its draw"):
         check()
 
 
@@ -377,7 +377,7 @@ def test_warm_starts_that_mix_shards_are_caught(monkeypatch: pytest.MonkeyPatch)
         return {name: value.mean(0, keepdim=True).expand_as(value).clone() for name, value in tensors.items()}
 
     monkeypatch.setattr(CriticTraining, "warm_start", mixed)
-    with pytest.raises(ConformanceError, match="although the record was not in its draw"):
+    with pytest.raises(ConformanceError, match="although the changed record was not in its draw"):
         check(stack=3)
 
 
@@ -409,7 +409,7 @@ def test_warm_starts_that_draw_from_the_context_are_caught() -> None:
             data.private_state = draw  # type: ignore[method-assign]
             return super()._mechanism(data, ctx)
 
-    with pytest.raises(ConformanceError, match="private state found in a cache led to other releases"):
+    with pytest.raises(ConformanceError, match="private state read from a cache led to other releases"):
         check_method(lambda: Draws(**TINY), records=20)
 
 

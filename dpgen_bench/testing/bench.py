@@ -1,4 +1,4 @@
-"""What a method under test is fitted on, the tape of what it releases, and a context that keeps what a fit leaves."""
+"""The data that a method under test is fitted on, the tape of its releases, and a context that records its state."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DataSet:
 
 @dataclass
 class Release:
-    """One taped release. rows: of each client, where the exact value is their sum."""
+    """One taped release. rows: the row of each client, where the exact value is their sum."""
 
     mechanism: str
     index: int
@@ -71,8 +71,8 @@ class Tape:
     """Records releases; with a `source`, replays the source's noisy values into the method.
 
     Attributes:
-        query: called before each release with the function and the records that it is about to see.
-        error: the first that was raised here; a method may have caught it.
+        query: called before each release with the private function and the records of the draw.
+        error: the first error that was raised here, because a method may catch it.
     """
 
     source: Tape | None = None
@@ -124,18 +124,18 @@ class Tape:
                 self.query(mechanism, index, fn, batch, public)
 
     def before_records(self) -> None:
-        """A fit in the suite is a real one: private state is made."""
+        """Nothing is refused: a fit of the suite makes private state, as that of a run does."""
 
 
 class Killed(BaseException):
-    """The suite ended a fit as a kill would: nothing after it in the method runs."""
+    """Ends a fit as a kill would: no later statement of the method is executed."""
 
 
 class WatchedContext(Context):
-    """A context that keeps digests of everything handed to `steps`, and can end the fit as a kill would.
+    """A context that keeps digests of everything passed to `steps`, and can end the fit as a kill would.
 
     Attributes:
-        states: of what `steps` was given, after each step, in the order of steps.
+        states: digests of the objects passed to `steps`, after each step, in the order of steps.
         loops: (phase, steps) of each loop that was entered.
     """
 
@@ -161,7 +161,7 @@ class WatchedContext(Context):
         }
 
     def final_state(self) -> Digests:
-        """Of everything that any loop was given, as it is now."""
+        """Digests of everything that was passed to any loop, as it is now."""
         return state_digests(self.given)
 
     def _stop(self) -> None:
@@ -176,15 +176,15 @@ class WatchedContext(Context):
 
 @dataclass
 class Fit:
-    """One fit of the method under test and all that came of it.
+    """One fit of the method under test and all its results.
 
-    counts: the content of training.json, of times only which there are.
+    counts: the content of training.json; of its times, only their names.
     ledger_file: the content of ledger.json. claims: epsilon_claimed and epsilon_conditional, as JSON texts.
     released: digests of the state and config of the generator, as they are saved.
-    states: digests of what was handed to `ctx.steps`, after each step (then also of public randomness) and, last, at
-        the end.
-    samples: uint8 [SAMPLES, c, h, w], made as soon as the fit was done. labels: those that the generator would draw.
-    saved: digests of the generator's files, where it saves itself in a way of its own.
+    states: digests of the objects passed to `ctx.steps`, after each step (together with public randomness) and, last,
+        at the end.
+    samples: uint8 [SAMPLES, c, h, w], made directly after the fit. labels: those that the generator draws.
+    saved: digests of the generator's files, if its class overrides `save`.
     """
 
     tape: Tape
@@ -204,7 +204,7 @@ class Fit:
 
     @property
     def units(self) -> int:
-        """How many records there are, or clients, if they are the unit."""
+        """The number of records, or of clients, if they are the unit."""
         return self.ledger.records
 
 
@@ -216,7 +216,7 @@ class Bench:
         make_method: a fresh method for each fit.
         base: the first data set.
         clients: how many clients its records belong to.
-        pristine: what the plugin's modules held before the first fit, and hold before each.
+        pristine: resets the plugin's modules, before each fit, to their state before the first one.
     """
 
     make_method: Callable[[], Method]
@@ -242,10 +242,10 @@ class Bench:
         """One fit; with a folder, one that writes checkpoints there and goes on from those that it finds.
 
         Args:
-            place: where private state lies, in memory by default, or in the folder.
+            place: where private state is stored; by default in memory, or in the folder.
             kill_after: raise `Killed` after so many steps of loops, before the checkpoint of the last of them.
             save_at: make a checkpoint after so many steps, and at the ends of loops; None makes one after each.
-            key: what draws and noise come from.
+            key: the class of the key that draws and noise are made with.
         """
         if self.pristine is not None:
             self.pristine.restore()
@@ -291,7 +291,7 @@ class Bench:
             states = [*context.states, context.final_state()]
             released = released_digests(generator)
             claims = claims_text(method, ledger, self.budget.delta)
-            # Without a record in it, a data set may leave a generator that has nothing to draw.
+            # A generator that was fitted on no records may be unable to draw samples.
             labels = torch.arange(SAMPLES if len(data_set) else 0) % self.num_classes
             samples = generator.sample(labels, SAMPLE_SEED)
             drawn, saved = digests(generator.draw_labels(SAMPLES, SAMPLE_SEED)), saved_digests(generator)

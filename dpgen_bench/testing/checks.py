@@ -1,4 +1,4 @@
-"""The checks that compare fits: budget, replays on other data, state found again, empty draws, samples."""
+"""The checks that compare fits: budget, replays on other data, cached private state, empty draws, samples."""
 
 from __future__ import annotations
 
@@ -27,28 +27,31 @@ TOLERANCE = 1e-5  # of the sensitivity, for float32 sums
 def check_budget(fit: Fit, budget: Budget) -> None:
     """The approved allowances cost at most the budget, and release times + 1 is refused."""
     fit.ledger.refuse_if_spoiled()
-    expect(not fit.ledger.doubts, f"the ledger doubts its own figure: {'; '.join(fit.ledger.doubts)}.")
+    expect(not fit.ledger.doubts, f"the ledger's epsilon is not proven: {'; '.join(fit.ledger.doubts)}.")
     cost = epsilon(fit.ledger.events, budget.delta, budget.relation, budget.accountant)
     expect(cost <= budget.epsilon, f"the ledger's epsilon is {cost:.4g}, over the budget of {budget.epsilon:g}.")
     for name, mechanism in fit.data.mechanisms.items():
         entry = fit.ledger.entries[name]
         made = sum(release.mechanism == name for release in fit.tape.releases)
-        passed = entry.executed - made if isinstance(mechanism, ClientMechanism) else 0  # rounds that asked nobody
+        passed = entry.executed - made if isinstance(mechanism, ClientMechanism) else 0  # rounds without a client
         expect(
-            made + passed == entry.executed, f"{name!r}: {made} releases were made, the ledger says {entry.executed}."
+            made + passed == entry.executed,
+            f"{name!r}: {made} releases were made, but the ledger says {entry.executed}.",
         )
-        expect(made <= entry.event.times, f"{name!r}: {made} releases, {entry.event.times} were approved.")
+        expect(
+            made <= entry.event.times, f"{name!r}: {made} releases were made, but {entry.event.times} were approved."
+        )
         expect(mechanism.times == entry.event.times, f"{name!r}: its allowance was changed after approval.")
         fit.data._controls[name].resume_at(entry.event.times)
         try:
-            mechanism(lambda *_: torch.zeros(1))  # type: ignore[arg-type]  # refused before anybody looks at it
+            mechanism(lambda *_: torch.zeros(1))  # type: ignore[arg-type]  # refused before the value is used
         except AllowanceExhausted:
             continue
         raise ConformanceError(f"{name!r}: release {entry.event.times + 1} was not refused.")
 
 
 class Replays:
-    """Fits on other data with the noisy values of the first one fed back, each compared with the first.
+    """Fits on other data to which the noisy values of the first fit are returned, each compared with the first fit.
 
     Attributes:
         log_clocks, state_clocks: paths in the log and in state dicts that hold times, which no two fits share.
@@ -60,7 +63,7 @@ class Replays:
         self.state_clocks: set[str] = set()
 
     def same_data(self) -> None:
-        """Two fits on the same data are the same; what differs otherwise could not be told from private data.
+        """Two fits on the same data are the same; otherwise no difference could be attributed to the data.
 
         Raises:
             ConformanceError: if they differ in more than clocks.
@@ -72,19 +75,19 @@ class Replays:
             self.compare(again, "in a second fit on the same data")
         except ConformanceError as error:
             raise ConformanceError(
-                f"{error} The fit does not repeat itself, so nothing can be said of other data: take randomness from "
-                "ctx.generator or PyTorch's global generator, leave times to the harness (training.json), and keep "
-                "nothing in modules or classes from one fit to the next."
+                f"{error} The fit is not reproducible, so it cannot be compared with fits on other data: take "
+                "randomness from ctx.generator or PyTorch's global generator, leave the measurement of times to the "
+                "harness (training.json), and keep nothing in modules or classes from one fit to the next."
             ) from None
 
     def on(self, data: DataSet) -> Fit:
-        """The replay of a data set of which sensitivities say nothing; draws and everything public are the same."""
+        """The replay of a data set that is no neighbour; draws and everything public must be the same."""
         fit = self.bench.fit(data, Tape(source=self.first.tape))
         self.compare(fit, f"with {data.name}")
         for a, b in zip(self.first.tape.releases, fit.tape.releases, strict=True):
             expect(
                 len(data) != len(self.bench.base) or np.array_equal(a.drawn, b.drawn),
-                f"with {data.name}, release {a.index} of {a.mechanism!r} drew other records; a draw must depend on "
+                f"with {data.name}, release {a.index} of {a.mechanism!r} drew other records: a draw must depend on "
                 "record ids alone.",
             )
         return fit
@@ -100,11 +103,11 @@ class Replays:
         expect(made == before, f"{where}, {made} releases were made instead of {before}.")
         expect(
             without(first.log, self.log_clocks) == without(other.log, self.log_clocks),
-            f"{where}, the log differs: it holds something that was not released.",
+            f"{where}, the log differs: its values must be functions of releases and public inputs.",
         )
         expect(
             as_json(first.counts, "counters") == as_json(other.counts, "counters"),
-            f"{where}, what the context counts differs (bytes, counters, steps, parameters, or the order of their "
+            f"{where}, the counts of the context differ (bytes, counters, steps, parameters, or the order of their "
             f"names), and training.json is public: {first.counts}, {other.counts}.",
         )
         compare_ledgers(first, other, where)
@@ -113,10 +116,10 @@ class Replays:
         compare_states(first, other, where, self.state_clocks)
 
     def family(self, family: Family) -> Iterator[str]:
-        """Replay each member, compare it with the first fit, and the exact values of all of them with each other.
+        """Replay each member, compare it with the first fit, and the exact values of all members with each other.
 
         Yields:
-            the name of each member, as it has passed.
+            the name of each member, when it has passed.
         """
         base = self.first.tape if family.base is None else self.on(family.base).tape
         seen = [("the first data set" if family.base is None else family.base.name, family.base_there, base)]
@@ -140,25 +143,25 @@ class Replays:
                 expect(
                     client in a.rows and client in b.rows and torch.equal(a.rows[client], b.rows[client]),
                     f"with {other_name}, the row of client {client} in release {a.index} of {a.mechanism!r} differs "
-                    f"from that with {name}: an answer must depend on the message and on that client's records alone.",
+                    f"from that with {name}: an answer must depend on the message and that client's records alone.",
                 )
             sensitivity = getattr(self.first.ledger.entries[a.mechanism].event.sensitivity, which)
-            what = f"with {other_name}, release {a.index} of {a.mechanism!r} moved by {moved:.6g} from {name}"
+            what = f"with {other_name}, release {a.index} of {a.mechanism!r} differs by {moved:.6g} from {name}"
             if drawn:
                 allowed = sensitivity * (1 + TOLERANCE)
                 expect(moved <= allowed, f"{what}; its declared sensitivity ({which}) is {sensitivity:.6g}.")
                 continue
             expect(
                 moved == 0.0,
-                f"{what} although the record was not in its draw: the release knows records from elsewhere (another "
-                "draw, or something kept from an earlier call).",
+                f"{what} although the changed {self.first.ledger.unit} was not in its draw: the release depends on "
+                "records outside of its draw (those of another draw, or a value kept from an earlier call).",
             )
 
 
 def compare_states(first: Fit, other: Fit, where: str, clocks_: set[str], *, last: int | None = None) -> None:
-    """What was handed to ctx.steps holds the same bits after each step, or after the `last` of them, and at the end.
+    """The objects passed to ctx.steps are the same bit by bit after each step, or the `last` steps, and at the end.
 
-    With `last`, the order of keys does not count.
+    With `last`, the order of keys is not compared.
     """
     ours, others = without(first.states, clocks_), without(other.states, clocks_)
     if last is None:
@@ -169,21 +172,21 @@ def compare_states(first: Fit, other: Fit, where: str, clocks_: set[str], *, las
         if paths := different(a, b):
             at = "at the end" if step == len(ours) - 1 else f"after step {step}"
             raise ConformanceError(
-                f"{where}, what was handed to ctx.steps differs {at} in {_some(paths)}. It is written into "
-                "checkpoints, which are public, and so is the state of public randomness: it must be a function of "
-                "releases and public inputs."
+                f"{where}, the state passed to ctx.steps differs {at} in {_some(paths)}. It is written into "
+                "checkpoints, which are public, together with the state of public randomness: it must be a function "
+                "of releases and public inputs."
             )
 
 
-FILES = "they hold something outside of its state and config."
+FILES = "they contain something that is not in its state or config."
 
 
 def compare_generators(first: Fit, other: Fit, where: str) -> None:
     paths = different(first.released, other.released)
     expect(
         not paths,
-        f"{where}, the generator differs in {_some(paths)} although all releases were the same: data reached it "
-        "another way.",
+        f"{where}, the generator differs in {_some(paths)} although all releases were the same: it depends on records "
+        "other than through releases.",
     )
     expect(first.saved == other.saved, f"{where}, the generator saves other files: {FILES}")
     expect(
@@ -194,10 +197,10 @@ def compare_generators(first: Fit, other: Fit, where: str) -> None:
 
 
 def compare_ledgers(first: Fit, other: Fit, where: str) -> None:
-    """What is public of the ledger is the same, text for text, and the figures that the method claims of it."""
+    """The public content of the ledger, as JSON text, and the epsilons that the method claims are the same."""
     ours, others = first.ledger_file, other.ledger_file
     asked, asked_there = ([entry["name"] for entry in ledger["entries"]] for ledger in (ours, others))
-    expect(asked == asked_there, f"{where}, other mechanisms were asked for: {asked}, {asked_there}. {ASKED}")
+    expect(asked == asked_there, f"{where}, other mechanisms were requested: {asked}, {asked_there}. {ASKED}")
     for entry, there in zip(ours["entries"], others["entries"], strict=True):
         same = as_json(entry, "entries") == as_json(there, "entries")
         expect(same, f"{where}, the ledger's entry of {entry['name']!r} differs: {entry}, {there}. {ASKED}")
@@ -210,7 +213,7 @@ def compare_ledgers(first: Fit, other: Fit, where: str) -> None:
     )
 
 
-ASKED = "The ledger is public: what is asked for must be a function of releases and public inputs."
+ASKED = "The ledger is public: requests for mechanisms must be a function of releases and public inputs."
 
 
 def _some(paths: list[str]) -> str:
@@ -219,9 +222,9 @@ def _some(paths: list[str]) -> str:
 
 
 def check_kept_state(bench: Bench, first: Fit) -> None:
-    """A fit that makes its first states into a cache, and one that finds them there, are the first fit, bit by bit."""
+    """A fit that writes its first states to a cache, and one that reads them from it, equal the first fit."""
     with tempfile.TemporaryDirectory() as folder:
-        for what in ("made into", "found in"):
+        for what in ("written to", "read from"):
             place = StatePlace(Path(folder) / what, Path(folder) / "cache", {})
             again = bench.fit(bench.base, Tape(), place=place)
             same = all(
@@ -231,17 +234,20 @@ def check_kept_state(bench: Bench, first: Fit) -> None:
             expect(
                 same and first.released == again.released,
                 f"private state {what} a cache led to other releases or another generator: its `start` must draw from "
-                "the coins it is given, and from nothing else.",
+                "the random generator that it is given, and from nothing else.",
             )
 
 
 def check_empty_draws(bench: Bench) -> None:
-    """With no record at all every draw is empty; the releases are made all the same and stay finite."""
+    """Without records every draw is empty; the releases must still be made, and be finite."""
     base = bench.base
     none = DataSet("no records", base.images[:0], base.labels[:0], base.ids[:0], base.clients[:0])
     fit = bench.fit(none, Tape())
     for release in fit.tape.releases:
-        expect(bool(torch.isfinite(flat(release.noisy)).all()), f"{release.mechanism!r}: an empty draw gave no number.")
+        expect(
+            bool(torch.isfinite(flat(release.noisy)).all()),
+            f"{release.mechanism!r}: the release of an empty draw is not finite.",
+        )
     made = {name: entry.executed for name, entry in fit.ledger.entries.items()}
     expect(all(made.values()), f"no release was made on empty draws ({made}).")
 
@@ -257,7 +263,7 @@ def check_generator(fit: Fit, image_shape: tuple[int, int, int], num_classes: in
     expect(generator.num_classes == num_classes, f"expected {num_classes} classes, got {generator.num_classes}.")
     expect(
         torch.equal(images, generator.sample(labels, seed=SAMPLE_SEED)),
-        "sampling twice with one seed gave two results.",
+        "sampling twice with the same seed gave different images.",
     )
     expect(not torch.equal(images, generator.sample(labels, seed=2)), "two seeds gave the same samples.")
     expect(

@@ -1,4 +1,4 @@
-"""Digests of what must be equal bit by bit: state dicts by path, rows of a log, and the entries that are clocks."""
+"""Digests of what must be equal bit by bit: state dicts by path, rows of a log, and the entries that are times."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dpgen_bench.testing.errors import ConformanceError
 
 Digests = dict[str, str]
 
-# What an entry must be called to be a clock, or a rate per time. It must also be a number >= 0 (a float, or an int, as
-# `time.time_ns` gives; both are kept readable behind FLOAT), and differ in a second fit on the same data.
+# The name of an entry that is a time, or a rate per time. Its value must be a number >= 0 (a float, or an int such as
+# that of `time.time_ns`; digests keep both readable after FLOAT) and differ in a second fit on the same data.
 CLOCK = re.compile(r"second|time|elapsed|duration|clock|_s$|_ms$|_us$|_ns$|per_sec$")
 FLOAT = "float "
 ORDER = "/(type and order)"
@@ -69,7 +69,7 @@ def _digest(kind: str, content: bytes) -> str:
 
 
 def as_json(value: Any, what: str) -> str:
-    """The text that a public file holds of `value`: keys in their own order, numbers as they are written.
+    """The JSON text of `value` in a public file, with its keys in their own order.
 
     Raises:
         ConformanceError: if JSON cannot hold it.
@@ -77,16 +77,16 @@ def as_json(value: Any, what: str) -> str:
     try:
         return json.dumps(value)
     except (TypeError, ValueError) as error:
-        raise ConformanceError(f"expected {what} that JSON can hold, which is how it is written: {error}.") from error
+        raise ConformanceError(f"expected {what} that can be written as JSON, got one that cannot: {error}.") from error
 
 
 def different(one: Digests, other: Digests) -> list[str]:
-    """The paths at which two sets of digests differ, those that only one of them has included; sorted."""
+    """The sorted paths at which two sets of digests differ, including those that only one of them has."""
     return sorted(path for path in one.keys() | other.keys() if one.get(path) != other.get(path))
 
 
 def clocks(one: list[Digests], again: list[Digests]) -> set[str]:
-    """The paths that hold times: named so, numbers >= 0, and different in a second fit on the same data.
+    """The paths of times: by their name, numbers >= 0, and different in a second fit on the same data.
 
     An entry that is the same twice is compared like any other, so that a private value cannot pass by its name alone.
     """
@@ -109,5 +109,5 @@ def without(rows: list[Digests], paths: set[str]) -> list[Digests]:
 
 
 def without_order(rows: list[Digests]) -> list[Digests]:
-    """The same digests without types of containers and the order of keys, which a resumed optimiser may exchange."""
+    """The same digests without types of containers and the order of keys, which a resumed optimiser may change."""
     return [{path: value for path, value in row.items() if not path.endswith(ORDER)} for row in rows]

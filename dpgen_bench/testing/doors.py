@@ -1,14 +1,14 @@
-"""While the suite runs, private attributes of harness objects are closed to the plugin: using one raises.
+"""While the suite runs, a plugin that uses a private attribute of a harness object gets an error.
 
 A private attribute is a name with a leading underscore (name-mangled ones included), or `__dict__` and what copies an
 object's content. Reading, setting and deleting one are refused, by any route that asks the object: `x._name`,
 `getattr`, `vars`, `copy`, `pickle`, `inspect`. Calling a private function of a harness class, `Class._name(x)`, is
-refused, too, and so is making a `Key`: who makes the key of a run can compute its noise.
+refused, too, and so is making a `Key`, because the key of a run determines its noise.
 
-Out of reach are routes that do not ask the object: `object.__getattribute__`, functions' `__closure__`, `gc`, frames,
-`ctypes`; functions that were taken from a class, and keys that were made, before the doors were closed; functions of C
+Access that does not ask the object is not refused: `object.__getattribute__`, functions' `__closure__`, `gc`, frames,
+`ctypes`; functions that were taken from a class, and keys that were made, before the fit; functions of C
 (`operator.attrgetter`) that the plugin makes and the harness calls; and code that is executed in the namespace of a
-library's module. `dpgen_bench.testing.source` warns of those by reading the source.
+library's module. `dpgen_bench.testing.source` warns of them by reading the source.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dpgen_bench.privacy.rows import Rows
 from dpgen_bench.privacy.state import PrivateState
 from dpgen_bench.testing.errors import ClosedDoor
 
-# Every object of the harness that leads to records, noise or the ledger; subclasses are closed with them.
+# Every class of the harness that gives access to records, noise or the ledger; subclasses are included.
 CLOSED: tuple[type, ...] = (
     PrivateData,
     ClientData,
@@ -58,10 +58,10 @@ def is_private(name: str) -> bool:
 
 @contextmanager
 def closed_doors(plugin: object) -> Iterator[list[ClosedDoor]]:
-    """Within it, code that is neither the harness nor a library gets `ClosedDoor` for private attributes.
+    """Within this context, code of neither the harness nor a library gets `ClosedDoor` for private attributes.
 
-    The code that counts is the innermost frame that is no library's, so that a library which the plugin calls opens
-    nothing. The package of `plugin` is never a library, wherever it is installed. Yields the errors that were raised,
+    What counts is the innermost frame that is not of a library, so that a library which the plugin calls gives it no
+    access. The package of `plugin` is never a library, wherever it is installed. Yields the errors that were raised,
     since the plugin may catch them.
     """
     own = type(plugin).__module__.split(".")[0]
@@ -121,7 +121,9 @@ def _refused(fn: Callable[..., Any], what: str, own: str, tried: list[ClosedDoor
 
 def _guard(route: Callable[..., Any], own: str, tried: list[ClosedDoor]) -> Callable[..., Any]:
     def guarded(self: Any, name: str, *value: Any) -> Any:
-        closed = is_private(name) or (bool(value) and name.startswith("_"))  # another __class__ opens all doors
+        closed = is_private(name) or (
+            bool(value) and name.startswith("_")
+        )  # another __class__ would give access to everything
         if closed and (where := _plugin_frame(sys._getframe(1), own)) is not None:
             raise _noted(where, f"{name!r} of a {type(self).__name__}", tried)
         return route(self, name, *value)
@@ -131,21 +133,21 @@ def _guard(route: Callable[..., Any], own: str, tried: list[ClosedDoor]) -> Call
 
 def _noted(where: FrameType, what: str, tried: list[ClosedDoor]) -> ClosedDoor:
     error = ClosedDoor(
-        f"{where.f_code.co_filename}:{where.f_lineno} used {what}: names with a leading underscore belong to "
-        "the harness, like keys, and are a door to records, noise and the ledger. Use the public attributes, and take "
-        "what you need of the records inside the function that a mechanism calls."
+        f"{where.f_code.co_filename}:{where.f_lineno} used {what}: names with a leading underscore, and keys, are "
+        "private to the harness, because they give access to records, noise and the ledger. Use public attributes, and "
+        "compute what you need from records inside the private function that a mechanism calls."
     )
     tried.append(error)
     return error
 
 
 def _plugin_frame(frame: FrameType | None, own: str) -> FrameType | None:
-    """The innermost frame that is no library's, if it is not the harness's."""
+    """The innermost frame that is not of a library, unless it is of the harness."""
     while frame is not None:
         names, file = frame.f_globals, frame.f_code.co_filename
         module = str(names.get("__name__", ""))
         package = module.split(".")[0]
-        # A module's name alone can be claimed by anybody; its globals are one object.
+        # Any code can claim a module's name, but the module's globals are a single object.
         known = sys.modules.get(module)
         genuine = known is not None and vars(known) is names
         if package == HARNESS and genuine and _is_file(file):

@@ -1,4 +1,4 @@
-"""Statistical tests of what a replay cannot see: the scale of noise, and how records or clients are drawn."""
+"""Statistical tests of what a replay cannot detect: the scale of noise, and how records or clients are drawn."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _check_shards(name: str, sampling: OneShard, draws: list[np.ndarray], record
     expect(
         {len(shard) for shard in shards} <= sizes,
         f"{name!r}: draws of {sorted({len(shard) for shard in shards})} records do not fit {records} records in "
-        f"{sampling.shards} shards, as the ledger has it.",
+        f"{sampling.shards} shards, as the ledger states.",
     )
     visits = [sum(tuple(draw) == shard for draw in draws) for shard in shards]
     _check_schedule(name, "shard", sampling.schedule, sampling.shards, max(visits, default=0), len(draws))
@@ -110,24 +110,27 @@ def _check_schedule(name: str, what: str, schedule: str, parts: int, visits: int
     expect(
         p >= FALSE_ALARM,
         f"{name!r}: one {what} was drawn {visits} times in {draws} releases, which does not fit {parts} {what}s drawn "
-        f"uniformly, as the ledger has it (p = {p:.1e}).",
+        f"uniformly, as the ledger states (p = {p:.1e}).",
     )
 
 
 def _check_one_client(name: str, sampling: OneClient, draws: list[np.ndarray]) -> None:
     """A draw is one client, and none is drawn more often than its cap or the ledger's schedule allows."""
-    expect(all(len(draw) == 1 for draw in draws), f"{name!r}: expected one client in each draw, got others.")
+    expect(
+        all(len(draw) == 1 for draw in draws),
+        f"{name!r}: expected one client in each draw, got {sorted({len(draw) for draw in draws})}.",
+    )
     visits = int(np.bincount(np.concatenate(draws)).max()) if draws else 0
     most = sampling.max_answers
     expect(
         most is None or visits <= most,
-        f"{name!r}: one client gave {visits} answers, and the ledger allows {most}.",
+        f"{name!r}: one client gave {visits} answers, but the ledger allows {most}.",
     )
     _check_schedule(name, "client", sampling.schedule, sampling.clients, visits, len(draws))
 
 
 def _check_fixed_size(name: str, sampling: FixedSize, draws: list[np.ndarray]) -> None:
-    """Draws have the ledger's size, repeat nobody, and are not the same ones over and over."""
+    """Draws have the ledger's size, contain no client twice, and are independent of each other."""
     for draw in draws:
         expect(
             len(set(draw.tolist())) == len(draw) == sampling.size,
@@ -141,6 +144,6 @@ def _check_fixed_size(name: str, sampling: FixedSize, draws: list[np.ndarray]) -
     p = float(law[again:].sum())
     expect(
         p >= FALSE_ALARM,
-        f"{name!r}: {again} clients were drawn twice in a row in {len(draws)} draws, which does not fit fresh ones of "
-        f"{sampling.size} out of {sampling.of} (p = {p:.1e}). A draw must not be used again.",
+        f"{name!r}: {again} clients were drawn twice in a row in {len(draws)} draws, which does not fit independent "
+        f"draws of {sampling.size} out of {sampling.of} (p = {p:.1e}). A draw must not be used again.",
     )

@@ -1,10 +1,10 @@
-"""What the suite raises."""
+"""The errors that the suite raises."""
 
 from __future__ import annotations
 
 
 class ConformanceError(AssertionError):
-    """A method (or the harness under it) broke a rule that its privacy rests on."""
+    """A method (or the harness itself) broke a rule on which privacy depends."""
 
 
 class ClosedDoor(ConformanceError):

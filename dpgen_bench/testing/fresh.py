@@ -1,7 +1,7 @@
-"""Load and sample a saved generator in a process that has seen no fit, and has neither data nor network.
+"""Load and sample a saved generator in a new process, which has neither data nor network.
 
-Statistics that a method keeps outside of its generator's state (a module's global, a class attribute, a default
-argument, a file) are not there. Python and PyTorch take seconds to import, so one server process imports the harness
+Statistics that a method keeps outside of its generator's state (in a global, a class attribute, a default argument, a
+file) do not exist in that process. Python and PyTorch take seconds to import, so one server process imports the harness
 once, and forks for each generator; plugins are imported in the fork alone.
 """
 
@@ -72,13 +72,13 @@ class FreshSamples:
         """
         self._thread.join(PATIENCE_S)
         if self._thread.is_alive():
-            raise NotSampled(f"it was not done after {PATIENCE_S:g} s")
+            raise NotSampled(f"sampling did not end within {PATIENCE_S:g} s")
         if "error" in self._answer:
             raise NotSampled(str(self._answer["error"]))
         return load_file(Path(self._folder.name) / "samples.safetensors")["samples"]
 
     def close(self) -> None:
-        """Remove what was saved; an answer that is still under way is not waited for."""
+        """Remove the saved files, without waiting for an answer that is still being computed."""
         self._folder.cleanup()
 
 
@@ -116,7 +116,7 @@ class _Server:
             self._process.stdin.close()  # the server ends where its requests do
             try:
                 self._process.wait(10)
-            except subprocess.TimeoutExpired:  # at work on a request whose answer is of no use any more
+            except subprocess.TimeoutExpired:  # it works on a request whose answer is no longer needed
                 self._process.kill()
                 self._process.wait()
             self._process = None
@@ -128,7 +128,7 @@ _SERVER = _Server()
 def serve() -> None:
     """The server's loop: a request in, a fork that answers it. Without `fork` (Windows) it answers one and ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what plugins print must not be taken for an answer
+    os.dup2(2, 1)  # output of plugins must not be read as an answer
     for line in sys.stdin:
         if not hasattr(os, "fork"):
             print(json.dumps(_answer(json.loads(line))), file=answers, flush=True)
@@ -167,7 +167,7 @@ def closed_world(own: Path, started: float, closed: list[str]) -> Callable[[str,
 
     def hook(event: str, given: tuple[Any, ...]) -> None:
         if event in refused:
-            raise PermissionError(f"sampling used {event}, and a generator must need no network and no process.")
+            raise PermissionError(f"sampling used {event}: a generator must need no network and no other process.")
         if event != "open" or not isinstance(given[0], str | bytes | os.PathLike) or getattr(busy, "now", False):
             return
         busy.now = True
@@ -181,11 +181,11 @@ def closed_world(own: Path, started: float, closed: list[str]) -> Callable[[str,
             busy.now = False
         if data or newer:
             what = "of the data" if data else "written since the fit began"
-            raise PermissionError(f"sampling opened {path}, a file {what}; a generator holds all that it needs.")
+            raise PermissionError(f"sampling opened {path}, a file {what}: a generator must contain all that it needs.")
 
     return hook
 
 
 def now() -> float:
-    """Seconds since the epoch, less what the clocks of file systems may lag behind."""
+    """Seconds since the epoch, less one by which the clock of a file system may lag behind."""
     return time.time() - 1.0

@@ -1,15 +1,15 @@
 """Row independence: row i of a private function must depend on record i and public inputs alone.
 
-For `PerRecord` and `PerRecordGradient` that is what the declared sensitivity rests on, and the harness cannot see it
-from the sum of clipped rows. So the function of a release is evaluated again, on parts of its draw, on the draw in
-another order, and on draws whose other records are other ones. The rows, or the gradients of single losses, are
-compared as the function gives them, before they are clipped: clipping cannot hide that they moved.
+The declared sensitivities of `PerRecord` and `PerRecordGradient` depend on that, and the sum of clipped rows does not
+show it. The function of a release is therefore evaluated again: on parts of its draw, on the draw in another order, and
+on draws with other records next to the kept ones. The rows, or the gradients of single losses, are compared before they
+are clipped, so that clipping cannot hide a difference.
 
-What is compared is rounded differently by matrix products of another shape. Evaluations are in float64 where the
-function allows that, and then any difference is told from rounding. In float32 a record that sits on the kink of an
-activation may turn its gradient in one shape and not in another. There a difference between shapes or orders counts if
-it shows in slightly darkened copies of the draw, too: they leave the kink, and rows that depend on their place, or on
-the number of records, still do.
+Matrix products of another shape round differently. Evaluations are in float64 if the function allows it, where a
+difference can be distinguished from rounding. In float32, the gradient of a record at the kink of an activation may
+differ between shapes. A difference between shapes or orders in float32 therefore counts only if slightly darkened
+copies of the draw show it, too: they are no longer at the kink, whereas rows that depend on their position, or on the
+number of records, still differ.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from dpgen_bench.testing.errors import ConformanceError
 
 MOST_RECORDS = 32  # of a draw; more would only cost time
 RELATIVE = {torch.float64: 1e-7, torch.float32: 1e-4}  # of the size of what is compared
-LIBRARIES = ("torch", "numpy", "dpgen_bench")  # whose objects hold nothing that a function of a plugin changes
-DARKENED = (0.999, 0.99, 0.9)  # images by these factors, in which a difference in float32 must show again
+LIBRARIES = ("torch", "numpy", "dpgen_bench")  # packages whose objects a function of a plugin does not change
+DARKENED = (0.999, 0.99, 0.9)  # factors of images, for each of which a difference in float32 must show again
 NO_CLIPPING = 1e12  # a norm that no gradient of a sensible method has, and whose square fits into float32
 OF_THE_BOUND = 1e-6  # differences below this share of C move no release by more than rounding does
 
 
 def check_row_independence(bench: Bench, first: Tape, releases: int) -> int:
-    """Fit again on the same data and question the private functions of up to `releases` releases of each mechanism.
+    """Fit again on the same data and check the private functions of up to `releases` releases of each mechanism.
 
-    The fit itself is thrown away, since functions were called more often than a fit calls them.
+    The result of this fit is not used, since functions were called more often than in a normal fit.
 
     Returns:
-        How many releases were looked at; 0 for a method without rows that belong to records.
+        The number of releases that were checked; 0 for a method without rows that belong to records.
     """
     made: dict[str, int] = {}
     for release in first.releases:
@@ -64,7 +64,7 @@ def check_row_independence(bench: Bench, first: Tape, releases: int) -> int:
         if not isinstance(bound, PerRecord | PerRecordGradient) or index not in chosen[mechanism.name]:
             return
         if len(batch) == 0:
-            chosen[mechanism.name].add(index + 1)  # an empty draw has no rows: look at the next one
+            chosen[mechanism.name].add(index + 1)  # an empty draw has no rows: take the next one
             return
         Question(mechanism.name, index, bound, fn, batch, public, bench.num_classes).ask()
         looked_at += 1
@@ -76,8 +76,8 @@ def check_row_independence(bench: Bench, first: Tape, releases: int) -> int:
     except Exception as error:
         raise ConformanceError(
             f"a fit whose private functions were called more than once in a release raised {type(error).__name__} "
-            f"({error}): they leave something behind for the rest of the fit. Nothing computed from records may leave "
-            "a private function but what it returns."
+            f"({error}): a call changes something that the rest of the fit uses. A private function must have no "
+            "effect other than the value that it returns."
         ) from error
     return looked_at
 
@@ -91,7 +91,7 @@ def _spread(number: int, most: int) -> list[int]:
 
 @dataclass
 class Question:
-    """One private function, and the draw that it is questioned on."""
+    """One private function, and the draw on which its rows are compared."""
 
     mechanism: str
     index: int
@@ -115,7 +115,7 @@ class Question:
         """Compare the rows of the whole draw with those of every variant.
 
         Raises:
-            ConformanceError: for a function that does not repeat itself, raises, or has rows that depend on others.
+            ConformanceError: for a function that is not reproducible, raises, or has rows that depend on others.
         """
         with restored(self.fn, self.bound) as restore:
             self.restore = restore
@@ -125,7 +125,7 @@ class Question:
                 raise ConformanceError(
                     f"{self.where}: the private function gave two results for the same records. It must be a function "
                     "of its records, of public inputs that do not change during a release, and of the `rng` that it is "
-                    "given, because a release calls it in pieces of any size."
+                    "given, because a release may call it on parts of a draw of any size."
                 )
             self._refuse_if_nothing_is_finite(everything)
             others = self._other_records(len(self.whole))
@@ -138,14 +138,14 @@ class Question:
                     self._differs(_darkened(self.whole, factor), _darkened(batch, factor), rows, rows, at)
                     for factor in (1.0, *factors)
                 ):
-                    self._accuse(f"are others {name}")
+                    self._accuse(f"differ {name}")
 
     def _accuse(self, what: str) -> None:
         kind = "rows" if isinstance(self.bound, PerRecord) else "per-record gradients"
         raise ConformanceError(
             f"{self.where}: {kind}, before clipping, {what}. Row i must depend on record i and public inputs alone, "
-            "for its declared sensitivity rests on that: no mean, count or order of the batch, no randomness by place "
-            "in the batch (name an argument `rng`), no division by the realised size of a draw."
+            "because the declared sensitivity depends on it: use no mean, count or order of the batch, no randomness "
+            "by position in the batch (name an argument `rng`), and no division by the realised size of a draw."
         )
 
     def _other_records(self, number: int) -> Batch:
@@ -156,7 +156,7 @@ class Question:
         return Batch((1.0 - images).to(device), labels.to(device), ids, self.whole.key)
 
     def _same_shape(self, others: Batch) -> Iterator[tuple[str, Batch, Batch, Tensor, Tensor]]:
-        """(what is done to the others, two draws of one shape, which rows to compare, where these are in both)."""
+        """(change of the other records, two draws of one shape, rows to compare, their positions in both)."""
         b = len(self.whole)
         for half in (0, 1):
             kept = torch.arange(half, b, 2)
@@ -169,7 +169,7 @@ class Question:
                 batch = self._scaled(self.whole)
                 batch.images[rest], batch.labels[rest] = images[rest], labels[rest]
                 yield f"the other records of the draw were {name}", self._scaled(self.whole), batch, kept, kept
-        # Also for a draw of one record: before it, one pair of others and then another.
+        # This also covers a draw of one record: two different pairs of other records come before it.
         everything, behind = torch.arange(b), torch.arange(2, b + 2)
         whole, quiet = self._scaled(self.whole), others.rows(torch.arange(2) % b)
         first = self._scaled(self.whole.rows(slice(0, 1)))
@@ -188,7 +188,7 @@ class Question:
             yield "1e30", torch.full_like(images, 1e30), labels
 
     def _other_shape(self, others: Batch) -> Iterator[tuple[str, Batch, Tensor, Tensor]]:
-        """(how, a draw of another shape or order, which rows to compare, where these are in it)."""
+        """(name, a draw of another shape or order, rows to compare, their positions in it)."""
         b = len(self.whole)
         everything, last = torch.arange(b), torch.tensor([b - 1])
         whole = self._scaled(self.whole)
@@ -197,10 +197,10 @@ class Question:
             yield "in a draw of every second record", whole.rows(part), part, torch.arange(len(part))
             yield "in a draw of one record alone", whole.rows(last), last, torch.arange(1)
             yield "in another order", whole.rows(everything.flip(0)), everything, everything.flip(0)
-            yield "one place later", whole.rows(everything.roll(1)), everything, everything.roll(-1)
-        yield "behind other records", _joined(others, whole), everything, everything + b
+            yield "one position later", whole.rows(everything.roll(1)), everything, everything.roll(-1)
+        yield "after other records", _joined(others, whole), everything, everything + b
         yield "before one more record", _joined(whole, others.rows(slice(0, 1))), everything, everything
-        yield "before as many others", _joined(whole, others), everything, everything
+        yield "before as many other records", _joined(whole, others), everything, everything
 
     def _scaled(self, batch: Batch) -> Batch:
         """A copy with images in [0, 1] in the precision of the comparison."""
@@ -223,9 +223,9 @@ class Question:
         at, then = (rows if places is None else places for places in (at, then))
         a, b = self._value_of(one, at, rows), self._value_of(other, then, rows)
         if isinstance(self.bound, PerRecordGradient) and not bool(torch.isfinite(a + b).all()):
-            # One row without a finite gradient, as here, makes the sum of all say nothing.
+            # One row without a finite gradient makes the sum useless for a comparison.
             if math.isinf(self.bound.C):
-                return False  # not clipped, so that no sensitivity rests on it; and any layers are allowed
+                return False  # without clipping there is no sensitivity to check, and any layers are allowed
             a, b = self._value_of(one, at, rows, finite=True), self._value_of(other, then, rows, finite=True)
         return not _close(a, b, RELATIVE[self.dtype], self.bound)
 
@@ -237,8 +237,8 @@ class Question:
         if nothing:
             raise ConformanceError(
                 f"{self.where}: of {len(self.whole)} records none has a row, or the gradient of a loss, that is finite "
-                "and not zero. A release drops what is not finite, so this one would be noise alone, and nothing can "
-                "be said of its rows; mend the function (a square root at zero? a division by zero?)."
+                "and not zero. A release drops rows that are not finite, so this one would be noise alone and its rows "
+                "cannot be compared. Correct the function: does it take a square root at zero, or divide by zero?"
             )
 
     def _value_of(self, batch: Batch, at: Tensor, rows: Tensor, *, finite: bool = False) -> Tensor:
@@ -247,11 +247,11 @@ class Question:
         except Exception as error:
             raise ConformanceError(
                 f"{self.where}: the private function raised {type(error).__name__} ({error}) on some of the records of "
-                "its draw, or on others in their place. It must not raise, whatever the records are."
+                "its draw, or on other records in their place. It must never raise, for any records."
             ) from error
 
     def _value(self, batch: Batch, at: Tensor, rows: Tensor, *, finite: bool = False) -> Tensor:
-        """What the rows `at` give: rows [k, ...]; or a weighted sum [1, p] of their gradients and those of public rows.
+        """The rows `at` [k, ...], or a weighted sum [1, p] of their gradients and of those of public rows.
 
         Args:
             finite: leave out gradients that are not finite, as a release does, and with its code.
@@ -306,7 +306,7 @@ def _darkened(batch: Batch, factor: float) -> Batch:
 
 
 def _close(a: Tensor, b: Tensor, relative: float, bound: Bound) -> bool:
-    """Each row within `relative` of its norm, or of a share of the bound that no release can show; NaN equals NaN."""
+    """Each row within `relative` of its norm, or within OF_THE_BOUND of the bound; NaN equals NaN."""
     a, b = a.detach().double().flatten(1), b.detach().double().flatten(1)
     if not torch.equal(torch.isfinite(a), torch.isfinite(b)):
         return False
@@ -318,10 +318,10 @@ def _close(a: Tensor, b: Tensor, relative: float, bound: Bound) -> bool:
 
 @contextmanager
 def restored(fn: Callable[..., Any], bound: Bound) -> Iterator[Callable[[torch.dtype], None]]:
-    """Gives restore(dtype), which sets back all that one call of `fn` may leave for the next.
+    """Yields restore(dtype), which resets everything that one call of `fn` may change for the next.
 
-    That is: parameters and buffers of every module within reach (floating ones cast to dtype), random generators within
-    reach, and the global ones. On exit everything is as it was before.
+    That is: parameters and buffers of every module that `fn` can use (floating ones cast to dtype), its random
+    generators, and the global ones. On exit everything is as it was before.
     """
     modules = [thing for thing in _within_reach([fn, getattr(bound, "module", None)]) if isinstance(thing, nn.Module)]
     streams = [thing for thing in _within_reach([fn]) if isinstance(thing, torch.Generator)]

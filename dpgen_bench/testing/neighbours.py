@@ -1,4 +1,4 @@
-"""Data sets to replay a fit on: families that differ in one unit, a record or a client, and wholly other data."""
+"""Data sets to replay a fit on: families that differ in one unit, a record or a client, and unrelated data."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Tensor
 from dpgen_bench.privacy.events import Relation
 from dpgen_bench.testing.bench import DataSet, Tape, made_up_images
 
-MOST_SHARDS = 4  # of which one record each is changed
+MOST_SHARDS = 4  # up to which one record of each shard is changed
 
 
 @dataclass(frozen=True)
 class Member:
-    """A data set of a family. `there`: whether the unit that the family changes is in it."""
+    """A data set of a family. `there`: whether it contains the unit that the family changes."""
 
     data: DataSet
     there: bool = True
@@ -28,7 +28,7 @@ class Member:
 class Family:
     """Data sets that differ from each other in one unit, `changed`: a record, by its id, or a client.
 
-    base: the data set that the members come from; None for the one that the first fit was made on.
+    base: the data set that the members are derived from; None for that of the first fit.
     base_there: whether the unit is in the base.
     """
 
@@ -39,7 +39,7 @@ class Family:
 
 
 def relation(one: bool, other: bool) -> Relation:
-    """Of two members of a family, by whether the unit is in each."""
+    """The relation of two members of a family, by whether each contains the unit."""
     return "replace_one" if one == other else "add_remove"
 
 
@@ -49,7 +49,7 @@ def owners(records: int, clients: int) -> np.ndarray:
 
 
 def odd_image(name: str, image: Tensor) -> Tensor:
-    """What an image of another data set might be."""
+    """An image that another data set might contain."""
     whole = {"NaN": math.nan, "1e30": 1e30, "constant": 1.0}
     return -image if name == "sign-flipped" else torch.full_like(image, whole[name])
 
@@ -65,12 +65,12 @@ def _odd_records(number: int, thorough: bool) -> tuple[str, ...]:
 def record_families(
     base: DataSet, changed: Sequence[int], tape: Tape, num_classes: int, *, thorough: bool
 ) -> Iterator[Family]:
-    """Without each record in `changed`, with it replaced by odd ones or by a copy, or the only one of its class; and a
-    record more.
+    """Families for each record in `changed`: removed, replaced by an odd record or by a copy, or the only one of its
+    class; and a family with one more record.
 
     Args:
         tape: of the first fit; a copy is of a record that was drawn with the one that it replaces.
-        thorough: all of these for each record, and not a part of them.
+        thorough: whether to make all of these for each record, instead of a part.
     """
     for number, record in enumerate(changed):
         at = int(np.flatnonzero(base.ids == record)[0])
@@ -105,7 +105,7 @@ def _replaced(base: DataSet, at: int, name: str, num_classes: int) -> DataSet:
 
 
 def _companion(base: DataSet, record: int, tape: Tape) -> int:
-    """Where a record is that was drawn with this one; any other, if there is none."""
+    """The position of a record that was drawn together with this one, or of any other if there is none."""
     draws = [release.drawn for release in tape.releases if record in release.drawn and len(release.drawn) > 1]
     of = draws[0] if draws else base.ids
     others = np.flatnonzero(np.isin(base.ids, of) & (base.ids != record))
@@ -125,7 +125,7 @@ def _alone_in_its_class(base: DataSet, at: int, num_classes: int) -> Family:
     labels = base.labels.clone()
     labels[labels == labels[at]] = (labels[at] + 1) % num_classes
     labels[at] = base.labels[at]
-    alone = replace(base, name=f"record {record} the only one of its class, ", labels=labels)
+    alone = replace(base, name=f"record {record} as the only one of its class, ", labels=labels)
     moved = labels.clone()
     moved[at] = (labels[at] + 1) % num_classes
     joined = replace(alone, name=f"{alone.name}record {record} moved to another class", labels=moved)
@@ -156,11 +156,11 @@ def _one_more(base: DataSet, copied: int, thorough: bool) -> Family:
 def client_families(
     base: DataSet, changed: Sequence[int], num_classes: int, *, join: bool, thorough: bool
 ) -> Iterator[Family]:
-    """Each client in `changed` with other records, with a copy of another's, with none, or with thrice as many; and, if
-    `join`, a client less or more.
+    """Families for each client in `changed`: with other records, with a copy of another client's, with none, or with
+    three times as many; and, if `join`, with one client less or more.
 
     Args:
-        join: whether clients may join and leave, as where the draw of each is independent of the others.
+        join: whether clients may join and leave, which requires that each is drawn independently of the others.
     """
     own = base.clients
     for number, client in enumerate(changed):
@@ -181,7 +181,7 @@ def client_families(
             family.members.append(Member(_thrice(base, client, its)))
             family.members.append(Member(_with_the_records_of_another(base, client, keep)))
         if join:
-            family.members.append(Member(replace(emptied, name=f"client {client} gone"), there=False))
+            family.members.append(Member(replace(emptied, name=f"client {client} removed"), there=False))
         yield family
     if join:
         new = int(own.max()) + 1 if len(base) else 0
@@ -220,9 +220,9 @@ def _with_the_records_of_another(base: DataSet, client: int, others: np.ndarray)
 
 
 def other_data(base: DataSet, num_classes: int, seed: int) -> Iterator[DataSet]:
-    """Data sets of the same ids and clients that have nothing else in common with the first."""
+    """Data sets with the same ids and clients that have nothing else in common with the first."""
     images, labels = made_up_images(tuple(base.images.shape[1:]), len(base), num_classes, seed)
-    yield replace(base, name="wholly other records", images=1.0 - images, labels=labels)
+    yield replace(base, name="unrelated records", images=1.0 - images, labels=labels)
     yield replace(base, name="all records dark", images=torch.zeros_like(images), labels=labels.flip(0))
     yield replace(base, name="all records bright", images=torch.ones_like(images), labels=labels)
     yield replace(base, name="all records of one class", images=images, labels=torch.zeros_like(labels))

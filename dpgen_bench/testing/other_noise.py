@@ -1,7 +1,7 @@
-"""A replay whose noise alone is different: what follows from the releases is the same, what knows the noise is not.
+"""A replay in which only the noise differs: a method that depends on releases alone does not change.
 
-In all other replays the noise of a release is that of the first fit. So a method that gets at the noise and subtracts
-it from the release, which leaves the exact value, does the same in each of them.
+In all other replays the noise of a release is that of the first fit. A method that obtains the noise and subtracts it
+from the release, which gives the exact value, therefore does the same in each of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OtherNoise(Key):
     """A seeded key with the draws and private randomness of a plain one, and with noise of its own secret.
 
     Attributes:
-        plain: the key that draws come from.
+        plain: the key of the draws.
     """
 
     plain: Key
@@ -50,10 +50,10 @@ class OtherNoise(Key):
 
 
 def check_other_noise(bench: Bench, replays: Replays) -> None:
-    """A fit on the same data with other noise, the releases of the first fed back, is the first one bit by bit.
+    """A fit on the same data with other noise equals the first one bit by bit if it gets the first one's releases.
 
     Raises:
-        ConformanceError: if it differs, or asks another question of the same records.
+        ConformanceError: if it differs, or if an exact value does.
     """
     tape = Tape(source=replays.first.tape)
     where = "in a fit with the same data, draws and releases, but other noise"
@@ -62,8 +62,8 @@ def check_other_noise(bench: Bench, replays: Replays) -> None:
         replays.compare(fit, where)
         for a, b in zip(replays.first.tape.releases, tape.releases, strict=True):
             same = torch.equal(flat(a.exact).nan_to_num(), flat(b.exact).nan_to_num())
-            expect(same, f"{where}, release {a.index} of {a.mechanism!r} was asked another question.")
+            expect(same, f"{where}, release {a.index} of {a.mechanism!r} has another exact value.")
     except ConformanceError as error:
         raise ConformanceError(
-            f"{error} The method knows the noise, and with it the exact value: a release is all it may use."
+            f"{error} The method depends on the noise, and thus on exact values: it may use releases alone."
         ) from None

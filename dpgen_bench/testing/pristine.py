@@ -1,7 +1,7 @@
-"""What a plugin keeps in its modules is as it was before each fit, as if each fit had a process of its own.
+"""Resets a plugin's modules before each fit, as if each fit had a process of its own.
 
-Without this, a statistic that is computed once, by the first fit, and kept in a global, a class attribute, a default
-argument or a cache would be the same in all replays, and no comparison of fits could tell that it is of the first data.
+Without this, a statistic that the first fit computes and keeps in a global, a class attribute, a default argument or a
+cache would be the same in all replays, and no comparison of fits could show that it depends on the first data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Restore = Callable[[], Any]
 class Pristine:
     """Globals, class attributes, default arguments and caches of a plugin's modules, as they are now.
 
-    Its modules are that of its class, and those of its own package that these import.
+    These are the module of its class, and the modules of its own package that it imports.
     """
 
     def __init__(self, plugin: type) -> None:
@@ -40,7 +40,7 @@ class Pristine:
             restore()
 
     def _keep_names(self, owner: Any) -> None:
-        """The names of a module or class, and what they stand for."""
+        """Keep the names of a module or class, and their values."""
         before = {name: value for name, value in vars(owner).items() if not _is_special(name)}
 
         def restore() -> None:
@@ -82,7 +82,7 @@ def _is_special(name: str) -> bool:
 
 
 def _held_by(function: Any) -> Iterator[Any]:
-    """Default arguments, and what a closure has caught."""
+    """Default arguments, and the values in a closure."""
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     for cell in function.__closure__ or ():
@@ -99,7 +99,7 @@ def _inside(value: Any) -> list[Any]:
 
 
 def _content(value: Any) -> Restore | None:
-    """What sets the content of a container, a tensor, an array or a network back; None for anything else."""
+    """A function that resets the content of a container, tensor, array or network; None for anything else."""
     if isinstance(value, list | dict | set) and value is not sys.modules:
         return partial(_fill, value, copy.copy(value))
     if isinstance(value, Tensor):

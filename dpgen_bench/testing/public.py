@@ -1,4 +1,4 @@
-"""What the public files of a run would hold of a fit, as digests: checkpoint, generator, and figures of the ledger."""
+"""Digests of the public files that a run would write for a fit: checkpoint, generator, and claimed epsilons."""
 
 from __future__ import annotations
 
@@ -20,27 +20,29 @@ from dpgen_bench.testing.errors import ConformanceError
 
 
 def state_digests(stateful: dict[str, Any]) -> Digests:
-    """Of what a checkpoint holds of things with a state dict.
+    """Digests of the state dicts that a checkpoint contains.
 
     Raises:
-        ConformanceError: if it holds what no checkpoint can.
+        ConformanceError: if a checkpoint cannot contain them.
     """
     try:
         return digests(plain({name: thing.state_dict() for name, thing in stateful.items()}))
     except ValueError as error:
-        raise ConformanceError(f"a checkpoint cannot hold what ctx.steps was given: {error}") from error
+        raise ConformanceError(
+            f"a checkpoint cannot contain the state that was passed to ctx.steps: {error}"
+        ) from error
 
 
 def randomness_digests(generator: torch.Generator) -> Digests:
-    """Of the states of public generators of randomness, which every checkpoint holds."""
+    """Digests of the states of public random generators, which every checkpoint contains."""
     states = public_randomness(generator)
-    for source in ("numpy", "python"):  # thousands of words: one digest for all of them
+    for source in ("numpy", "python"):  # thousands of numbers: one digest for all
         states[source] = repr([part.tolist() if isinstance(part, Tensor) else part for part in states[source]])
     return digests(states, "public randomness")
 
 
 def released_digests(generator: Generator) -> Digests:
-    """Of what `Generator.save` writes: tensors by their bits, the config as its text."""
+    """Digests of what `Generator.save` writes: tensors by their bits, the config as its text."""
     kind = f"{type(generator).__module__}.{type(generator).__qualname__}"
     state = {name: value.detach().cpu().contiguous() for name, value in generator.state().items()}
     return digests({"state": state, "config": as_json({"kind": kind, **generator.config()}, "a generator's config")})
@@ -53,7 +55,7 @@ def claims_text(method: Method, ledger: Ledger, delta: float) -> str:
 
 
 def saved_digests(generator: Generator) -> Digests:
-    """Of the files of a generator whose class overrides `save`; the harness's own writes state and config."""
+    """Digests of the files of a generator whose class overrides `save`; others write state and config alone."""
     if type(generator).save is Generator.save:
         return {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Kill and resume: a fit that ends as a kill would, and a fresh method that goes on, make the fit without a kill."""
+"""Kill and resume: a fit that is killed and resumed by a new instance of the method equals the fit without a kill."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ FEW = 4  # releases of a fit without loops, before each of which it is killed
 
 
 def check_resume(bench: Bench, first: Fit, clocks: tuple[set[str], set[str]], times: int) -> list[str]:
-    """Kill a fit at `times` random places, resume each from its folder in a fresh method, compare it with the first.
+    """Kill a fit at `times` random places, resume each from its folder by a new method, and compare it with the first.
 
-    A fit without loops that makes at most `FEW` releases is killed before every one of them but the first. What was
-    released is read back when it starts again, so that the function of each release runs where that of none before it
-    has been called: what an earlier function kept in memory is not there.
+    A fit without loops that makes at most `FEW` releases is killed before each of them but the first. Earlier releases
+    are read back when it starts again, so that no function of an earlier release has been called when that of the next
+    one is: a value that an earlier function kept in memory is missing.
 
     Args:
         clocks: paths in the log and in state dicts that hold times.
 
     Returns:
-        Where fits were killed, in words; nothing for a fit of one step whose releases are hidden from the suite.
+        A description of each kill; none for a fit of one step whose private functions the suite does not call.
     """
     if len(first.states) < 3 and any(name in _behind_steps(first) for name in _made(first)):
         return []
@@ -72,7 +72,7 @@ def _made(fit: Fit) -> list[str]:
 
 
 def _behind_steps(fit: Fit) -> set[str]:
-    """Mechanisms whose functions the suite does not see: they keep private state or ask clients, inside ctx.steps."""
+    """Mechanisms whose functions the suite does not call: they keep private state or ask clients, in ctx.steps."""
     entries = fit.ledger.entries.items()
     return {name for name, entry in entries if entry.bound.get("private_state") or fit.ledger.unit == "client"}
 
@@ -95,7 +95,10 @@ def _killed(bench: Bench, folder: Path, tape: Tape, **options: int) -> Tape:
         bench.fit(bench.base, tape, folder=folder, **options)  # type: ignore[arg-type]
     except Killed:
         return tape
-    expect(False, "the method caught the end of its process (BaseException): let it pass, or a kill loses the run.")
+    expect(
+        False,
+        "the method caught a BaseException, by which its process ends: let it propagate, or a kill loses the run.",
+    )
     return tape
 
 
@@ -106,33 +109,35 @@ def _compare(first: Fit, killed: Tape, again: Fit, folder: Path, where: str, clo
     made = {(release.mechanism, release.index) for release in (*killed.releases, *again.tape.releases)}
     expect(
         made == expected.keys(),
-        f"{where}, the fit left out {sorted(expected.keys() - made)}; a resumed run makes the releases of one that was "
-        "not killed.",
+        f"{where}, the fit did not make {sorted(expected.keys() - made)}: a resumed run must make the same releases as "
+        "one that was not killed.",
     )
     log_clocks, state_clocks = clocks
     rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     expect(
         without(first.log, log_clocks) == without([digests(row) for row in rows], log_clocks),
-        f"{where}, the log is another one: {FORGOTTEN}",
+        f"{where}, the log differs: {FORGOTTEN}",
     )
-    expect(first.counts == again.counts, f"{where}, counters are {again.counts}, not {first.counts}: {FORGOTTEN}")
+    expect(
+        first.counts == again.counts, f"{where}, the counters are {again.counts} instead of {first.counts}: {FORGOTTEN}"
+    )
     compare_states(first, again, where, state_clocks, last=1)
     compare_generators(first, again, where)
 
 
 FORGOTTEN = (
-    "what changes in a loop must be handed to ctx.steps, and what is made outside of loops must be made again in the "
-    "same way."
+    "state that changes in a loop must be passed to ctx.steps, and everything outside of loops must be computed again "
+    "in the same way."
 )
 
 
 def _compare_release(first: Release | None, release: Release, where: str) -> None:
     what = f"{where}, release {release.index} of {release.mechanism!r}"
-    expect(first is not None, f"{what} is one that the fit which was not killed never made: {FORGOTTEN}")
+    expect(first is not None, f"{what} was made, but not in the fit without a kill: {FORGOTTEN}")
     assert first is not None
     same = torch.equal(flat(first.exact), flat(release.exact)) and torch.equal(flat(first.noisy), flat(release.noisy))
     expect(
         same,
-        f"{what} has another value: it is another query with the same noise, whose difference to the first is exact. "
-        f"Something was forgotten: {FORGOTTEN}",
+        f"{what} has another value: it is another query with the same noise, so that its difference to the first one "
+        f"contains no noise. Some state was not restored: {FORGOTTEN}",
     )

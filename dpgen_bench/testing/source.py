@@ -1,6 +1,6 @@
-"""What a replay cannot see, looked for in a plugin's source: files, output, data loaders, network, hidden doors.
+"""Warnings from a plugin's source about what a replay cannot detect: files, output, data loaders, network, closures.
 
-Findings are warnings: each has honest uses, and code that means to hide its intent will.
+Each of them has honest uses, and code that is meant to hide something can avoid them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# What is called or imported -> why a reader should look.
+# Name that is called or imported -> the reason for a warning.
 SUSPECTS = {
     "open": "reads or writes files",
     "print": "prints, and output is public",
-    "exec": "runs code that this reading does not see",
-    "eval": "runs code that this reading does not see",
-    "compile": "runs code that this reading does not see",
-    "__import__": "imports what this reading does not see",
-    "importlib": "imports what this reading does not see",
+    "exec": "runs code that this check does not see",
+    "eval": "runs code that this check does not see",
+    "compile": "runs code that this check does not see",
+    "__import__": "imports code that this check does not see",
+    "importlib": "imports code that this check does not see",
     "torchvision.datasets": "loads data of its own",
     "sklearn.datasets": "loads data of its own",
     "datasets": "loads data of its own",
@@ -56,18 +56,18 @@ SUSPECTS = {
     "os.write": "reads or writes files",
     "subprocess": "starts another process",
     "multiprocessing": "starts another process",
-    "threading": "starts a thread, which ends when it likes",
+    "threading": "starts a thread, which may outlive the fit",
     **dict.fromkeys(("socket", "urllib", "requests", "http", "httpx", "ftplib", "smtplib"), "uses the network"),
-    "ctypes": "reaches any memory",
-    "gc": "reaches any object",
-    "inspect": "reaches frames and closures",
-    "sys._getframe": "reaches frames and closures",
-    "time.sleep": "makes time depend on what it has seen",
+    "ctypes": "accesses any memory",
+    "gc": "accesses any object",
+    "inspect": "accesses frames and closures",
+    "sys._getframe": "accesses frames and closures",
+    "time.sleep": "can make running time depend on records",
     "atexit": "runs code after the fit",
     "torch.utils._python_dispatch": "sees what the harness computes",
     "torch.overrides": "sees what the harness computes",
-    "operator.attrgetter": "asks for attributes that this reading does not see",
-    "unittest.mock": "changes the code of others",
+    "operator.attrgetter": "reads attributes that this check does not see",
+    "unittest.mock": "changes other code",
     "dpgen_bench.privacy.noise": "computes noise",
     "numpy.random.Philox": "computes noise",
 }
@@ -75,15 +75,15 @@ METHODS = {  # of any object
     **dict.fromkeys(("read_text", "read_bytes", "write_text", "write_bytes", "tofile"), "reads or writes files"),
 }
 DOORS = {
-    **dict.fromkeys(("__closure__", "__globals__", "__code__", "__getattribute__"), "reaches closures and frames"),
-    **dict.fromkeys(("cell_contents", "f_locals", "f_back", "tb_frame", "gi_frame"), "reaches closures and frames"),
-    **dict.fromkeys(("__subclasses__", "__dict__"), "reaches what is not public"),
+    **dict.fromkeys(("__closure__", "__globals__", "__code__", "__getattribute__"), "accesses closures and frames"),
+    **dict.fromkeys(("cell_contents", "f_locals", "f_back", "tb_frame", "gi_frame"), "accesses closures and frames"),
+    **dict.fromkeys(("__subclasses__", "__dict__"), "accesses private names"),
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of a plugin's source that a reader should look at."""
+    """One line of a plugin's source that a reader should check."""
 
     path: Path
     line: int
@@ -176,23 +176,23 @@ class _Reader:
         if not isinstance(node, ast.Attribute):
             return
         if not isinstance(node.ctx, ast.Load) and self._is_imported(node):
-            yield node.lineno, f"{name} is set", "changes the code of others"
+            yield node.lineno, f"{name} is set", "changes other code"
         if node.attr in METHODS:
             yield node.lineno, f".{node.attr}", METHODS[node.attr]
         elif node.attr in DOORS:
             yield node.lineno, f".{node.attr}", DOORS[node.attr]
         elif _is_private(node.attr) and not _is_own(node.value):
-            yield node.lineno, f".{node.attr}", "reaches what is not public"
+            yield node.lineno, f".{node.attr}", "accesses private names"
 
     def _calls(self, node: ast.Call) -> Iterator[tuple[int, str, str]]:
         name = self._dotted(node.func)
         if name in ("setattr", "delattr") and node.args and self._is_imported(node.args[0]):
-            yield node.lineno, f"{name} of {self._dotted(node.args[0])}", "changes the code of others"
+            yield node.lineno, f"{name} of {self._dotted(node.args[0])}", "changes other code"
         if name == "type" and len(node.args) == 3:
-            yield node.lineno, "type(name, bases, namespace)", "makes a class that this reading does not see"
+            yield node.lineno, "type(name, bases, namespace)", "makes a class that this check does not see"
 
     def _is_imported(self, node: ast.expr) -> bool:
-        """A module, or what was imported from one, or an attribute of it."""
+        """Whether the expression is an imported name, or an attribute of one."""
         while isinstance(node, ast.Attribute):
             node = node.value
         return isinstance(node, ast.Name) and node.id in self._names
@@ -208,7 +208,7 @@ class _Reader:
 
 
 def _suspect(name: str) -> str | None:
-    """Why `name`, or what it is a part of, is worth a look."""
+    """The reason for a warning about `name` or a module that contains it; None if there is none."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         if why := SUSPECTS.get(".".join(parts[:length])):
@@ -221,7 +221,7 @@ def _is_private(name: str) -> bool:
 
 
 def _is_own(node: ast.expr) -> bool:
-    """self, cls, or what a call such as super() gives."""
+    """Whether the expression is self, cls, or a call such as super()."""
     return isinstance(node, ast.Call) or (isinstance(node, ast.Name) and node.id in ("self", "cls"))
 
 

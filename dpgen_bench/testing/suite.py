@@ -1,4 +1,4 @@
-"""`check_method`: every check of the suite on one method, in the order in which their messages help most."""
+"""`check_method`: every check of the suite on one method, those with the most specific messages first."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ def check_method(
     thorough: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Put a method through every conformance check; seconds for a method with small settings.
+    """Run every conformance check on a method; takes seconds for a method with small settings.
 
     Args:
         make_method: returns a fresh method with the same small settings each time.
         image_shape, records: of the made-up data; the method's batches should be well below the number of records.
-        data: records to take in their place, whose images are float32 [n, c, h, w] in [0, 1] or uint8.
+        data: records to use instead, whose images are float32 [n, c, h, w] in [0, 1] or uint8.
         clients: how many clients the records belong to.
-        data_folders: from which a saved generator reads nothing, $DPGEN_DATA next to them.
-        thorough: all neighbours of each changed unit (otherwise a part of them), private functions questioned in twelve
-            releases (three), three kills (one).
-        tell: gets one line per check passed.
+        data_folders: folders that sampling a saved generator must not read, in addition to $DPGEN_DATA.
+        thorough: whether to replay all neighbours of each changed unit (otherwise a part of them), to call the private
+            functions of twelve releases again (three), and to kill three fits (one).
+        tell: called with one line for each check that passed.
 
     Raises:
-        ConformanceError: the first rule that was broken, in words.
+        ConformanceError: for the first rule that is broken; the message names it.
     """
     base = made_up_data(image_shape, records, num_classes, clients, seed) if data is None else data
     shape = (base.images.shape[1], base.images.shape[2], base.images.shape[3])
@@ -95,44 +95,46 @@ def _check(bench: Bench, first: Fit, fresh: FreshSamples, thorough: bool, tell: 
     made = ", ".join(
         f"{sum(release.mechanism == name for release in first.tape.releases)} of {name!r}" for name in entries
     )
-    tell(f"ledger within epsilon = {bench.budget.epsilon:g}; releases: {made or 'none'}; one more is refused")
+    unit = "one record" if first.ledger.unit == "record" else f"one of {first.ledger.records} clients"
+    within = f"ledger within epsilon = {bench.budget.epsilon:g}, unit: {unit}"
+    tell(f"{within}; releases: {made or 'none'}; one more is refused")
     check_noise(first)
     tell("noise has the ledger's standard deviation and is never used twice")
     check_draws(first)
-    tell("draws have the ledger's rate and are fresh for each release")
+    tell("draws have the ledger's rate and are independent for each release")
     replays = Replays(bench, first)
     replays.same_data()
-    tell("a second fit on the same data is the same")
+    tell("a second fit on the same data gives the same results")
     for other in other_data(bench.base, bench.num_classes, bench.seed + 2):
         replays.on(other)
         tell(f"replay, {other.name}: the same generator, samples, state, log, counters and order of releases")
     for family in _families(bench, first, thorough):
         for name in replays.family(family):
-            tell(f"replay, {name}: the same, and within its sensitivity")
+            tell(f"replay, {name}: the same results, and exact values within the sensitivity")
     check_other_noise(bench, replays)
-    tell("other noise behind the same releases changes nothing")
+    tell("other noise with the same releases: the same results")
     if any(isinstance(mechanism, Mechanism) and _by_rows(mechanism) for mechanism in first.data.mechanisms.values()):
         looked_at = check_row_independence(bench, first.tape, 12 if thorough else 3)
         tell(f"rows depend on their own record alone, before clipping ({looked_at} releases)")
     if any(entry.bound.get("private_state") or entry.noise_at == "client" for entry in entries.values()):
         check_kept_state(bench, first)
-        tell("private state found in a cache, or kept on disk, changes nothing")
+        tell("private state in a cache or on disk: the same results")
     kills = check_resume(bench, first, (replays.log_clocks, replays.state_clocks), 3 if thorough else 1)
     for where in kills:
         tell(f"{where}: the same releases, state, log and generator")
     if not kills:
-        tell("kill and resume: left out, since the fit has no second step before which it could be killed")
+        tell("kill and resume: not checked, because the fit has no second step before which it could be killed")
     check_empty_draws(bench)
-    tell("empty draws are survived")
+    tell("empty draws: every release is made, and is finite")
     check_generator(first, bench.image_shape, bench.num_classes)
     tell("samples: shape, dtype, labels, seeds, prefixes, save and load")
     _check_fresh(first, fresh)
-    tell("samples of a fresh process without data or network are the same")
+    tell("samples from a new process without data or network are the same")
 
 
 @contextmanager
 def _remembered_accounts() -> Iterator[None]:
-    """Compositions are worked out once: every fit calibrates the same noise, which takes longer than a small fit."""
+    """Remembers compositions: every fit calibrates the same noise, which takes longer than a small fit."""
     worked_out, known = Accountant.epsilon, {}
 
     def epsilon(self: Accountant, events: Sequence[Event], delta: float, relation: Relation) -> float:
@@ -153,7 +155,7 @@ def _by_rows(mechanism: Mechanism) -> bool:
 
 
 def made_up_data(image_shape: tuple[int, int, int], records: int, num_classes: int, clients: int, seed: int) -> DataSet:
-    """Smooth random images with random labels, dealt to the clients in turn."""
+    """Smooth random images with random labels, distributed over the clients in turn."""
     images, labels = made_up_images(image_shape, records, num_classes, seed + 1)
     return DataSet("", images, labels, np.arange(records), owners(records, clients))
 
@@ -180,10 +182,10 @@ def _check_fresh(first: Fit, fresh: FreshSamples) -> None:
         samples = fresh.result()
     except NotSampled as error:
         raise ConformanceError(
-            f"the saved generator could not be loaded and sampled in a fresh process without data or network: {error}"
+            f"the saved generator could not be loaded and sampled in a new process without data or network: {error}"
         ) from None
     expect(
         torch.equal(samples, first.samples),
-        "the saved generator draws other samples in a fresh process: sampling reads something outside of its state and "
+        "the saved generator draws other samples in a new process: sampling reads something outside of its state and "
         "config (a module's global, a class attribute, a default argument).",
     )
