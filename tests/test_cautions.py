@@ -11,17 +11,17 @@ from omegaconf import OmegaConf
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.federation.mechanism import ClientMechanism
 from dpgen_bench.privacy.bounds import PerRecord, PerRow
-from dpgen_bench.privacy.calibration import calibrate_std
+from dpgen_bench.privacy.calibration import calibrate_std, is_nearly_spent
 from dpgen_bench.privacy.cautions import caution_unassigned
 from dpgen_bench.privacy.events import Budget, Sensitivity
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.noise import Key
-from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
+from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson
 from dpgen_bench.results.store import Store
 from dpgen_bench.run import RunFailed, execute
 from tests import toys
-from tests.test_client_data import N, ask_one
+from tests.test_client_data import N, Toy, ask_one
 from tests.test_run import config
 
 SUM = PerRecord(C=1.0, shape=(1, 2, 2))
@@ -114,6 +114,26 @@ def test_shares_whose_rest_no_mechanism_takes_are_warned_of(requests, warned):
 
 def test_an_infinite_budget_has_no_rest():
     assert after_fit(Budget(math.inf), {"share": 0.3}) == []
+
+
+def test_what_the_server_sees_is_no_rest_where_the_budget_is_kept_against_it():
+    """Outsiders do not know who was asked, so the same releases cost less of their budget."""
+
+    def asked(**second) -> tuple[Ledger, float]:
+        data, ledger = open_data(Budget(2.0, 1e-3, "replace_one"), clients=np.arange(12) % N, num_clients=N)
+        clients = data.grouped("client")
+        ask = {"program": Toy(), "sample": OneClient(N, max_answers=2), "noise_at": "client", "against": "server"}
+        ask |= {"bound": PerRow(C=1.0, shape=(2, 3)), "times": 2 * N}
+        clients.mechanism("a", share=0.3, **ask)
+        return ledger, clients.mechanism("b", **second, **ask).std
+
+    std = asked(share=0.7)[1]
+    for factor, warned in ((1.0001, False), (1.2, True)):
+        ledger, _ = asked(std=factor * std)
+        assert not is_nearly_spent(ledger.budget, ledger.events)
+        before = len(ledger.warnings)
+        caution_unassigned(ledger)
+        assert len(ledger.warnings) - before == warned
 
 
 def test_what_a_parent_has_spent_is_no_rest():

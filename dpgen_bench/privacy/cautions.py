@@ -8,7 +8,7 @@ import math
 from dpgen_bench.privacy.accountants import NotCovered
 from dpgen_bench.privacy.calibration import LEAST_SHARE, is_nearly_spent
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.planning import ROUNDING, own_shares
+from dpgen_bench.privacy.planning import own_shares
 from dpgen_bench.privacy.sampling import OneShard
 
 
@@ -59,14 +59,13 @@ def caution_unassigned(ledger: Ledger) -> None:
     shares = own_shares(ledger)
     own = [entry for entry in ledger.entries.values() if entry.inherited_from is None]
     took_the_rest = any(entry.share is None and entry.calibrated != "nothing" for entry in own)
-    total = math.fsum(shares.values())
-    if not shares or took_the_rest or total >= 1.0 - ROUNDING or math.isinf(ledger.budget.epsilon):
+    if not shares or took_the_rest or math.isinf(ledger.budget.epsilon):
         return
     # A budget may be kept against the server, which the ledger does not say: then its view is the one that is spent.
     views = [ledger.events, ledger.events_seen_by_server()]
     with contextlib.suppress(NotCovered):
         if not any(is_nearly_spent(ledger.budget, events) for events in views if events is not None):
-            parts = ", ".join(f"{name} {share:g}" for name, share in shares.items())
+            parts, total = ", ".join(f"{name} {share:g}" for name, share in shares.items()), math.fsum(shares.values())
             ledger.warn(
                 f"the shares of the budget sum to {total:g} ({parts}) and no mechanism took the rest, so at least "
                 f"{LEAST_SHARE:.0%} of the budget (a share of mu squared, see docs/privacy.md) is unused and the noise "

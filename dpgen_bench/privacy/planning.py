@@ -34,7 +34,7 @@ from dpgen_bench.privacy.expect import expect_integer, expect_name, expect_numbe
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Sampling
 
-ROUNDING = 1e-9  # of a sum of shares
+_ROUNDING = 1e-9  # of a sum of shares
 
 
 @dataclass(frozen=True)
@@ -135,13 +135,13 @@ def _takes_the_rest(ledger: Ledger, request: Request) -> bool:
         )
     others = own_shares(ledger)
     total = math.fsum([*others.values(), share])
-    if total > 1.0 + ROUNDING:
+    if total > 1.0 + _ROUNDING:
         given = ", ".join(f"{other} {part:g}" for other, part in others.items())
         raise ValueError(
             f"mechanism {name!r}: expected shares of the budget that sum to at most 1, got {total:g} ({given}, {name} "
             f"{share:g}). Lower one, or leave `share` out of the last mechanism, which then takes what is left."
         )
-    return total >= 1.0 - ROUNDING
+    return total >= 1.0 - _ROUNDING
 
 
 def own_shares(ledger: Ledger) -> dict[str, float]:
