@@ -330,8 +330,8 @@ def test_variants_conform(schedule: str, against: str) -> None:
 
 
 def test_a_public_schedule_conforms() -> None:
-    """With fewer answers than above; the cheats below are caught under the random one."""
-    check(schedule="public_balanced", max_answers=1)
+    """With fewer answers and steps than above; the cheats below are caught under the random one."""
+    check(schedule="public_balanced", max_answers=1, steps=4)
 
 
 class FirstCritic(CriticClient):

@@ -329,7 +329,7 @@ def check(budget: Budget | None = None, **settings: Any) -> str:
 ADAM = {"selection": "fixed", "norm": "layer", "optimizer_d": "adam", "optimizer_g": "adam"}
 VARIANTS = {
     "poisson": (Budget(10.0, DELTA, "add_remove"), {}),
-    "fixed": (Budget(10.0, DELTA, "replace_one", "rdp"), ADAM),
+    "fixed": (Budget(10.0, DELTA, "replace_one", "rdp"), ADAM | {"steps": 3}),
 }
 
 

@@ -1,4 +1,7 @@
-"""Clients as Ray actors: one story of processes that die, sleep, raise and make room; each test reads a part of it."""
+"""Clients as Ray actors: one story of processes that die, sleep, raise and make room; each test reads a part of it.
+
+The fast suite has one answer of one client, in test_engines.
+"""
 
 from __future__ import annotations
 
