@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import pickle
 import sys
@@ -21,6 +22,7 @@ from dpgen_bench.federation.settings import Settings, settings
 from dpgen_bench.method import Preempted
 from dpgen_bench.privacy.noise import Key
 from dpgen_bench.specify import compose_config
+from tests import test_ray
 
 SECRET = "record number 4711"
 KEY = Key.seeded("faults")
@@ -464,3 +466,21 @@ def test_the_engine_of_the_settings(tmp_path):
     faulty = Settings(faults=Faults(late=1.0)).engine(bench.setup, KEY)
     assert type(faulty) is FaultyEngine
     assert faulty.ask({0: b"x"}, round=0)[0] == Fault("late", "injected", True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_a_client_in_a_process_of_ray_answers_as_in_this_one(tmp_path):
+    """The cheapest of what test_ray has, for the fast suite."""
+    folders = [tmp_path / name for name in ("ray", "here")]
+    for folder in folders:
+        folder.mkdir()
+    there = RayEngine(test_ray.setups(folders[0]), actors=1, timeout_s=300.0, threads=torch.get_num_threads())
+    here = InProcess(test_ray.setups(folders[1]))
+    asked = {2: test_ray.tell("compute")}
+    try:
+        answers = there.ask(asked, round=0)
+    finally:
+        there.close()
+    assert isinstance(answers[2], bytes), answers[2]
+    assert answers == here.ask(asked, round=0)
+    assert decode(answers[2])[0]["value"].abs().sum() > 0
