@@ -40,8 +40,8 @@ USAGE = """dpgen VERB [OVERRIDES]
 
 @hydra.main(config_path=CONF, config_name="config", version_base="1.3")
 def _run_task(config: DictConfig) -> None:
-    from dpgen_bench.results.store import RunBusy
-    from dpgen_bench.run import RunFailed, execute
+    from dpgen_bench.runs.execute import RunFailed, execute
+    from dpgen_bench.runs.store import RunBusy
 
     try:
         execute(config)
@@ -65,8 +65,8 @@ def _runs(argv: list[str]) -> int:
         "--spent", action="store_true", help="what all runs with privacy.noise=os spend together of each population"
     )
     parser.add_argument("--delta", type=float, help="with --spent: of the totals; the smallest of the runs if not said")
-    from dpgen_bench.results.listing import print_runs
-    from dpgen_bench.results.spent import print_spent
+    from dpgen_bench.runs.listing import print_runs
+    from dpgen_bench.runs.spent import print_spent
 
     given = parser.parse_args(argv)
     _expect_folder(given.results)
@@ -80,20 +80,20 @@ def _runs(argv: list[str]) -> int:
 
 
 def _check(argv: list[str]) -> int:
-    from dpgen_bench.testing import check_configured_method
+    from dpgen_bench.runs.check import check_configured_method
 
     return check_configured_method(argv)
 
 
 def _account(argv: list[str]) -> int:
-    from dpgen_bench.account import main as account
+    from dpgen_bench.runs.account import main as account
 
     return account(argv)
 
 
 def _evaluate(argv: list[str]) -> int:
-    from dpgen_bench.results.listing import print_figures
-    from dpgen_bench.run import evaluate_run
+    from dpgen_bench.runs.execute import evaluate_run
+    from dpgen_bench.runs.listing import print_figures
 
     parser = argparse.ArgumentParser("dpgen evaluate", allow_abbrev=False)
     parser.add_argument("run", help="a run id or the start of one")
@@ -106,7 +106,7 @@ def _evaluate(argv: list[str]) -> int:
 
 
 def _sample(argv: list[str]) -> int:
-    from dpgen_bench.results.sampling import sample_run
+    from dpgen_bench.runs.release import sample_run
 
     parser = argparse.ArgumentParser("dpgen sample")
     parser.add_argument("run", help="a run id or the start of one")
@@ -122,9 +122,9 @@ def _sample(argv: list[str]) -> int:
 
 
 def _tables(argv: list[str]) -> int:
+    from dpgen_bench.report.written import OF_NO_RUN, write_table
     from dpgen_bench.tables.formats import FORMATS
     from dpgen_bench.tables.rows import any_quick, load_table, table_names, worth_building
-    from dpgen_bench.tables.written import OF_NO_RUN, write_table
 
     parser = argparse.ArgumentParser("dpgen tables", allow_abbrev=False)
     parser.add_argument("names", nargs="*", help="tables in conf/table/, and scale=quick for their quick runs")
@@ -165,7 +165,7 @@ def _take_scale(words: list[str]) -> tuple[list[str], str]:
 
 def _report(argv: list[str]) -> int:
     from dpgen_bench.report.page import build_report
-    from dpgen_bench.results.store import Store
+    from dpgen_bench.runs.store import Store
 
     parser = argparse.ArgumentParser("dpgen report")
     parser.add_argument("--results", type=Path, default=_results())
@@ -212,7 +212,7 @@ def _expect_folder(results: Path) -> None:
 
 
 def _debugging(argv: list[str]) -> int:
-    from dpgen_bench.results.debugging import print_debugging
+    from dpgen_bench.tables.debugging import print_debugging
 
     parser = argparse.ArgumentParser("dpgen debugging")
     parser.add_argument("name", nargs="?", default="debugging", help="a table in conf/table/ of debugging runs")
@@ -247,7 +247,7 @@ def _sweep(argv: list[str]) -> int:
 
 def _fetch(argv: list[str]) -> int:
     from dpgen_bench.data.fetch import fetch
-    from dpgen_bench.specify import build_dataset, compose_config
+    from dpgen_bench.runs.config import build_dataset, compose_config
 
     fetch(build_dataset(compose_config(argv)))
     return 0
@@ -289,7 +289,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(error: Exception) -> int:
-    from dpgen_bench.run import RunFailed
+    from dpgen_bench.runs.execute import RunFailed
 
     print(f"dpgen: {error}", file=sys.stderr)
     return 1 if isinstance(error, RunFailed) else 2

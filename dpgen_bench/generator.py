@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dpgen_bench.files import atomic, write_atomic
-from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.key import Key
+from dpgen_bench.utils.files import atomic, write_atomic
 
 # Images are always made in blocks of this many rows, padded at the end: a row then goes through the same kernels
 # whatever the size of the request, so that image i depends on (seed, i, label i) alone, bit by bit.

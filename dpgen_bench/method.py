@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpgen_bench.checkpoint import (
+from dpgen_bench.data.private import PrivateData
+from dpgen_bench.generator import Generator
+from dpgen_bench.training.checkpoint import (
     Checkpoint,
     PhaseState,
     load_checkpoint,
@@ -22,12 +24,11 @@ from dpgen_bench.checkpoint import (
     restore_randomness,
     save_checkpoint,
 )
-from dpgen_bench.cost import PeakMemory, trainable_parameters
-from dpgen_bench.data.private import PrivateData
-from dpgen_bench.generator import Generator
-from dpgen_bench.log import Log
-from dpgen_bench.plain import plain
-from dpgen_bench.progress import Progress, Silent
+from dpgen_bench.training.cost import PeakMemory, trainable_parameters
+from dpgen_bench.training.log import Log
+from dpgen_bench.training.plain import plain
+from dpgen_bench.training.progress import Progress, Silent
+from dpgen_bench.training.signals import Preempted
 
 
 class Method(Protocol):
@@ -40,10 +41,6 @@ class Method(Protocol):
     """
 
     def fit(self, data: PrivateData, ctx: Context) -> Generator: ...
-
-
-class Preempted(SystemExit):
-    """The process was asked to stop (SIGTERM, SIGUSR1); a checkpoint is on disk."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +172,7 @@ class Context:
             self.counters[name] = self.counters.get(name, 0) + count
 
     def cost(self, generator: Generator) -> dict[str, Any]:
-        """What the run cost so far: the content of training.json; `dpgen_bench.cost.cost_values` makes columns of it.
+        """What the run cost so far: the content of training.json; `cost.cost_values` makes columns of it.
 
         Args:
             generator: what `fit` returned.
@@ -226,7 +223,7 @@ class Context:
                 schedules. What is not listed is not restored.
 
         Raises:
-            ValueError: at a checkpoint, if a state dict holds what no checkpoint can: see `dpgen_bench.plain.plain`.
+            ValueError: at a checkpoint, if a state dict holds what no checkpoint can: see `training.plain`.
         """
         if total < 1:
             raise ValueError(f"expected a loop of at least one step in phase {phase!r}, got {total}.")

@@ -33,12 +33,12 @@ from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
 from dpgen_bench.nets.biggan import BigGANGenerator
 from dpgen_bench.nets.conv_generator import ConvGenerator
+from dpgen_bench.nets.transport import Cost, Transport
+from dpgen_bench.privacy.accountants.claims import classical_rdp
 from dpgen_bench.privacy.bounds import Bound, PerRow, Whole, clip_rows
-from dpgen_bench.privacy.claims import classical_rdp
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.transport import Cost, Transport
 
 CHOICES = {
     "cost": ("l1+l2", "l2", "l1"),
@@ -66,7 +66,7 @@ class DPSinkhorn:
             "l2" and "l1", the first and (without m) the second term alone.
         m: weight of the L1 term in "l1+l2".
         lam: λ, entropic regularisation, in units of the cost.
-        exponent, scaling: geomloss's p and scaling, which set how λ is approached; see `dpgen_bench.transport`.
+        exponent, scaling: geomloss's p and scaling, which set how λ is approached; see `dpgen_bench.nets.transport`.
         alpha_c: α_c, weight of the class.
         debias_labels: labels of the debiasing group: "fresh" (Algorithm 1), or "repeated" from the first n' of the
             cross group (released code).

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
+from dpgen_bench.privacy.accountants.claims import opacus_epsilon
 from dpgen_bench.privacy.bounds import PerRecordGradient
-from dpgen_bench.privacy.claims import opacus_epsilon
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.sampling import Poisson
 

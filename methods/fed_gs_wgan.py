@@ -26,19 +26,19 @@ from hydra.utils import instantiate
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from dpgen_bench.arguments import check_bounds, check_types
-from dpgen_bench.data.clients import ClientData
 from dpgen_bench.data.private import PrivateData
-from dpgen_bench.federation.mechanism import ClientMechanism
+from dpgen_bench.federation.client_mechanism import ClientMechanism
+from dpgen_bench.federation.data import ClientData
 from dpgen_bench.generator import NetGenerator, in_eval_mode
 from dpgen_bench.method import Context
 from dpgen_bench.nets.spectral import settle_spectral
+from dpgen_bench.nets.wasserstein import CriticTraining, draw_latents, draw_matching
 from dpgen_bench.nets.wgan import DCGANGenerator, ProjectionCritic, ResNetGenerator
+from dpgen_bench.privacy.accountants.claims import memoryless, wor_rdp
 from dpgen_bench.privacy.bounds import PerRow
-from dpgen_bench.privacy.claims import memoryless, wor_rdp
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.sampling import OneClient
-from dpgen_bench.wasserstein import CriticTraining, draw_latents, draw_matching
+from dpgen_bench.utils.validation import check_bounds, check_types
 
 NETS: dict[str, type[nn.Module]] = {"resnet": ResNetGenerator, "dcgan": DCGANGenerator}
 Config = dict[str, Any]  # `_target_` and arguments of a network

@@ -21,17 +21,17 @@ from hydra.utils import instantiate
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dpgen_bench.arguments import check_bounds, check_types
-from dpgen_bench.data.clients import ClientData
 from dpgen_bench.data.private import PrivateData
-from dpgen_bench.federation.mechanism import ClientMechanism
+from dpgen_bench.federation.client_mechanism import ClientMechanism
+from dpgen_bench.federation.data import ClientData
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
+from dpgen_bench.nets.wasserstein import CriticTraining, draw_batch, draw_latents
+from dpgen_bench.privacy.accountants.claims import opacus_rdp
 from dpgen_bench.privacy.bounds import PerRecord
-from dpgen_bench.privacy.claims import opacus_rdp
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.sampling import FixedSize, Poisson
-from dpgen_bench.wasserstein import CriticTraining, draw_batch, draw_latents
+from dpgen_bench.utils.validation import check_bounds, check_types
 
 Config = dict[str, Any]  # `_target_` and arguments of a network
 

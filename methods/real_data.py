@@ -16,8 +16,8 @@ from torch import Tensor
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import Generator, public_rng
 from dpgen_bench.method import Context
+from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
 from dpgen_bench.privacy.bounds import Whole
-from dpgen_bench.privacy.calibration import BudgetExceeded
 from dpgen_bench.privacy.sampling import Full
 
 

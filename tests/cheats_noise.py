@@ -17,8 +17,9 @@ import dpgen_bench.privacy.mechanism as harness
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.mechanism import Mechanism
-from dpgen_bench.privacy.noise import Key, add_noise
+from dpgen_bench.privacy.noise import add_noise
 from tests.toys import MeanImage, Painter, release_painter
 
 

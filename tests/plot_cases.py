@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from dpgen_bench.results.reports import Report
-from dpgen_bench.results.store import RunFolder, Store
-from dpgen_bench.specify import RunSpec, compose_config, specify
+from dpgen_bench.runs.config import RunSpec, compose_config, specify
+from dpgen_bench.runs.measurements import Report
+from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables.rows import TableRow
 
 

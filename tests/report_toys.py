@@ -12,10 +12,10 @@ from PIL import Image
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.ledger import Entry
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.results.statistics import summarise
-from dpgen_bench.results.store import RunFolder, Store
-from dpgen_bench.specify import RunSpec, compose_config, specify
-from dpgen_bench.tables.assembly import Built, Cell, Line
+from dpgen_bench.runs.config import RunSpec, compose_config, specify
+from dpgen_bench.runs.statistics import summarise
+from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.tables.lines import Built, Cell, Line
 
 SECRET = "the-secret-of-the-private-folder"
 PLACE = "/home/somebody/of this machine/data"

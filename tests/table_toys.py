@@ -7,8 +7,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from dpgen_bench.results.store import Store
-from dpgen_bench.specify import compose_config, specify
+from dpgen_bench.runs.config import compose_config, specify
+from dpgen_bench.runs.store import Store
 
 RUN = "experiment=demo/dp_merf privacy.epsilon=10 scale=paper"  # any run that is quick to describe
 ROW = {"method": "Our DPGAN", "variant": "D_lr/G_lr=5; n_D=1; B=128; sigma=1"}  # Table 8: FID 251.8, accuracy 45.0

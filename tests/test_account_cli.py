@@ -6,19 +6,19 @@ import hashlib
 import json
 import math
 import subprocess
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from dpgen_bench import epsilon_table as tables
-from dpgen_bench.account import main
-from dpgen_bench.epsilon_table import epsilon_table
-from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.accountants import table as tables
+from dpgen_bench.privacy.accountants.proven import epsilon
+from dpgen_bench.privacy.accountants.table import epsilon_table
 from dpgen_bench.privacy.events import RELATIONS, Budget, Event, Sensitivity
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
+from dpgen_bench.runs import account
+from dpgen_bench.runs.account import main
 
 RECORD = Sensitivity(1.0, 2.0)
 SHORT = ["--q", "1/100", "--sigma", "2", "--steps", "50"]
@@ -161,10 +161,9 @@ def test_a_methods_conditional_figure_is_printed_with_its_assumption(monkeypatch
     )
     config = SimpleNamespace(method=SimpleNamespace(name="toy"))
     spec = SimpleNamespace(method=lambda: method)
-    fake = SimpleNamespace(compose_config=lambda overrides: config, specify=lambda config: spec)
-    monkeypatch.setitem(sys.modules, "dpgen_bench.specify", fake)
-    plan = SimpleNamespace(plan=lambda overrides: planned(Budget(10.0), sums=UNSAMPLED))
-    monkeypatch.setitem(sys.modules, "dpgen_bench.run", plan)
+    monkeypatch.setattr(account, "compose_config", lambda overrides: config)
+    monkeypatch.setattr(account, "specify", lambda config: spec)
+    monkeypatch.setattr(account, "plan", lambda overrides: planned(Budget(10.0), sums=UNSAMPLED))
     table = as_json(capsys, "method=toy", "--published")["epsilon"]
     assert table["conditional"] == {"conditional (if so)": 33.0}
     assert table.get("claimed") == (None if claimed is None else {"claimed (by toy's paper)": 9.9})
@@ -253,7 +252,7 @@ def test_overrides_account_the_planned_mechanisms(monkeypatch, capsys) -> None:
         seen.append(overrides)
         return planned(Budget(10.0, 1e-6, "replace_one", "pld"), sums=UNSAMPLED)
 
-    monkeypatch.setitem(sys.modules, "dpgen_bench.run", SimpleNamespace(plan=plan))
+    monkeypatch.setattr(account, "plan", plan)
     assert main(["method=dp_merf", "+privacy.epsilon=10"]) == 0
     assert seen == [["method=dp_merf", "+privacy.epsilon=10"]]
     printed = capsys.readouterr().out
@@ -270,7 +269,7 @@ def test_each_of_several_mechanisms_is_named_next_to_what_it_costs_alone(monkeyp
     events = {"sums": UNSAMPLED, "moments": Event(Full(), RECORD, 3.0, 2)}
     ledger = planned(Budget(10.0), **events)
     ledger.entries["sums"] = replace(ledger.entries["sums"], share=0.8)
-    monkeypatch.setitem(sys.modules, "dpgen_bench.run", SimpleNamespace(plan=lambda overrides: ledger))
+    monkeypatch.setattr(account, "plan", lambda overrides: ledger)
     assert main(["method=moments"]) == 0
     printed = capsys.readouterr().out
     assert "'sums': 1 release, all records, joint multiplier 1, share 0.8 of the budget\n" in printed
@@ -290,7 +289,7 @@ def test_a_plan_that_fails_is_an_error_not_a_traceback(monkeypatch, capsys) -> N
     def plan(overrides):
         raise ValueError("over budget by 3")
 
-    monkeypatch.setitem(sys.modules, "dpgen_bench.run", SimpleNamespace(plan=plan))
+    monkeypatch.setattr(account, "plan", plan)
     assert main(["method=dpgan"]) == 2
     assert "over budget by 3" in capsys.readouterr().err
 

@@ -18,8 +18,17 @@ from opacus.accountants import RDPAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from dpgen_bench.privacy.accountants import ACCOUNTANTS, Accountant, Composition, NotCovered, Pld, Prv, Rdp, epsilon
-from dpgen_bench.privacy.claims import classical_rdp, opacus_epsilon, opacus_rdp, wor_rdp
+from dpgen_bench.privacy.accountants.claims import classical_rdp, opacus_epsilon, opacus_rdp, wor_rdp
+from dpgen_bench.privacy.accountants.proven import (
+    ACCOUNTANTS,
+    Accountant,
+    Composition,
+    NotCovered,
+    Pld,
+    Prv,
+    Rdp,
+    epsilon,
+)
 from dpgen_bench.privacy.events import RELATIONS, Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
 from methods.dpgan import DPGAN as PaperDPGAN
@@ -253,7 +262,7 @@ def test_unknown_accountant_names_the_known_ones() -> None:
 def test_a_pld_cell_needs_no_torch() -> None:
     """A process that computes one cell starts in a second because of it."""
     code = (
-        "import sys; from dpgen_bench.epsilon_table import ACCOUNTANTS, Composition\n"
+        "import sys; from dpgen_bench.privacy.accountants.table import ACCOUNTANTS, Composition\n"
         "c = Composition(0.0, ((0.01, 1.0, 10),))\n"
         "ACCOUNTANTS['pld'].compose(c, 1e-5, 'add_remove'); ACCOUNTANTS['prv'].compose(c, 1e-5, 'add_remove')\n"
         "assert 'torch' not in sys.modules, 'torch was imported'"

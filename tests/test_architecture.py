@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpgen_bench.specify import CONF, build_dataset, build_method, compose_config
+from dpgen_bench.runs.config import CONF, build_dataset, build_method, compose_config
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import pytest
 
-from dpgen_bench.arguments import check_types
-from dpgen_bench.specify import compose_config, specify
+from dpgen_bench.runs.config import compose_config, specify
+from dpgen_bench.utils.validation import check_types
 
 
 @dataclass

@@ -10,13 +10,13 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from dpgen_bench.evaluate.protocol import measure
-from dpgen_bench.evaluate.samples import draw_samples
 from dpgen_bench.generator import BLOCK, Generator, NetGenerator, batch_sizes
-from dpgen_bench.results.reports import Reports
-from dpgen_bench.results.store import RunFolder, Store
-from dpgen_bench.run import evaluate_run, execute
-from dpgen_bench.specify import CONF, RunSpec, compose_config, specify
+from dpgen_bench.runs.config import CONF, RunSpec, compose_config, specify
+from dpgen_bench.runs.execute import evaluate_run, execute
+from dpgen_bench.runs.measure import measure
+from dpgen_bench.runs.measurements import Reports
+from dpgen_bench.runs.samples import draw_samples
+from dpgen_bench.runs.store import RunFolder, Store
 from tests.test_generator import Bare
 from tests.toys import Painter
 
@@ -363,7 +363,7 @@ def test_reports_with_and_without_stand_beside_each_other(tmp_path, folder):
 
 def test_a_protocol_that_does_not_set_it_has_the_record_it_had(tmp_path, monkeypatch):
     """The file name, with its hash, that this protocol's reports had before there was the option."""
-    monkeypatch.setattr("dpgen_bench.specify.EVALUATION_VERSION", 2)
+    monkeypatch.setattr("dpgen_bench.runs.config.EVALUATION_VERSION", 2)
     metrics = {"mean": {"_target_": "tests.toy_metrics.Mean"}}
     spec = spec_for(tmp_path, num_samples=40, labels="balanced", rounding="none", floor=128, repeats=2, metrics=metrics)
     assert Reports(tmp_path).file_of(spec.protocol_record()).name == "toy-cb66b6a9.json"

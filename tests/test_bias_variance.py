@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import dpgen_bench.plots.bias_variance as module
+from dpgen_bench.nets.transport import Cost, Transport, semi_debiased
 from dpgen_bench.plots.bias_variance import Settings, bias_variance, draws, image_gradients
-from dpgen_bench.transport import Cost, Transport, semi_debiased
 
 
 def clouds(classes: int, size: int, d: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,8 +9,8 @@ from dp_accounting import get_sigma_gaussian
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpgen_bench.privacy.accountants import NotCovered, epsilon
-from dpgen_bench.privacy.calibration import BudgetExceeded, calibrate_std, calibrate_times, round_up
+from dpgen_bench.privacy.accountants.calibration import BudgetExceeded, calibrate_std, calibrate_times, round_up
+from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
 

@@ -9,17 +9,17 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.data.private import PrivateData
-from dpgen_bench.federation.mechanism import ClientMechanism
+from dpgen_bench.federation.client_mechanism import ClientMechanism
+from dpgen_bench.privacy.accountants.calibration import calibrate_std, is_nearly_spent
 from dpgen_bench.privacy.bounds import PerRecord, PerRow
-from dpgen_bench.privacy.calibration import calibrate_std, is_nearly_spent
 from dpgen_bench.privacy.cautions import caution_unassigned
 from dpgen_bench.privacy.events import Budget, Sensitivity
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Mechanism
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson
-from dpgen_bench.results.store import Store
-from dpgen_bench.run import RunFailed, execute
+from dpgen_bench.runs.execute import RunFailed, execute
+from dpgen_bench.runs.store import Store
 from tests import toys
 from tests.test_client_data import N, Toy, ask_one
 from tests.test_run import config

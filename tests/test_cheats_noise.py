@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpgen_bench.privacy.noise import Key, add_noise
+from dpgen_bench.privacy.key import Key
+from dpgen_bench.privacy.noise import add_noise
 from dpgen_bench.privacy.record_rng import RecordRng
 from dpgen_bench.privacy.state import private_coins
 from dpgen_bench.testing import ClosedDoor, ConformanceError, check_method

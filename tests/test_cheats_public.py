@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from dpgen_bench.checkpoint import load_checkpoint
 from dpgen_bench.method import Context
-from dpgen_bench.plain import plain
 from dpgen_bench.testing import ConformanceError, check_method
+from dpgen_bench.training.checkpoint import load_checkpoint
+from dpgen_bench.training.plain import plain
 from tests.cheats import Box
 from tests.cheats_public import Claimed, InCounts, InGenerator, InState, SecondMechanism, SeedsPublicRandomness
 from tests.test_cheats import SMALL

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dpgen_bench.testing import LIMITS, check_configured_method, command
+from dpgen_bench.runs import check as command
+from dpgen_bench.runs.check import LIMITS, check_configured_method
 from dpgen_bench.testing.bench import DataSet
 
 

@@ -16,12 +16,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.cli import main
-from dpgen_bench.results.listing import describe_run
-from dpgen_bench.results.statistics import t_interval
-from dpgen_bench.results.store import Store
-from dpgen_bench.specify import CONF, compose_config, specify
+from dpgen_bench.report.written import print_table
+from dpgen_bench.runs.config import CONF, compose_config, specify
+from dpgen_bench.runs.listing import describe_run
+from dpgen_bench.runs.statistics import t_interval
+from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.assembly import assemble
-from dpgen_bench.tables.formats import long_frame, print_table, side_by_side
+from dpgen_bench.tables.formats import long_frame, side_by_side
 from dpgen_bench.tables.rows import expand, load_table
 from tests.table_toys import ROW, RUN, a_table, ledger, measured
 
@@ -67,7 +68,7 @@ def test_runs_lists_them_all(swept, capsys, monkeypatch):
     assert shown.count("finished") == 2
     assert shown.count("failed (train)") == 2
     assert "stale" not in shown
-    monkeypatch.setattr("dpgen_bench.specify.source_fingerprint", lambda target: "changed")
+    monkeypatch.setattr("dpgen_bench.runs.config.source_fingerprint", lambda target: "changed")
     main(["runs", "--results", str(results)])
     assert capsys.readouterr().out.count("stale") == 4
 

@@ -16,17 +16,24 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.stats import norm
 
-from dpgen_bench.account import main
-from dpgen_bench.epsilon_table import epsilon_table
-from dpgen_bench.privacy.accountants import NotCovered, _fixed_rdp, epsilon
-from dpgen_bench.privacy.calibration import calibrate_std, calibrate_times
-from dpgen_bench.privacy.claims import _wor_log_moment, opacus_rdp, wor_rdp
-from dpgen_bench.privacy.composition import Composition
+from dpgen_bench.privacy.accountants.calibration import calibrate_std, calibrate_times
+from dpgen_bench.privacy.accountants.claims import _wor_log_moment, opacus_rdp, wor_rdp
+from dpgen_bench.privacy.accountants.composition import Composition
+from dpgen_bench.privacy.accountants.grid import grid_epsilon
+from dpgen_bench.privacy.accountants.participations import (
+    Hits,
+    capped_law,
+    hit_rdp,
+    hits_rdp,
+    mixture_delta,
+    mixture_epsilon,
+    shift_law,
+)
+from dpgen_bench.privacy.accountants.proven import NotCovered, _fixed_rdp, epsilon
+from dpgen_bench.privacy.accountants.table import epsilon_table
 from dpgen_bench.privacy.events import RELATIONS, Budget, Event, Sensitivity
-from dpgen_bench.privacy.grid import grid_epsilon
-from dpgen_bench.privacy.hits import Hits, capped_law, hit_rdp, hits_rdp, mixture_delta, mixture_epsilon, shift_law
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Entry
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import (
     CLIENT_SAMPLINGS,
     SAMPLINGS,
@@ -38,6 +45,7 @@ from dpgen_bench.privacy.sampling import (
     Sampling,
     sampling_from_dict,
 )
+from dpgen_bench.runs.account import main
 
 DELTA = 1e-5
 UNIT = Sensitivity(1.0, 1.0)

@@ -17,16 +17,17 @@ from dpgen_bench.federation.client import BrokenProgram, Client, ClientSetup
 from dpgen_bench.federation.faults import Faults
 from dpgen_bench.federation.messages import decode, encode
 from dpgen_bench.federation.settings import Settings
-from dpgen_bench.method import Context, Preempted
-from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.method import Context
+from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
+from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.bounds import PerRecord, PerRow
-from dpgen_bench.privacy.calibration import BudgetExceeded
 from dpgen_bench.privacy.events import Budget, Event
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger, Spoiled
 from dpgen_bench.privacy.mechanism import AllowanceExhausted
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import FixedSize, Full, OneClient, Poisson
 from dpgen_bench.privacy.state import StatePlace
+from dpgen_bench.training.signals import Preempted
 from tests.toys import records
 
 SHAPE = (2, 3)

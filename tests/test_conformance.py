@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from dpgen_bench.privacy import bounds
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Spoiled
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.specify import CONF
-from dpgen_bench.testing import ConformanceError, check_configured_method, check_method
+from dpgen_bench.runs.check import check_configured_method
+from dpgen_bench.runs.config import CONF
+from dpgen_bench.testing import ConformanceError, check_method
 from tests import toys
 
 SMALL = {"image_shape": (1, 8, 8), "num_classes": 3}

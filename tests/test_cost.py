@@ -13,14 +13,14 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from dpgen_bench import cost
-from dpgen_bench.checkpoint import load_checkpoint
-from dpgen_bench.cost import PeakMemory, cost_values, trainable_parameters
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
-from dpgen_bench.run import execute
-from dpgen_bench.specify import compose_config
+from dpgen_bench.runs.config import compose_config
+from dpgen_bench.runs.execute import execute
+from dpgen_bench.training import cost
+from dpgen_bench.training.checkpoint import load_checkpoint
+from dpgen_bench.training.cost import PeakMemory, cost_values, trainable_parameters
 from tests.toys import MeanImage, Painter, release_painter
 
 MEASURABLE = cost._restart_host_peak()

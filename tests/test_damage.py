@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dpgen_bench.results.damage import content_damage, damage
-from dpgen_bench.results.store import RunFolder, Store
+from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.runs.validation import content_damage, damage
 from tests.report_toys import DEMO, make_run
 
 

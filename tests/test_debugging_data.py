@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpgen_bench import debugging
+from dpgen_bench.data import debugging
 from dpgen_bench.data.datasets import Digits
+from dpgen_bench.data.debugging import DebuggingClients, error_rate, expected_intensity, inverted_score, verdict
 from dpgen_bench.data.federations import Clients
-from dpgen_bench.debugging import DebuggingClients, error_rate, expected_intensity, inverted_score, verdict
+from dpgen_bench.evaluate.networks import RecordClassifier
 
 ROOT = Path(__file__).resolve().parents[1]
 FEDERATION = Clients("digits", 20)
@@ -26,9 +27,7 @@ FEDERATION = Clients("digits", 20)
 
 def task(**settings) -> DebuggingClients:
     """On 20 clients of the digits, with the classifier of conf/dataset/debugging_digits.yaml."""
-    return DebuggingClients(
-        **{"federation": FEDERATION, "classifier": "paper_mlp", "classifier_epochs": 60, **settings}
-    )
+    return DebuggingClients(**{"federation": FEDERATION, "classifier": RecordClassifier("paper_mlp", 60), **settings})
 
 
 # Who has the bug
@@ -97,7 +96,7 @@ def test_accuracies_are_those_of_each_clients_records():
     """Counted client by client, with the classifier as it was trained."""
     spec = task(bug_seed=1)
     records = spec.load("train")
-    fitted = debugging._classifier(FEDERATION, "paper_mlp", 60)
+    fitted = debugging._fitted(FEDERATION, RecordClassifier("paper_mlp", 60))
     right = fitted.predict(records.images) == records.labels
     counted = [right[records.clients == client].double().mean().item() for client in range(20)]
     assert spec.accuracies() == pytest.approx(np.array(counted), abs=1e-12)
@@ -116,11 +115,11 @@ def test_the_threshold_is_strict_and_clients_without_records_are_no_suspects():
 
 
 def test_the_classifier_is_the_same_for_any_number_of_threads():
-    train = debugging._classifier.__wrapped__
-    one = train(FEDERATION, "paper_mlp", 2).state
+    train = debugging._fitted.__wrapped__
+    one = train(FEDERATION, RecordClassifier("paper_mlp", 2)).state
     try:
         torch.set_num_threads(2)
-        two = train(FEDERATION, "paper_mlp", 2).state
+        two = train(FEDERATION, RecordClassifier("paper_mlp", 2)).state
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
@@ -162,7 +161,13 @@ def test_a_dataset_without_clients_is_refused():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"select": "some"}, {"by": "luck"}, {"inverted": 1.1}, {"threshold": float("nan")}, {"classifier_epochs": 0}],
+    [
+        {"select": "some"},
+        {"by": "luck"},
+        {"inverted": 1.1},
+        {"threshold": float("nan")},
+        {"by": "classifier", "classifier": None},
+    ],
 )
 def test_options_are_checked(wrong):
     with pytest.raises(ValueError, match=f"dataset.{next(iter(wrong))}"):
@@ -193,11 +198,14 @@ def test_identity_holds_what_matters_and_nothing_else():
         task(select="others"),
         task(select="others", by="classifier"),
         task(select="others", by="classifier", threshold=0.5),
-        task(select="others", by="classifier", classifier="paper_cnn"),
-        task(select="others", by="classifier", classifier_epochs=61),
+        task(select="others", by="classifier", classifier=RecordClassifier("paper_cnn", 60)),
+        task(select="others", by="classifier", classifier=RecordClassifier("paper_mlp", 61)),
     ]
     assert len({json.dumps(spec.identity(), sort_keys=True) for spec in kinds}) == len(kinds)
-    assert task(by="classifier", threshold=0.1, classifier_epochs=1).identity() == task().identity()
+    assert (
+        task(by="classifier", threshold=0.1, classifier=RecordClassifier("paper_mlp", 1)).identity()
+        == task().identity()
+    )
     assert task(root="there").identity() == task().identity()
     assert task(root="there").federation.part.root == "there"
 

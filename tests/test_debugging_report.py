@@ -17,13 +17,13 @@ from torchvision.io import ImageReadMode, read_image
 
 from dpgen_bench.cli import main
 from dpgen_bench.data.datasets import Digits
-from dpgen_bench.debugging import DebuggingClients, expected_intensity
-from dpgen_bench.evaluate.samples import draw_samples
+from dpgen_bench.data.debugging import DebuggingClients, expected_intensity
 from dpgen_bench.generator import NetGenerator
-from dpgen_bench.results.debugging import inspect_runs, model_samples, report_frame
-from dpgen_bench.results.store import RunFolder, Store
-from dpgen_bench.specify import compose_config, specify
+from dpgen_bench.runs.config import compose_config, specify
+from dpgen_bench.runs.samples import draw_samples
+from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables import rows
+from dpgen_bench.tables.debugging import inspect_runs, model_samples, report_frame
 from dpgen_bench.tables.rows import load_table
 from tests.toys import Painter
 

@@ -13,10 +13,10 @@ from PIL import Image
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.privacy.bounds import PerRecord, PerRow, Whole
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Full
-from dpgen_bench.results.diagnostics import draw_norms, read_norms
+from dpgen_bench.runs.diagnostics import draw_norms, read_norms
 
 ROWS = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
 

@@ -16,8 +16,8 @@ import dpgen_bench.method
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.privacy.bounds import PerRecord
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.record_rng import RecordRng
 from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.testing import ClosedDoor

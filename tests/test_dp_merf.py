@@ -17,9 +17,9 @@ from torch import Tensor
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.noise import Key
-from dpgen_bench.specify import build_method, compose_config
+from dpgen_bench.runs.config import build_method, compose_config
 from methods.dp_merf import DPMERF, CodeGenerator
 from tests.toys import Watcher
 

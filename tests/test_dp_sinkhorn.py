@@ -18,18 +18,19 @@ from torch import Tensor, nn
 
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import Generator, NetGenerator
-from dpgen_bench.method import Context, Preempted, Scale
+from dpgen_bench.method import Context, Scale
 from dpgen_bench.nets.conv_generator import ConvGenerator
+from dpgen_bench.nets.transport import semi_debiased
+from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
 from dpgen_bench.privacy.bounds import PerRow, Whole
-from dpgen_bench.privacy.calibration import BudgetExceeded
 from dpgen_bench.privacy.events import Budget, Event
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Mechanism
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.specify import build_method, compose_config
+from dpgen_bench.runs.config import build_method, compose_config
 from dpgen_bench.testing import ConformanceError, check_method
-from dpgen_bench.transport import semi_debiased
+from dpgen_bench.training.signals import Preempted
 from methods import dp_sinkhorn
 from methods.dp_sinkhorn import DPSinkhorn
 from tests.toys import Watcher, records

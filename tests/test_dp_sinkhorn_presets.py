@@ -13,14 +13,14 @@ from omegaconf import DictConfig
 
 from dpgen_bench.data.datasets import CelebaGender, FashionMnist, Mnist
 from dpgen_bench.data.records import Records
-from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.accountants.calibration import calibrate_std
+from dpgen_bench.privacy.accountants.claims import classical_rdp
+from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.bounds import PerRow, Whole
-from dpgen_bench.privacy.calibration import calibrate_std
-from dpgen_bench.privacy.claims import classical_rdp
 from dpgen_bench.privacy.events import Budget, Event
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.run import plan
-from dpgen_bench.specify import CONF, compose_config, specify
+from dpgen_bench.runs.config import CONF, compose_config, specify
+from dpgen_bench.runs.plan import plan
 
 FOLDER = CONF / "experiment" / "dp_sinkhorn"
 SHAPES = {"mnist": (1, 28, 28), "fashion_mnist": (1, 28, 28), "celeba_gender": (3, 32, 32)}

@@ -18,15 +18,16 @@ from torch import Tensor, nn
 
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import Generator
-from dpgen_bench.method import Context, Preempted, Scale
-from dpgen_bench.privacy.accountants import epsilon
-from dpgen_bench.privacy.calibration import BudgetExceeded
+from dpgen_bench.method import Context, Scale
+from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
+from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Mechanism, Observer
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.specify import build_method, compose_config, specify
+from dpgen_bench.runs.config import build_method, compose_config, specify
+from dpgen_bench.training.signals import Preempted
 from methods import dpgan
 from methods.dpgan import DPGAN, LADDER, DiscriminatorNet, GeneratorNet, StepFrequency
 from tests.toys import records

@@ -19,9 +19,9 @@ from dpgen_bench.federation.faults import Faults, FaultyEngine, damage
 from dpgen_bench.federation.messages import DTYPES, Malformed, decode, encode
 from dpgen_bench.federation.ray_engine import RayEngine
 from dpgen_bench.federation.settings import Settings, settings
-from dpgen_bench.method import Preempted
-from dpgen_bench.privacy.noise import Key
-from dpgen_bench.specify import compose_config
+from dpgen_bench.privacy.key import Key
+from dpgen_bench.runs.config import compose_config
+from dpgen_bench.training.signals import Preempted
 from tests import test_ray
 
 SECRET = "record number 4711"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dpgen_bench.results.store import Store
+from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.estimate import Estimator, format_seconds
-from dpgen_bench.tables.sweeps import plan_sweep
+from dpgen_bench.tables.jobs import plan_sweep
 from tests.table_toys import measured
 from tests.test_sweeps import BOTH, a_table
 

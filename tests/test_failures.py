@@ -15,14 +15,14 @@ from dpgen_bench import cli
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.privacy.bounds import PerRow
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Entry, Ledger
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Full, OneShard
 from dpgen_bench.privacy.unseen import UNNAMED
-from dpgen_bench.results.listing import describe_run, is_unbounded
-from dpgen_bench.results.sampling import NotForRelease, sample_run
-from dpgen_bench.results.store import RunFolder, Store
-from dpgen_bench.run import RunFailed, execute
+from dpgen_bench.runs.execute import RunFailed, execute
+from dpgen_bench.runs.listing import describe_run, is_unbounded
+from dpgen_bench.runs.release import NotForRelease, sample_run
+from dpgen_bench.runs.store import RunFolder, Store
 from tests import toys
 from tests.failure_toys import SECRET
 from tests.test_run import config, in_child

@@ -13,23 +13,23 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from dpgen_bench.data.clients import ClientData
 from dpgen_bench.data.private import PrivateData
-from dpgen_bench.federation.mechanism import ClientMechanism
+from dpgen_bench.federation.client_mechanism import ClientMechanism
+from dpgen_bench.federation.data import ClientData
 from dpgen_bench.federation.memory import Memory
 from dpgen_bench.federation.messages import encode
 from dpgen_bench.generator import Generator, NetGenerator
 from dpgen_bench.method import Context
+from dpgen_bench.nets.wasserstein import CriticTraining, draw_latents, draw_matching
 from dpgen_bench.nets.wgan import DCGANGenerator, ProjectionCritic
 from dpgen_bench.privacy import bounds
-from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import OneClient, Sampling
-from dpgen_bench.specify import CONF, build_method, compose_config, specify
+from dpgen_bench.runs.config import CONF, build_method, compose_config, specify
 from dpgen_bench.testing import ConformanceError, check_method
-from dpgen_bench.wasserstein import CriticTraining, draw_latents, draw_matching
 from methods import fed_gs_wgan
 from methods.fed_gs_wgan import CriticClient, FedGSWGAN
 from tests import toys

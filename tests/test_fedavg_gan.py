@@ -15,22 +15,22 @@ from torch.nn.utils import parameters_to_vector
 
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.federation import client as client_side
-from dpgen_bench.federation import mechanism as server_side
+from dpgen_bench.federation import client_mechanism as server_side
 from dpgen_bench.federation.client import BrokenProgram
+from dpgen_bench.federation.client_mechanism import ClientMechanism
 from dpgen_bench.federation.faults import Faults
-from dpgen_bench.federation.mechanism import ClientMechanism
 from dpgen_bench.federation.settings import Settings
 from dpgen_bench.method import Context
-from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.nets.wasserstein import CriticTraining, draw_batch, draw_latents
+from dpgen_bench.privacy.accountants.claims import opacus_rdp
+from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.bounds import PerRecord
-from dpgen_bench.privacy.claims import opacus_rdp
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import FixedSize, Poisson
-from dpgen_bench.specify import CONF, build_method, compose_config, specify
+from dpgen_bench.runs.config import CONF, build_method, compose_config, specify
 from dpgen_bench.testing import ConformanceError, check_method
-from dpgen_bench.wasserstein import CriticTraining, draw_batch, draw_latents
 from methods import fedavg_gan
 from methods.fedavg_gan import DiscriminatorClient, DiscriminatorNet, FedAvgGAN, GeneratorNet, Norm, make_optimizer
 from tests import toys

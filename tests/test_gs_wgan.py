@@ -13,19 +13,20 @@ from torch import Tensor
 
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import Generator, NetGenerator
-from dpgen_bench.method import Context, Preempted, Scale
+from dpgen_bench.method import Context, Scale
+from dpgen_bench.nets.wasserstein import CriticTraining, draw_latents
 from dpgen_bench.nets.wgan import DCGANGenerator, ResNetGenerator
+from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
 from dpgen_bench.privacy.bounds import PerRow, Whole
-from dpgen_bench.privacy.calibration import BudgetExceeded
 from dpgen_bench.privacy.events import Budget, Event
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Mechanism
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import OneShard
 from dpgen_bench.privacy.state import PrivateState, StatePlace
-from dpgen_bench.specify import build_method, compose_config
+from dpgen_bench.runs.config import build_method, compose_config
 from dpgen_bench.testing import ConformanceError, check_method
-from dpgen_bench.wasserstein import CriticTraining, draw_latents
+from dpgen_bench.training.signals import Preempted
 from methods.gs_wgan import GSWGAN
 from tests.toys import Watcher, records
 
@@ -218,7 +219,7 @@ def event(method: GSWGAN) -> Event:
 )
 def test_proven_epsilons_of_the_facts(changes: dict[str, Any], proven: float) -> None:
     """Golden: worked out apart from this code, see the accountants' docstring for the argument."""
-    from dpgen_bench.privacy.accountants import epsilon
+    from dpgen_bench.privacy.accountants.proven import epsilon
 
     assert epsilon([event(published(**changes))], 1e-5, "replace_one", "pld") == pytest.approx(proven, rel=1e-3)
 

@@ -20,12 +20,12 @@ from omegaconf import DictConfig, OmegaConf
 from dpgen_bench.cli import main
 from dpgen_bench.data.datasets import FashionMnist, Mnist
 from dpgen_bench.data.records import Records
-from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.bounds import PerRow, Whole
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.sampling import OneShard, Poisson
-from dpgen_bench.run import plan
-from dpgen_bench.specify import CONF, compose_config, specify
+from dpgen_bench.runs.config import CONF, compose_config, specify
+from dpgen_bench.runs.plan import plan
 from methods.gs_wgan import GSWGAN
 
 FOLDER = CONF / "experiment" / "gs_wgan"
@@ -299,7 +299,7 @@ def test_a_sweep_is_launched_by_its_preset_alone(
 ) -> None:
     """`dpgen run -m experiment=gs_wgan/PRESET`, but for what each job does; another data set may be asked for."""
     jobs: list[DictConfig] = []
-    monkeypatch.setattr("dpgen_bench.run.execute", jobs.append)
+    monkeypatch.setattr("dpgen_bench.runs.execute.execute", jobs.append)
     monkeypatch.setattr("sys.argv", ["dpgen"])
     chosen = [] if dataset == "mnist" else [f"dataset={dataset}"]
     assert main(["run", "-m", f"experiment=gs_wgan/{preset}", *chosen, f"results={tmp_path}"]) == 0

@@ -17,9 +17,10 @@ from dpgen_bench.data.private import PrivateData
 from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient, PerRow, Whole
 from dpgen_bench.privacy.clipping import clip_rows
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger, Spoiled
 from dpgen_bench.privacy.mechanism import Journal
-from dpgen_bench.privacy.noise import Key, add_noise
+from dpgen_bench.privacy.noise import add_noise
 from dpgen_bench.privacy.record_rng import RecordRng
 from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
 from dpgen_bench.privacy.unseen import UNNAMED, public_type

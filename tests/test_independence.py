@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpgen_bench.privacy.bounds import Batch, PerRecord, PerRecordGradient
-from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.testing import ConformanceError
 from dpgen_bench.testing.bench import made_up_images
 from dpgen_bench.testing.independence import Question

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from dpgen_bench.results.store import RunFolder, Store
+from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import side_by_side
 from dpgen_bench.tables.leaderboard import HIGHER, LOWER

@@ -21,9 +21,9 @@ from torch import Tensor
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context, Method
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.noise import Key
-from dpgen_bench.specify import CONF, build_method, compose_config
+from dpgen_bench.runs.config import CONF, build_method, compose_config
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 AT_LEAST = 80.0  # percent; see the spread below

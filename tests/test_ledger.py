@@ -10,10 +10,11 @@ from dpgen_bench.data.datasets import Digits
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Full
-from dpgen_bench.results.sampling import NotForRelease, sample_run
-from dpgen_bench.results.soundness import not_for_release
-from dpgen_bench.results.store import Store
-from dpgen_bench.run import execute, plan
+from dpgen_bench.runs.execute import execute
+from dpgen_bench.runs.plan import plan
+from dpgen_bench.runs.release import NotForRelease, sample_run
+from dpgen_bench.runs.soundness import not_for_release
+from dpgen_bench.runs.store import Store
 from tests.test_run import config
 
 EVENT = Event(Full(), Sensitivity(1.0, 2.0), 5.0, 1)

@@ -12,9 +12,10 @@ from scipy import stats
 from torch_fidelity.metric_prc import prc_features_to_metric
 
 from dpgen_bench.data.records import Records
-from dpgen_bench.evaluate import features, neighbours
+from dpgen_bench.evaluate import features
+from dpgen_bench.evaluate import nearest as neighbours
 from dpgen_bench.evaluate.metric import EvalContext, NotMeasured, evaluate
-from dpgen_bench.evaluate.neighbours import Memorisation, Prdc, nearest, picked, prdc, squared_radii, whole_numbers
+from dpgen_bench.evaluate.nearest import Memorisation, Prdc, nearest, picked, prdc, squared_radii, whole_numbers
 
 
 def gaussian(n: int, d: int, seed: int, shift: float = 0.0, scale: float = 1.0) -> np.ndarray:

@@ -21,16 +21,23 @@ from omegaconf import OmegaConf
 from scipy import stats
 from scipy.stats import norm
 
-from dpgen_bench.accounting import account_run
-from dpgen_bench.privacy.accountants import Composition, NotCovered, epsilon
-from dpgen_bench.privacy.claims import memoryless, memoryless_event, wor_rdp
+from dpgen_bench.privacy.accountants.claims import memoryless, memoryless_event, wor_rdp
+from dpgen_bench.privacy.accountants.participations import (
+    hits_law,
+    log_delta_gaussian,
+    mixture_delta,
+    mixture_epsilon,
+    shard_rdp,
+    shift_law,
+)
+from dpgen_bench.privacy.accountants.proven import Composition, NotCovered, epsilon
 from dpgen_bench.privacy.events import RELATIONS, Budget, Event, Sensitivity
-from dpgen_bench.privacy.hits import hits_law, log_delta_gaussian, mixture_delta, mixture_epsilon, shard_rdp, shift_law
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Entry, Ledger
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Full, OneShard, Poisson, Sampling, sampling_from_dict
-from dpgen_bench.results.listing import describe_run
-from dpgen_bench.results.store import Store
+from dpgen_bench.runs.epsilon import account_run
+from dpgen_bench.runs.listing import describe_run
+from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame, side_by_side
 from dpgen_bench.tables.rows import load_table

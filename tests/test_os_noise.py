@@ -19,11 +19,12 @@ from scipy.special import ndtri
 from torch import nn
 
 from dpgen_bench.data.private import PrivateData
-from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient, PerRow, Whole
 from dpgen_bench.privacy.events import Budget, Event
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.noise import _BLOCK, Key, add_noise
+from dpgen_bench.privacy.noise import _BLOCK, add_noise
 from dpgen_bench.privacy.rounded_normal import MARGIN, grid_step, rounded_normal
 from dpgen_bench.privacy.sampling import FixedSize, Full, OneClient, OneShard, Poisson
 from tests import float_attack

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.results.listing import plain_protocol
-from dpgen_bench.specify import CONF, RunSpec, compose_config, hashed_privacy, specify
+from dpgen_bench.runs.config import CONF, RunSpec, compose_config, hashed_privacy, specify
+from dpgen_bench.runs.listing import plain_protocol
 from dpgen_bench.tables.published import PAPERS, PUBLISHED, PublishedRow, published_rows
 from dpgen_bench.tables.rows import expand
 

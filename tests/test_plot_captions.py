@@ -10,7 +10,7 @@ import pytest
 
 from dpgen_bench.plots.captions import caption
 from dpgen_bench.plots.draw import draw, drawings
-from dpgen_bench.results.store import RunFolder
+from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.tables.rows import TableRow
 from tests.plot_cases import make_run, row_of, write_log, write_samples
 from tests.test_plots import DPGAN, drawn, n_d_rows, table, texts

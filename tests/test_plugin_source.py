@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hydra.utils import get_class
 
-from dpgen_bench.specify import CONF, compose_config
+from dpgen_bench.runs.config import CONF, compose_config
 from dpgen_bench.testing.source import read_plugin
 
 LINES = {
@@ -44,7 +44,7 @@ LINES = {
     "from torch import Tensor; del Tensor.add": "torch.Tensor.add is set",
     "import operator; x = operator.attrgetter": "operator.attrgetter",
     "x = type('X', (), {})": "type(name, bases, namespace)",
-    "from dpgen_bench.privacy.noise import Key": "import dpgen_bench.privacy.noise.Key",
+    "from dpgen_bench.privacy.noise import Key": "import dpgen_bench.privacy.key.Key",
 }
 
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpgen_bench.data.private import PrivateData
+from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
 from dpgen_bench.privacy.bounds import Batch, PerRecord, PerRecordGradient, PerRow, Whole
-from dpgen_bench.privacy.calibration import BudgetExceeded
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import AllowanceExhausted, Journal
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Full, Poisson
 
 

@@ -14,11 +14,11 @@ from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.bounds import PerRecord, PerRow, Whole
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger, Spoiled
-from dpgen_bench.privacy.noise import Key
-from dpgen_bench.privacy.rows import Rows
 from dpgen_bench.privacy.sampling import OneShard, Poisson
 from dpgen_bench.privacy.state import PrivateState, StatePlace
+from dpgen_bench.privacy.state_file import Rows
 
 BALANCED = OneShard(3, "public_balanced")
 BOUND = PerRow(C=1.0, shape=(2, 1))

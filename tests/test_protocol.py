@@ -12,13 +12,14 @@ from omegaconf import OmegaConf
 
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import MetricResult
-from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each, measure, repeat_seed
-from dpgen_bench.evaluate.samples import describe_samples, draw_samples, sample_labels
+from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each
 from dpgen_bench.generator import NetGenerator
-from dpgen_bench.results.figures import figures, headline, notes
-from dpgen_bench.results.reports import Reports
-from dpgen_bench.results.store import RunFolder, Store
-from dpgen_bench.specify import RunSpec, compose_config, specify
+from dpgen_bench.runs.config import RunSpec, compose_config, specify
+from dpgen_bench.runs.measure import measure, repeat_seed
+from dpgen_bench.runs.measurements import Reports
+from dpgen_bench.runs.samples import describe_samples, draw_samples, sample_labels
+from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.runs.values import figures, headline, notes
 from tests.toys import Painter
 
 TOYS = "tests.toy_metrics"
@@ -175,7 +176,7 @@ def test_figures_of_another_setting_are_never_mixed_in(tmp_path, folder, change)
 def test_a_harness_that_measures_otherwise_measures_anew(tmp_path, folder, monkeypatch):
     spec = spec_for(tmp_path, {"mean": metric("Mean")})
     run(spec, folder)
-    monkeypatch.setattr("dpgen_bench.specify.EVALUATION_VERSION", -1)
+    monkeypatch.setattr("dpgen_bench.runs.config.EVALUATION_VERSION", -1)
     assert not folder.reports.of(spec.protocol_record())
 
 
@@ -383,8 +384,8 @@ REAL_METRICS = {
     "average": {"_target_": "dpgen_bench.evaluate.utility.AverageAccuracy", "of": ["logreg"]},
     "fid": {"_target_": "dpgen_bench.evaluate.fidelity.Fid"},
     "kid": {"_target_": "dpgen_bench.evaluate.kid.Kid", "subsets": 3, "subset_size": 50},
-    "prdc": {"_target_": "dpgen_bench.evaluate.neighbours.Prdc"},
-    "memorisation": {"_target_": "dpgen_bench.evaluate.neighbours.Memorisation"},
+    "prdc": {"_target_": "dpgen_bench.evaluate.nearest.Prdc"},
+    "memorisation": {"_target_": "dpgen_bench.evaluate.nearest.Memorisation"},
 }
 
 

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from dpgen_bench.federation.engines import Fault, InProcess
 from dpgen_bench.federation.messages import decode, encode
 from dpgen_bench.federation.ray_engine import RayEngine
-from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.key import Key
 
 # Not imported here: the engine is to do that first.
 pytestmark = [

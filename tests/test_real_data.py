@@ -16,13 +16,13 @@ from dpgen_bench.data.private import PrivateData
 from dpgen_bench.data.records import Records
 from dpgen_bench.generator import Generator
 from dpgen_bench.method import Context
-from dpgen_bench.privacy.calibration import BudgetExceeded
+from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.noise import Key
-from dpgen_bench.results.store import Store
-from dpgen_bench.run import RunFailed, execute
-from dpgen_bench.specify import build_dataset, compose_config
+from dpgen_bench.runs.config import build_dataset, compose_config
+from dpgen_bench.runs.execute import RunFailed, execute
+from dpgen_bench.runs.store import Store
 from dpgen_bench.testing import check_method
 from methods.real_data import RealData, RealRecords
 

@@ -20,9 +20,9 @@ from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.bounds import Batch, PerRecord, PerRecordGradient, PerRow, Whole, call
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Journal
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.record_rng import RecordRng, _log, names_rng
 from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
 from dpgen_bench.testing import ConformanceError, check_method

@@ -20,8 +20,8 @@ from dpgen_bench.report import page as report
 from dpgen_bench.report import runs as report_runs
 from dpgen_bench.report.command import Command
 from dpgen_bench.report.page import _reproduction, build_report, collect, render
-from dpgen_bench.results.statistics import summarise
-from dpgen_bench.results.store import RunFolder, Store
+from dpgen_bench.runs.statistics import summarise
+from dpgen_bench.runs.store import RunFolder, Store
 from tests.report_toys import DEMO, PLACE, SECRET, make_run, write_report
 
 

@@ -17,8 +17,8 @@ from dpgen_bench.report.lines import leaderboard
 from dpgen_bench.report.page import build_report, collect, render
 from dpgen_bench.report.runs import read_runs
 from dpgen_bench.report.text import plain, small_picture
-from dpgen_bench.results.listing import first_line, without_paths
-from dpgen_bench.specify import compose_config, identify, specify
+from dpgen_bench.runs.config import compose_config, identify, specify
+from dpgen_bench.runs.listing import first_line, without_paths
 from dpgen_bench.tables.assembly import assemble
 from tests.report_toys import DEMO, PLACE, built, make_run
 

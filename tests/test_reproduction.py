@@ -7,8 +7,8 @@ import math
 import pytest
 from omegaconf import OmegaConf
 
-from dpgen_bench.results.store import Store
-from dpgen_bench.specify import CONF
+from dpgen_bench.runs.config import CONF
+from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame
 from tests.table_toys import ROW, RUN, a_table, line_for, measured

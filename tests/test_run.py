@@ -16,15 +16,16 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from dpgen_bench import files
 from dpgen_bench.generator import Generator
-from dpgen_bench.method import Preempted
-from dpgen_bench.privacy.calibration import BudgetExceeded
+from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.results.sampling import NotForRelease, sample_run
-from dpgen_bench.results.store import RunBusy, Store
-from dpgen_bench.run import RunFailed, evaluate_run, execute, plan
-from dpgen_bench.specify import RunSpec, compose_config, specify
+from dpgen_bench.runs.config import RunSpec, compose_config, specify
+from dpgen_bench.runs.execute import RunFailed, evaluate_run, execute
+from dpgen_bench.runs.plan import plan
+from dpgen_bench.runs.release import NotForRelease, sample_run
+from dpgen_bench.runs.store import RunBusy, Store
+from dpgen_bench.training.signals import Preempted
+from dpgen_bench.utils import files
 
 METRIC = "{_target_: tests.toys.Brightness}"
 TOY = "tests.toys.MeanImage"

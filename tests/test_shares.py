@@ -15,12 +15,12 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from dpgen_bench.data.private import PrivateData
-from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.accountants.calibration import BudgetExceeded, gaussian_mu, is_nearly_spent
+from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.bounds import PerRecord, PerRow, Whole
-from dpgen_bench.privacy.calibration import BudgetExceeded, gaussian_mu, is_nearly_spent
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson
 from tests.test_client_data import Toy
 

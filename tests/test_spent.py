@@ -13,12 +13,12 @@ from dpgen_bench import cli
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Full, OneClient, Poisson
-from dpgen_bench.results.damage import damage
-from dpgen_bench.results.sampling import sample_run
-from dpgen_bench.results.spent import describe_total, print_spent, read_spent, total
-from dpgen_bench.results.store import Store
-from dpgen_bench.run import execute
-from dpgen_bench.specify import compose_config, identify, population_of, specify
+from dpgen_bench.runs.config import compose_config, identify, population_of, specify
+from dpgen_bench.runs.execute import execute
+from dpgen_bench.runs.release import sample_run
+from dpgen_bench.runs.spent import describe_total, print_spent, read_spent, total
+from dpgen_bench.runs.store import Store
+from dpgen_bench.runs.validation import damage
 from tests.test_run import config
 
 GAUSSIAN = Event(Full(), Sensitivity(1.0, 2.0), 5.0, 1)

@@ -10,8 +10,8 @@ from torch import nn
 
 from dpgen_bench.nets.spectral import settle_spectral
 from dpgen_bench.nets.stack import Stack
+from dpgen_bench.nets.wasserstein import CriticTraining, draw_batch, draw_latents
 from dpgen_bench.nets.wgan import DCGANGenerator, ProjectionCritic, ResNetGenerator
-from dpgen_bench.wasserstein import CriticTraining, draw_batch, draw_latents
 
 SHAPE, CLASSES = (1, 28, 28), 3
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dpgen_bench.results.statistics import format_figure, summarise, t_interval
+from dpgen_bench.runs.statistics import format_figure, summarise, t_interval
 
 
 def test_one_figure_has_no_spread():

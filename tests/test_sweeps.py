@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from dpgen_bench.cli import main
-from dpgen_bench.overrides import parse_override, quoted
-from dpgen_bench.results.store import Store
-from dpgen_bench.specify import compose_config
+from dpgen_bench.runs.config import compose_config
+from dpgen_bench.runs.overrides import parse_override, quoted
+from dpgen_bench.runs.store import Store
 from dpgen_bench.tables import rows, sweeps
+from dpgen_bench.tables.jobs import plan_sweep
 from dpgen_bench.tables.rows import expand
-from dpgen_bench.tables.sweeps import boxes, check_overrides, plan_sweep
+from dpgen_bench.tables.sweeps import boxes, check_overrides
 from tests.table_toys import measured
 
 MERF = "experiment=demo/dp_merf"
@@ -214,7 +215,7 @@ def test_a_refused_override_launches_nothing_whether_or_not_it_is_a_dry_run(tmp_
 def test_scale_and_options_may_stand_anywhere(tmp_path, monkeypatch):
     write_table(tmp_path, monkeypatch, a_table(f"{MERF} seed=0"))
     asked = []
-    monkeypatch.setattr("dpgen_bench.tables.written.write_table", lambda *words: asked.append(words[:1] + words[2:4]))
+    monkeypatch.setattr("dpgen_bench.report.written.write_table", lambda *words: asked.append(words[:1] + words[2:4]))
     monkeypatch.setattr(sweeps, "print_plan", lambda *words: asked.append(words[:1] + words[2:]))
     for words in (["toy", "--format", "md", "scale=quick"], ["toy", "scale=quick", "--format", "md"]):
         assert main(["tables", *words, "--results", str(tmp_path)]) == 0

@@ -9,11 +9,12 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from dpgen_bench.results.store import Store
-from dpgen_bench.specify import compose_config, specify
+from dpgen_bench.report.written import print_table
+from dpgen_bench.runs.config import compose_config, specify
+from dpgen_bench.runs.store import Store
 from dpgen_bench.tables import formats, rows
 from dpgen_bench.tables.assembly import assemble, build
-from dpgen_bench.tables.formats import long_frame, print_table, side_by_side, to_csv, to_html, to_latex, to_markdown
+from dpgen_bench.tables.formats import long_frame, side_by_side, to_csv, to_html, to_latex, to_markdown
 from dpgen_bench.tables.rows import TableRow, jobs_of, lines_of, load_table, parent_ids, table_names
 from tests.table_toys import ROW, RUN, a_table, line_for, measured
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpgen_bench.checkpoint import load_checkpoint
 from dpgen_bench.generator import Generator
-from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.results.store import RunFolder, Store
-from dpgen_bench.results.trajectory import extract, kept, trajectory
-from dpgen_bench.run import evaluate_run, execute
-from dpgen_bench.specify import compose_config, specify
+from dpgen_bench.runs.config import compose_config, specify
+from dpgen_bench.runs.execute import evaluate_run, execute
+from dpgen_bench.runs.kept import extract, kept, trajectory
+from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.training.checkpoint import load_checkpoint
 
 TINY = {
     "dpgan": "experiment=demo/dpgan method.batch_size=8 method.d_d=4 method.d_g=4 method.latent_dim=4 method.steps=6 "

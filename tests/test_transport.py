@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd.profiler import profile
 
-from dpgen_bench import transport
-from dpgen_bench.transport import Cost, Transport, diameter_of, semi_debiased, sinkhorn, temperatures
+from dpgen_bench.nets import transport
+from dpgen_bench.nets.transport import Cost, Transport, diameter_of, semi_debiased, sinkhorn, temperatures
 
 BACKENDS = ("fast", "geomloss")
 COSTS = (Cost(), Cost(0.0, 1.0), Cost(1.0, 0.25), Cost(1.0, 1.0), Cost(1.0, 4.0))

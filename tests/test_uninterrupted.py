@@ -10,11 +10,11 @@ from contextlib import suppress
 import pytest
 from omegaconf import OmegaConf
 
-from dpgen_bench.method import Preempted
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.uninterrupted import STOPPING, Uninterrupted
-from dpgen_bench.results.store import Store
-from dpgen_bench.run import execute
+from dpgen_bench.runs.execute import execute
+from dpgen_bench.runs.store import Store
+from dpgen_bench.training.signals import Preempted
 from tests.test_run import config, in_child
 
 

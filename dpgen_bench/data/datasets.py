@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dpgen_bench.data.folder import ImageFolder
-from dpgen_bench.data.pictures import BadImage, Crop, check_crop, read_images
+from dpgen_bench.data.images import BadImage, Crop, check_crop, read_images
 from dpgen_bench.data.records import DatasetSpec, MissingData, Records, Split, check_split, hash_rank
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from dpgen_bench.data.pictures import Crop, check_crop, read_images
+from dpgen_bench.data.images import Crop, check_crop, read_images
 from dpgen_bench.data.records import DatasetSpec, MissingData, Records, Split, check_split, hash_rank
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.key import Key
 
 REVISION = 1
 UNUSED = -1

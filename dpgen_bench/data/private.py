@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpgen_bench.data.clients import ClientData
-from dpgen_bench.federation.mechanism import ClientMechanism, PublicBooks
+from dpgen_bench.federation.client_mechanism import ClientMechanism, PublicBooks
+from dpgen_bench.federation.data import ClientData
 from dpgen_bench.federation.settings import Settings
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PerRow, Whole, unit_range
 from dpgen_bench.privacy.cautions import caution
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Control, Journal, Mechanism, Observer
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.planning import Request, planned
 from dpgen_bench.privacy.sampling import SAMPLINGS, OneShard, Sampling
 from dpgen_bench.privacy.state import PrivateState, Start, StatePlace

@@ -19,8 +19,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import EvalContext, NotMeasured
-from dpgen_bench.files import atomic
-from dpgen_bench.progress import counted
+from dpgen_bench.training.progress import counted
+from dpgen_bench.utils.files import atomic
 
 GET_WEIGHTS = 'python -c "from pytorch_fid.inception import fid_inception_v3; fid_inception_v3()"'
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -131,6 +132,7 @@ NETS: dict[str, type[nn.Module]] = {
 
 # Raise when trained networks give other answers for the same settings: caches of the old ones are then left alone.
 REVISION = 1
+RECORD_CLASSIFIER_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -315,6 +317,32 @@ class FittedNetwork:
                 "expected finite answers of the trained network, got NaN or infinity: its training diverged."
             )
         return logits
+
+
+@dataclass(frozen=True)
+class RecordClassifier:
+    """A `Network` with its default settings that is trained on records, outside any protocol and on the CPU.
+
+    It is the `classifier` of `dpgen_bench.data.debugging.DebuggingClients`.
+
+    Raises:
+        ValueError: at once, for an unknown architecture or fewer than 1 epoch.
+    """
+
+    net: str
+    epochs: int = 3
+
+    def __post_init__(self) -> None:
+        self._network()
+
+    def _network(self) -> Network:
+        return Network(self.net, epochs=self.epochs)
+
+    def identity(self) -> list[Any]:
+        return [self.net, self.epochs, RECORD_CLASSIFIER_SEED, REVISION]
+
+    def fit(self, records: Records, num_classes: int) -> FittedNetwork:
+        return self._network().fit(records, EvalContext(RECORD_CLASSIFIER_SEED, "cpu", num_classes, cache=Path()))
 
 
 @contextmanager

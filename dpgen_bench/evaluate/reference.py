@@ -23,7 +23,7 @@ from torch import Tensor
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.classifiers import Classifier, fingerprint
 from dpgen_bench.evaluate.metric import EvalContext, seeded
-from dpgen_bench.files import atomic, write_atomic
+from dpgen_bench.utils.files import atomic, write_atomic
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """One client: its records, its state, its noise. What it sees is the messages that it is sent; what it gives is bytes.
 
-The server's side is `dpgen_bench.federation.mechanism`; what carries messages between the two is an engine.
+The server's side is `dpgen_bench.federation.client_mechanism`; what carries messages between the two is an engine.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from torch import Tensor
 from dpgen_bench.federation.engines import note_error
 from dpgen_bench.federation.memory import Exhausted, Memory, Point
 from dpgen_bench.federation.messages import Malformed, decode, encode
-from dpgen_bench.files import make_private
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, Whole, clip_rows
-from dpgen_bench.privacy.expect import expect_plain
-from dpgen_bench.privacy.noise import Key, add_noise
-from dpgen_bench.privacy.rows import Parts, Rows
+from dpgen_bench.privacy.key import Key
+from dpgen_bench.privacy.noise import add_noise
 from dpgen_bench.privacy.state import StatePlace, expect_parts, private_coins, public_randomness_untouched
+from dpgen_bench.privacy.state_file import Parts, Rows
+from dpgen_bench.privacy.unseen import expect_plain
+from dpgen_bench.utils.files import make_private
 
 Records = tuple[Tensor, Tensor]
 Seen = Callable[[int, int, dict[str, Tensor], dict[str, Tensor]], dict[str, Tensor]]

@@ -1,6 +1,6 @@
 """Engines: where the code of clients runs. An engine carries a message to each client, and its answer back.
 
-The server's side (`dpgen_bench.federation.mechanism`) and the client's (`dpgen_bench.federation.client`) are the same
+The code of the server (`client_mechanism`) and of the clients (`client`) is the same
 with every engine. Client code gets the bytes that it is sent and what its `Setup` holds, and gives bytes.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from dpgen_bench.files import append_private
+from dpgen_bench.utils.files import append_private
 
 Kind = Literal["lost", "late", "raised", "malformed"]
 

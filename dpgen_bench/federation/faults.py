@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from dpgen_bench.arguments import check_bounds
 from dpgen_bench.federation.engines import Engine, Fault, Kind
 from dpgen_bench.federation.messages import Malformed, decode, encode
-from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.key import Key
+from dpgen_bench.utils.validation import check_bounds
 
 INJECTED = "injected"
 

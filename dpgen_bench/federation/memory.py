@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from dpgen_bench.files import make_private, write_atomic
-from dpgen_bench.privacy.rows import Parts, Rows
+from dpgen_bench.privacy.state_file import Parts, Rows
+from dpgen_bench.utils.files import make_private, write_atomic
 
 
 class Exhausted(RuntimeError):

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.arguments import check_bounds, check_types
 from dpgen_bench.federation.engines import Engine, InProcess, Setup
 from dpgen_bench.federation.faults import Faults, FaultyEngine
 from dpgen_bench.federation.ray_engine import RayEngine
-from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.key import Key
+from dpgen_bench.utils.validation import check_bounds, check_types
 
 OF_RAY = ("address", "actors", "timeout_s")
 

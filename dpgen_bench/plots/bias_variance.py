@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dpgen_bench.environment import one_thread
-from dpgen_bench.transport import Cost, Transport
+from dpgen_bench.nets.transport import Cost, Transport
+from dpgen_bench.utils.environment import one_thread
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from dpgen_bench.plots.parts import epsilon_words
-from dpgen_bench.results.listing import epsilon_number, is_changed
-from dpgen_bench.results.soundness import unsound
-from dpgen_bench.results.store import RunFolder
+from dpgen_bench.runs.listing import epsilon_number, is_changed
+from dpgen_bench.runs.soundness import unsound
+from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.tables.rows import TableRow
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dpgen_bench.tables.rows import TableRow
 
 PRINTED = re.compile(r"\b(Figure|Table) [A-Z]?\d")  # in the title of a table that follows a paper's
 

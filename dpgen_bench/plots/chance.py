@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dpgen_bench.tables.rows import TableRow
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from dpgen_bench.tables.rows import TableRow
 
 OF_FAKES = "d_accuracy_on_fakes"  # a share in [0, 1] of a discriminator, which knows two answers
 

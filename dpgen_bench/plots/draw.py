@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, ListConfig
 
-from dpgen_bench.files import atomic
-from dpgen_bench.plots import kinds, pictures
+from dpgen_bench.plots import diagnostics as pictures
+from dpgen_bench.plots import kinds
 from dpgen_bench.plots.parts import check_keys, same, value_of
+from dpgen_bench.tables.rows import TableRow
+from dpgen_bench.utils.files import atomic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dpgen_bench.tables.rows import TableRow
 
 KINDS = {**kinds.KINDS, **pictures.KINDS}
 COMMON = {"kind", "only"}

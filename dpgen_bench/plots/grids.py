@@ -13,12 +13,12 @@ from omegaconf import DictConfig
 
 from dpgen_bench.plots.captions import Picture, finished
 from dpgen_bench.plots.parts import check_keys, listed, order_of, proven_words, row_name, same, words_of
-from dpgen_bench.results.store import RunFolder
+from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.tables.rows import TableRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from dpgen_bench.tables.rows import TableRow
 
 MOST_ACROSS = 4  # grids side by side
 UNREADABLE = "The samples of run"

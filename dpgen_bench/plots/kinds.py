@@ -28,13 +28,15 @@ from dpgen_bench.plots.parts import (
     same,
     value_of,
 )
-from dpgen_bench.results.figures import figures
-from dpgen_bench.results.store import RunFolder
+from dpgen_bench.runs.kept import trajectory
+from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.runs.values import figures
+from dpgen_bench.tables.leaderboard import unplaced
+from dpgen_bench.tables.rows import TableRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from dpgen_bench.tables.rows import TableRow
 
 MOST = 1000  # points of one line of a log: more are no wider than a pixel
 
@@ -83,8 +85,6 @@ def curve(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Pict
 
 def _has_no_place(table: DictConfig, row: TableRow) -> bool:
     """Whether a leaderboard gives the row no place, by the same rules; in other tables there are no places."""
-    from dpgen_bench.tables.leaderboard import unplaced
-
     board = table.get("leaderboard")
     return bool(board and unplaced(row, str(board.by), str(board.get("unit", "record"))))
 
@@ -135,8 +135,6 @@ def steps(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Pict
 
     `per` names a config key by which the steps are divided: per method.n_d, discriminator steps become generator steps.
     """
-    from dpgen_bench.results.trajectory import trajectory
-
     per = str(spec.per) if spec.get("per") else None
     check_keys(rows, [per] if per else [])
     ways: dict[int, list[tuple[RunFolder, dict[float, tuple[float, dict[str, list[float]]]]]]] = {}

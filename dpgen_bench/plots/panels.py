@@ -11,12 +11,12 @@ from omegaconf import DictConfig
 from dpgen_bench.plots.captions import Picture, finished
 from dpgen_bench.plots.chance import chance_levels, draw_chance, is_accuracy
 from dpgen_bench.plots.parts import Style, check_keys, label_of, listed, order_of, rank, value_of, words_of
-from dpgen_bench.results.store import RunFolder
+from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.tables.rows import TableRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from dpgen_bench.tables.rows import TableRow
 
 # What sets lines apart that `series` does not name: figures of two protocols or scales are never joined by a line.
 ALWAYS = ("method.name", "dataset.name", "scale.name", "protocol.name")

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.results.listing import describe_dataset, epsilon_number, format_epsilon
-from dpgen_bench.results.store import RunFolder
+from dpgen_bench.runs.listing import describe_dataset, epsilon_number, format_epsilon
+from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.tables.rows import TableRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from dpgen_bench.tables.rows import TableRow
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; their yellow is too light for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

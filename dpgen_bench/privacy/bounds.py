@@ -25,10 +25,11 @@ from torch import Tensor, nn
 
 from dpgen_bench.privacy.clipping import SMALLEST_C, clip_rows
 from dpgen_bench.privacy.events import Sensitivity
-from dpgen_bench.privacy.expect import expect_integer, expect_number, expect_plain, expect_shape
+from dpgen_bench.privacy.expect import expect_integer, expect_number, expect_shape
 from dpgen_bench.privacy.gradients import check_module, clipped_gradient_sum
-from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.record_rng import RecordRng, names_rng
+from dpgen_bench.privacy.unseen import expect_plain
 
 PublicRows = tuple[Tensor, Tensor]
 

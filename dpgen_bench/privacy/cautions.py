@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 
-from dpgen_bench.privacy.accountants import NotCovered
-from dpgen_bench.privacy.calibration import LEAST_SHARE, is_nearly_spent
+from dpgen_bench.privacy.accountants.calibration import LEAST_SHARE, is_nearly_spent
+from dpgen_bench.privacy.accountants.proven import NotCovered
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.planning import own_shares
 from dpgen_bench.privacy.sampling import OneShard

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from torch import Tensor, nn
-
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 
 
@@ -60,20 +58,3 @@ def expect_shape(given: Any, what: str, *, least: int) -> tuple[int, ...]:
             f"{what}: expected a shape, a tuple of whole numbers >= {least}, got {given!r}; give such a tuple."
         )
     return tuple(expect_integer(size, f"{what}, shape {tuple(given)!r}", least=least) for size in given)
-
-
-def expect_plain(given: object, what: str) -> Tensor:
-    """`given`, if it is a tensor on which PyTorch alone computes.
-
-    A subclass of Tensor can run code of its own in each operation, and would see the noise and what it is added to.
-
-    Raises:
-        ValueError: for anything but a torch.Tensor or a torch.nn.Parameter, and for their subclasses.
-    """
-    if type(given) not in (Tensor, nn.Parameter):
-        raise ValueError(
-            f"{what}: expected a plain torch.Tensor, got {type(given).__name__}; of a subclass of Tensor give "
-            "tensor.as_subclass(torch.Tensor)."
-        )
-    assert isinstance(given, Tensor)
-    return given

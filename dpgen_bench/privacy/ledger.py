@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from dpgen_bench.files import write_atomic
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, OneClient, sampling_from_dict
+from dpgen_bench.utils.files import write_atomic
 
 _IN_EACH_MODE = (
     "the number of records is treated as public, or that of clients where the unit is the client",

@@ -17,16 +17,17 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dpgen_bench.files import atomic
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, PublicRows, Whole
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.expect import expect_name
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Entry, Ledger
-from dpgen_bench.privacy.noise import Key, add_noise
+from dpgen_bench.privacy.noise import add_noise
 from dpgen_bench.privacy.record_rng import names_rng
 from dpgen_bench.privacy.state import PrivateState
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
 from dpgen_bench.privacy.unseen import public_type
+from dpgen_bench.utils.files import atomic
 
 
 class AllowanceExhausted(RuntimeError):

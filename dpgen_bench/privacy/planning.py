@@ -19,9 +19,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpgen_bench.privacy.accountants import epsilon
-from dpgen_bench.privacy.bounds import Bound
-from dpgen_bench.privacy.calibration import (
+from dpgen_bench.privacy.accountants.calibration import (
     LEAST_SHARE,
     BudgetExceeded,
     calibrate_share,
@@ -29,6 +27,8 @@ from dpgen_bench.privacy.calibration import (
     calibrate_times,
     is_nearly_spent,
 )
+from dpgen_bench.privacy.accountants.proven import epsilon
+from dpgen_bench.privacy.bounds import Bound
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.expect import expect_integer, expect_name, expect_number
 from dpgen_bench.privacy.ledger import Entry, Ledger

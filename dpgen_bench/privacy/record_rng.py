@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from dpgen_bench.privacy.expect import expect_integer, expect_shape
-from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.key import Key
 
 Shape = int | tuple[int, ...]
 

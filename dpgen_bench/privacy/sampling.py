@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dpgen_bench.privacy.expect import expect_number
-from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.key import Key
 
 Schedule = Literal["random", "public_balanced"]
 
@@ -106,9 +106,9 @@ class OneShard(Sampling):
 
     Guarantees: a record takes part in the draws of its own shard only, so a mechanism that keeps state for each shard
     (`PrivateData.private_state`) is covered. Its hits are Binomial(times, 1/shards) under "random", and
-    ceil(times/shards) at most under "public_balanced". The proof of what they cost stands in
-    `dpgen_bench.privacy.accountants`. It lets the drawn indices be known, because state that remembers past draws
-    takes away what hiding them would give.
+    ceil(times/shards) at most under "public_balanced". The proof of their cost is in
+    `dpgen_bench.privacy.accountants.proven`. It assumes that the drawn indices are known, because state that remembers
+    past draws takes away what hiding them would give.
 
     Args:
         shards: K >= 1.
@@ -163,7 +163,7 @@ class OneClient(Sampling):
     Guarantees: a client is asked in rounds of its own only, so it may keep state from one to the next. The number of
     times that it is asked is min(Binomial(times, 1/clients), max_answers) under "random", and
     min(ceil(times/clients), max_answers) at most under "public_balanced". What that costs is proven in
-    `dpgen_bench.privacy.accountants`, where it does not matter who knows when a client was asked.
+    `dpgen_bench.privacy.accountants.proven`, where it does not matter who knows when a client was asked.
 
     Args:
         clients: N >= 1, public.

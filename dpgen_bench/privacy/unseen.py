@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from torch.utils._python_dispatch import _len_torch_dispatch_stack, _pop_mode, _push_mode
 
 UNNAMED = "an exception type of the plugin"
@@ -54,3 +55,20 @@ def public_type(error: BaseException) -> str:
             if vars(module).get(word) is kind:
                 return str(word)
     return UNNAMED
+
+
+def expect_plain(given: object, what: str) -> Tensor:
+    """`given`, if it is a tensor on which PyTorch alone computes.
+
+    A subclass of Tensor can run code of its own in each operation, and would see the noise and what it is added to.
+
+    Raises:
+        ValueError: for anything but a torch.Tensor or a torch.nn.Parameter, and for their subclasses.
+    """
+    if type(given) not in (Tensor, nn.Parameter):
+        raise ValueError(
+            f"{what}: expected a plain torch.Tensor, got {type(given).__name__}; of a subclass of Tensor give "
+            "tensor.as_subclass(torch.Tensor)."
+        )
+    assert isinstance(given, Tensor)
+    return given

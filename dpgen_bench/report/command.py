@@ -13,10 +13,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.overrides import quoted
 from dpgen_bench.report.text import describe_error, flatten
-from dpgen_bench.results.listing import is_changed
-from dpgen_bench.specify import CONF, TRAINING_VERSION, RunSpec, compose_config, identify, is_stale, specify
+from dpgen_bench.runs.config import CONF, TRAINING_VERSION, RunSpec, compose_config, identify, is_stale, specify
+from dpgen_bench.runs.listing import is_changed
+from dpgen_bench.runs.overrides import quoted
 
 GROUPS = ("method", "dataset", "scale")  # of which a yaml is chosen before single settings are compared
 TRIED = 3  # candidates that are composed and compared with the run's id, shortest first

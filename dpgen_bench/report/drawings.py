@@ -8,9 +8,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from dpgen_bench.plots.draw import WITHOUT_RUNS, drawings, plot_entries, stem_of
 from dpgen_bench.report.text import data_uri, describe_error
-from dpgen_bench.results.listing import without_paths
-from dpgen_bench.tables.assembly import Built
+from dpgen_bench.runs.listing import without_paths
+from dpgen_bench.tables.lines import Built
 
 # Said of a picture that no run can make stale, and that is not drawn again for the page.
 COMPUTED = "computed from data, without a run; the file in results/plots, where dpgen tables put it"
@@ -24,8 +25,6 @@ def plots_of(built: Built, table: DictConfig, results: Path) -> list[dict[str, s
     """
     if not table.get("plot"):
         return []
-    from dpgen_bench.plots.draw import WITHOUT_RUNS, drawings, plot_entries, stem_of  # matplotlib takes a second
-
     name = built.name + ("_quick" if built.scale == "quick" else "")
     try:
         with tempfile.TemporaryDirectory() as place:

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpgen_bench.cost import cost_values
 from dpgen_bench.report.runs import Run
 from dpgen_bench.report.text import describe_value, flatten, in_words, once, plain
-from dpgen_bench.results.figures import figures
-from dpgen_bench.results.listing import describe_dataset, epsilon_figure, format_epsilon, is_changed, without_paths
-from dpgen_bench.results.reports import Protocol, Report
-from dpgen_bench.results.soundness import unsound
-from dpgen_bench.results.statistics import summarise
+from dpgen_bench.runs.listing import describe_dataset, epsilon_figure, format_epsilon, is_changed, without_paths
+from dpgen_bench.runs.measurements import Protocol, Report
+from dpgen_bench.runs.soundness import unsound
+from dpgen_bench.runs.statistics import summarise
+from dpgen_bench.runs.values import figures
+from dpgen_bench.training.cost import cost_values
 
 # Columns by key: their heading, and how they sort. Figures come between `scale` and `runs`.
 WORDS = {

@@ -14,14 +14,15 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from dpgen_bench.files import write_atomic
 from dpgen_bench.report.drawings import COMPUTED, plots_of
 from dpgen_bench.report.lines import FIGURES, FILTERS, NUMBERS, TERMS, WORDS, leaderboard
 from dpgen_bench.report.runs import Run, panel, read_runs
 from dpgen_bench.report.text import describe_error, plain
-from dpgen_bench.results.listing import without_paths
-from dpgen_bench.tables.assembly import NOT_ALIKE, Built, Cell, build
+from dpgen_bench.runs.listing import without_paths
+from dpgen_bench.tables.assembly import build
+from dpgen_bench.tables.lines import NOT_ALIKE, Built, Cell
 from dpgen_bench.tables.rows import load_table, table_names, worth_building
+from dpgen_bench.utils.files import write_atomic
 
 NOTE = "‡"  # marks a remark on a printed figure
 NEAR = (0.05, 0.2, 0.5)  # bounds between the four sizes of a difference, as shares of the printed figure

@@ -14,7 +14,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.cost import cost_values
 from dpgen_bench.privacy.sampling import sampling_from_dict
 from dpgen_bench.report.command import command_of
 from dpgen_bench.report.text import (
@@ -25,9 +24,8 @@ from dpgen_bench.report.text import (
     once,
     small_picture,
 )
-from dpgen_bench.results.damage import content_damage
-from dpgen_bench.results.figures import figures, notes
-from dpgen_bench.results.listing import (
+from dpgen_bench.runs.config import identify, is_stale
+from dpgen_bench.runs.listing import (
     describe_claims,
     describe_dataset,
     describe_proven,
@@ -36,11 +34,13 @@ from dpgen_bench.results.listing import (
     is_changed,
     without_paths,
 )
-from dpgen_bench.results.reports import Report
-from dpgen_bench.results.soundness import not_for_release
-from dpgen_bench.results.statistics import summarise
-from dpgen_bench.results.store import RunFolder
-from dpgen_bench.specify import identify, is_stale
+from dpgen_bench.runs.measurements import Report
+from dpgen_bench.runs.soundness import not_for_release
+from dpgen_bench.runs.statistics import summarise
+from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.runs.validation import content_damage
+from dpgen_bench.runs.values import figures, notes
+from dpgen_bench.training.cost import cost_values
 
 _ID = re.compile("[0-9a-f]{12}")
 

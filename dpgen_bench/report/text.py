@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dpgen_bench.results.listing import first_line, without_paths
-from dpgen_bench.results.statistics import Summary
+from dpgen_bench.runs.listing import first_line, without_paths
+from dpgen_bench.runs.statistics import Summary
 
 LONGEST = 320  # pixels of the longer side of a sample grid in the report
 GREYS = 16  # shades of a grey one: an image of noise takes 20 kB

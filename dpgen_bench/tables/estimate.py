@@ -6,16 +6,14 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.results.damage import damage
-from dpgen_bench.results.store import RunFolder, Store
-from dpgen_bench.specify import build_dataset
-
-if TYPE_CHECKING:
-    from dpgen_bench.tables.sweeps import Job
+from dpgen_bench.runs.config import build_dataset
+from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.runs.validation import damage
+from dpgen_bench.tables.jobs import Job
 
 # Settings that leave the work of a step as it is. Whether there is noise is asked of sigma and the budget together.
 NO_MATTER = {"steps", "sigma", "clip_norm", "name", "check", "lr", "lr_d", "lr_g", "lr_server", "lr_decay"} | {

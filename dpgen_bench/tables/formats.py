@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
 from rich.table import Column, Table
 
-from dpgen_bench.files import write_atomic
-from dpgen_bench.results.listing import make_console
-from dpgen_bench.tables.assembly import CONDITIONAL, SERVER, Built, Line, build
-from dpgen_bench.tables.rows import TableRow, load_table
+from dpgen_bench.tables.lines import CONDITIONAL, SERVER, Built, Line
+from dpgen_bench.tables.rows import TableRow
 
 FORMATS = ("md", "tex", "csv", "html")
 WIDE = 4  # printed tables with more figures than this are turned: a line for each figure
@@ -198,21 +195,6 @@ def to_csv(built: Built) -> str:
 WRITERS = {"md": to_markdown, "tex": to_latex, "csv": to_csv, "html": to_html}
 
 
-def print_table(
-    name: str, results: Path, scale: str = "paper", formats: Sequence[str] = ("md", "csv"), quiet: bool = False
-) -> list[Path]:
-    """Print a table and write it as results/tables/NAME.FORMAT (NAME_quick.FORMAT at that scale), its plots beside it.
-
-    A table of our own without a single figure is not written, nor one of a paper at scale quick: there is nothing that
-    results/published does not hold. Where a figure needs no run, its plot alone is drawn.
-
-    Raises:
-        ValueError: for a format that there is not, see `build` for more.
-    """
-    expect_formats(formats)
-    return print_built(build(name, results, scale), results, formats, quiet)
-
-
 def expect_formats(formats: Sequence[str]) -> None:
     """
     Raises:
@@ -222,34 +204,7 @@ def expect_formats(formats: Sequence[str]) -> None:
         raise ValueError(f"expected formats {','.join(FORMATS)}, got {','.join(unknown)}.")
 
 
-def print_built(built: Built, results: Path, formats: Sequence[str], quiet: bool = False) -> list[Path]:
-    """`print_table` of a table that is built already; its formats must be some of FORMATS."""
-    name, scale = built.name, built.scale
-    console = make_console()
-    if built.lines and not quiet:
-        _show(built, console)
-    if built.lines and not built.measured and (scale == "quick" or not built.published):
-        of_quick = " scale=quick" if scale == "quick" else ""
-        console.print(
-            f"{name}: nothing is measured yet, so no file is written; `dpgen sweep {name}{of_quick}` makes runs"
-        )
-        return []
-    stem = name + ("_quick" if scale == "quick" else "")
-    written = []
-    for kind in formats if built.lines else ():  # a figure of a computation has no lines
-        path = results / "tables" / f"{stem}.{kind}"
-        write_atomic(path, WRITERS[kind](built))
-        written.append(path)
-    table = load_table(name)
-    if table.get("plot") and (built.lines or scale == "paper"):
-        from dpgen_bench.plots.draw import draw  # matplotlib takes a second to import
-
-        written += draw(stem, table, built.rows, results)
-    console.print(f"{name}: " + " ".join(str(path) for path in written), highlight=False, soft_wrap=True)
-    return written
-
-
-def _show(built: Built, console: Console) -> None:
+def show(built: Built, console: Console) -> None:
     console.print(_for_console(side_by_side(built), built, console.width))
     for row in built.rows:
         for folder in row.measured:

@@ -6,16 +6,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig
 
-from dpgen_bench.results.listing import epsilon_number
-from dpgen_bench.results.soundness import diagnostics_kept, unsound
-
-if TYPE_CHECKING:
-    from dpgen_bench.tables.assembly import Line
-    from dpgen_bench.tables.rows import TableRow
+from dpgen_bench.runs.listing import epsilon_number
+from dpgen_bench.runs.soundness import diagnostics_kept, unsound
+from dpgen_bench.tables.lines import Line
+from dpgen_bench.tables.rows import TableRow
 
 # A run below this share of its budget was trained with more noise than the others of its place.
 SPENT = 0.98

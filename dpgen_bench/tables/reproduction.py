@@ -8,9 +8,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from dpgen_bench.results.listing import plain_protocol
-from dpgen_bench.results.reports import drawing
-from dpgen_bench.results.statistics import Summary
+from dpgen_bench.runs.listing import plain_protocol
+from dpgen_bench.runs.measurements import drawing
+from dpgen_bench.runs.statistics import Summary
 from dpgen_bench.tables.published import METRICS, PublishedRow
 from dpgen_bench.tables.rows import TableRow, line_of, rows_of, settings_apart
 

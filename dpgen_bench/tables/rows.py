@@ -13,14 +13,14 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.results.damage import damage
-from dpgen_bench.results.figures import cost, figures, notes
-from dpgen_bench.results.listing import describe_dataset, epsilon_figure, epsilon_number, first_line, format_epsilon
-from dpgen_bench.results.reports import Report
-from dpgen_bench.results.soundness import unsound
-from dpgen_bench.results.statistics import Summary, summarise
-from dpgen_bench.results.store import RunFolder, Store
-from dpgen_bench.specify import CONF, RunSpec, compose_config, specify
+from dpgen_bench.runs.config import CONF, RunSpec, compose_config, specify
+from dpgen_bench.runs.listing import describe_dataset, epsilon_figure, epsilon_number, first_line, format_epsilon
+from dpgen_bench.runs.measurements import Report
+from dpgen_bench.runs.soundness import unsound
+from dpgen_bench.runs.statistics import Summary, summarise
+from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.runs.validation import damage
+from dpgen_bench.runs.values import cost, figures, notes
 
 SCALES = ("paper", "quick")
 QUICK_PROTOCOL = "standard_1k_cpu"  # of a table's quick runs, where its yaml names none

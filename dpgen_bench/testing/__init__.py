@@ -1,4 +1,4 @@
-"""The conformance suite that every method gets for free: `check_method`, and `dpgen check method=NAME`.
+"""The conformance suite that every method gets for free: `check_method`; `dpgen check method=NAME` runs it.
 
 The core is a replay. The method is fitted once, and every release is taped: the records that were drawn, the exact
 value and the noisy value. The method is then fitted again on other data with the same randomness, and the noisy values
@@ -16,14 +16,13 @@ statistical tests do, which reject an honest method with probability below 1e-6 
 
 "The same" means bit by bit, on a CPU with a fixed number of threads, for data of the same ids and clients. Times are
 exempt: those that the harness measures, and entries of a log or a state dict whose name says that they are times and
-which differ in a second fit on the same data. `LIMITS` lists what the suite cannot detect.
+which differ in a second fit on the same data. `dpgen_bench.runs.check.LIMITS` lists what the suite cannot detect.
 """
 
 from __future__ import annotations
 
 from dpgen_bench.testing.bench import DataSet
-from dpgen_bench.testing.command import LIMITS, check_configured_method
 from dpgen_bench.testing.errors import ClosedDoor, ConformanceError
 from dpgen_bench.testing.suite import check_method
 
-__all__ = ["LIMITS", "ClosedDoor", "ConformanceError", "DataSet", "check_configured_method", "check_method"]
+__all__ = ["ClosedDoor", "ConformanceError", "DataSet", "check_method"]

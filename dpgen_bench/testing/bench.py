@@ -18,9 +18,9 @@ from dpgen_bench.generator import Generator
 from dpgen_bench.method import Context, Method
 from dpgen_bench.privacy.bounds import Batch, PublicRows
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Allowance, Journal
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.state import StatePlace
 from dpgen_bench.testing.digest import Digests, as_json, digests
 from dpgen_bench.testing.doors import closed_doors

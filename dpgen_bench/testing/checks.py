@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dpgen_bench.federation.mechanism import ClientMechanism
+from dpgen_bench.federation.client_mechanism import ClientMechanism
 from dpgen_bench.generator import Generator
-from dpgen_bench.privacy.accountants import epsilon
+from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.mechanism import AllowanceExhausted
 from dpgen_bench.privacy.state import StatePlace

@@ -22,17 +22,17 @@ from pathlib import Path
 from types import FrameType, FunctionType
 from typing import Any
 
-from dpgen_bench.data.clients import ClientData
 from dpgen_bench.data.private import PrivateData
-from dpgen_bench.log import Log
+from dpgen_bench.federation.data import ClientData
 from dpgen_bench.method import Context
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Allowance, Journal
-from dpgen_bench.privacy.noise import Key
 from dpgen_bench.privacy.record_rng import RecordRng
-from dpgen_bench.privacy.rows import Rows
 from dpgen_bench.privacy.state import PrivateState
+from dpgen_bench.privacy.state_file import Rows
 from dpgen_bench.testing.errors import ClosedDoor
+from dpgen_bench.training.log import Log
 
 # Every class of the harness that gives access to records, noise or the ledger; subclasses are included.
 CLOSED: tuple[type, ...] = (

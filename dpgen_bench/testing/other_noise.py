@@ -7,19 +7,15 @@ from the release, which gives the exact value, therefore does the same in each o
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.testing.bench import Bench, Tape, flat
+from dpgen_bench.testing.checks import Replays
 from dpgen_bench.testing.errors import ConformanceError, expect
-
-if TYPE_CHECKING:
-    from dpgen_bench.testing.checks import Replays
-
 
 DRAWS = ("private randomness", "private coins")  # keys of what belongs to the draws: see RecordRng and private_coins
 

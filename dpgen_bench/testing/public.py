@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpgen_bench.checkpoint import public_randomness
-from dpgen_bench.epsilon_table import claimed_epsilon, conditional_epsilon
 from dpgen_bench.generator import Generator
 from dpgen_bench.method import Method
-from dpgen_bench.plain import plain
+from dpgen_bench.privacy.accountants.table import claimed_epsilon, conditional_epsilon
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.testing.digest import Digests, as_json, digests
 from dpgen_bench.testing.errors import ConformanceError
+from dpgen_bench.training.checkpoint import public_randomness
+from dpgen_bench.training.plain import plain
 
 
 def state_digests(stateful: dict[str, Any]) -> Digests:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dpgen_bench.privacy.noise import Key
+from dpgen_bench.privacy.key import Key
 from dpgen_bench.testing.bench import Bench, Fit, Killed, Query, Release, Tape, flat
 from dpgen_bench.testing.checks import compare_generators, compare_states
 from dpgen_bench.testing.digest import digests, without

@@ -29,7 +29,7 @@ SUSPECTS = {
     "dpgen_bench.data.federations": "loads data of its own",
     "dpgen_bench.data.folder": "loads data of its own",
     "dpgen_bench.data.fetch": "loads data of its own",
-    "dpgen_bench.specify.build_dataset": "loads data of its own",
+    "dpgen_bench.runs.config.build_dataset": "loads data of its own",
     "pickle": "reads or writes objects",
     "joblib": "reads or writes objects",
     "shelve": "reads or writes objects",
@@ -68,6 +68,7 @@ SUSPECTS = {
     "torch.overrides": "sees what the harness computes",
     "operator.attrgetter": "reads attributes that this check does not see",
     "unittest.mock": "changes other code",
+    "dpgen_bench.privacy.key": "computes noise",
     "dpgen_bench.privacy.noise": "computes noise",
     "numpy.random.Philox": "computes noise",
 }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpgen_bench.method import Method
-from dpgen_bench.privacy.accountants import Accountant
+from dpgen_bench.privacy.accountants.proven import Accountant
 from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient
 from dpgen_bench.privacy.events import Budget, Event, Relation
 from dpgen_bench.privacy.mechanism import Mechanism

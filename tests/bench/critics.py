@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpgen_bench.nets.stack import Stack
+from dpgen_bench.nets.wasserstein import CriticTraining, draw_batch, draw_latents
 from dpgen_bench.nets.wgan import DCGANGenerator, ProjectionCritic, upsample_conv3x3
-from dpgen_bench.wasserstein import CriticTraining, draw_batch, draw_latents
 from tests.bench._machine import machine
 
 SHAPE, CLASSES, TRAINING = (1, 28, 28), 10, CriticTraining()

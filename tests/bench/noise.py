@@ -19,7 +19,8 @@ import torch
 from scipy.special import ndtri
 
 from dpgen_bench.privacy import rounded_normal
-from dpgen_bench.privacy.noise import Key, add_noise
+from dpgen_bench.privacy.key import Key
+from dpgen_bench.privacy.noise import add_noise
 from tests.bench._machine import machine
 
 ROUNDS = {60_000: 41, 2_000_000: 15}

@@ -22,7 +22,7 @@ from geomloss import SamplesLoss
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from dpgen_bench.transport import Cost, Transport, semi_debiased
+from dpgen_bench.nets.transport import Cost, Transport, semi_debiased
 from tests.bench._machine import machine
 
 P, LAM, ALPHA_C, COST = 0.4, 0.05, 15.0, Cost(1.0, 1.0)

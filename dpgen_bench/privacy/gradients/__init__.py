@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from dpgen_bench.privacy.gradients import bookkeeping
+from dpgen_bench.privacy.gradients import bookkeeping, opacus_backend
 from dpgen_bench.privacy.gradients.capture import refuse_row_coupling
 
 __all__ = ["Backend", "ClippedSum", "check_module", "clipped_gradient_sum"]
@@ -112,16 +112,12 @@ def check_module(module: nn.Module, max_norm: float, backend: Backend) -> None:
 def _layers_to_record(backend: Backend) -> Callable[..., dict[str, nn.Module]]:
     if backend == "bookkeeping":
         return bookkeeping.layers_to_record
-    from dpgen_bench.privacy.gradients import opacus_backend
-
     return opacus_backend.layers_to_record
 
 
 def _clipped_sum(backend: Backend) -> Callable[..., tuple[dict[str, Tensor], Tensor]]:
     if backend == "bookkeeping":
         return bookkeeping.clipped_sum
-    from dpgen_bench.privacy.gradients import opacus_backend  # importing opacus takes as long as all else together
-
     return opacus_backend.clipped_sum
 
 

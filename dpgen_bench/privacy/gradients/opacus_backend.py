@@ -9,27 +9,38 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
-from opacus.grad_sample import GradSampleModule
 from torch import Tensor, nn
 
 from dpgen_bench.privacy.gradients.capture import Recorder, own_trainable, refuse_hidden_weights
 from dpgen_bench.privacy.gradients.rounding import BASE, SMALLEST_FACTOR, expect_full_precision, full_float32
 
+if TYPE_CHECKING:
+    from opacus.grad_sample import GradSampleModule
+
 _LEFT_ON_LAYERS = ("activations", "max_batch_len", "ft_compute_sample_grad", "autograd_grad_sample_hooks")
 
 
-class _InAnyMode(GradSampleModule):
-    """Opacus records activations of layers in train mode only; a loss of a module in eval mode has gradients too."""
+@cache
+def _hooks_in_any_mode() -> type[GradSampleModule]:
+    """Opacus's hooks, also for modules in eval mode: Opacus records activations in train mode only.
 
-    def capture_activations_hook(self, module: nn.Module, forward_input: Any, _forward_output: Any) -> None:
-        mode, module.training = module.training, True
-        try:
-            super().capture_activations_hook(module, forward_input, _forward_output)
-        finally:
-            module.training = mode
+    Opacus is imported here because its import takes as long as all others together.
+    """
+    from opacus.grad_sample import GradSampleModule
+
+    class InAnyMode(GradSampleModule):
+        def capture_activations_hook(self, module: nn.Module, forward_input: Any, _forward_output: Any) -> None:
+            mode, module.training = module.training, True
+            try:
+                super().capture_activations_hook(module, forward_input, _forward_output)
+            finally:
+                module.training = mode
+
+    return InAnyMode
 
 
 def layers_to_record(module: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Module]:
@@ -65,7 +76,7 @@ def layers_to_record(module: nn.Module, parameters: dict[str, nn.Parameter]) -> 
                 f"embedding {name!r} has max_norm, scale_grad_by_freq or padding_idx set, which Opacus ignores; "
                 "construct it without them (backend='bookkeeping' covers padding_idx)."
             )
-    hooks = object.__new__(GradSampleModule)
+    hooks = object.__new__(_hooks_in_any_mode())
     return {names[id(layer)]: layer for layer in hooks.iterate_submodules(module)}
 
 
@@ -74,7 +85,7 @@ def _hooked(module: nn.Module) -> Iterator[None]:
     """Opacus's hooks on `module`; afterwards the module is as it was, whatever happened in between."""
     layers = list(module.modules())
     full = {layer: layer._is_full_backward_hook for layer in layers}
-    hooks = _InAnyMode(module, loss_reduction="sum")
+    hooks = _hooks_in_any_mode()(module, loss_reduction="sum")
     try:
         with warnings.catch_warnings():
             # The first layer's input needs no gradient, and PyTorch says so for every hook on it.

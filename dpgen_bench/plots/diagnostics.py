@@ -1,0 +1,155 @@
+"""Pictures that are no lines of figures: norms before clipping, DP-Sinkhorn's bias and variance, and sample grids."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from dpgen_bench.plots.bias_variance import Settings
+from dpgen_bench.plots.bias_variance import bias_variance as estimate
+from dpgen_bench.plots.captions import Picture, finished, write_below
+from dpgen_bench.plots.grids import samples
+from dpgen_bench.plots.parts import (
+    COLOURS,
+    Style,
+    check_keys,
+    listed,
+    proven_words,
+    row_name,
+)
+from dpgen_bench.runs.config import build_dataset, compose_config
+from dpgen_bench.runs.diagnostics import read_norms
+from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.tables.rows import TableRow
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+MOST = 1000  # releases of one line
+
+
+def norms(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Picture | None:
+    """Norms of the rows that mechanisms released, before clipping: their course over releases, and their histogram.
+
+    Each row's first seed that was run with privacy.diagnostics=unsafe. Norms are of training records, and no epsilon
+    covers them: runs with privacy.noise=os, whose data may be private, are left out.
+    """
+    from matplotlib.figure import Figure
+
+    check_keys(rows, listed(spec.get("series")))
+    found: list[tuple[TableRow, RunFolder, str, dict[int, np.ndarray]]] = []
+    closed = 0
+    for row in rows:
+        for folder in row.folders:
+            path = folder.path / "private" / "diagnostics.jsonl"
+            if folder.id in row.damage or not path.exists():
+                continue
+            if row.specs[0].config.privacy.noise == "os":
+                closed += 1
+                continue
+            mechanisms = read_norms(path)
+            found += [(row, folder, name, releases) for name, releases in mechanisms.items()]
+            if mechanisms:
+                break
+    if not found:
+        return None
+    figure = Figure(figsize=(9.0, 1.4 + 2.8 * len(found)), layout="constrained")
+    for panels, (row, folder, name, releases) in zip(figure.subplots(len(found), 2, squeeze=False), found, strict=True):
+        _draw_norms(panels, releases, _clipping_norm(folder, name))
+        title = f"{row_name(row, table, listed(spec.get('series')))}: {name}"
+        panels[0].set_title(f"{textwrap.fill(title, 60)}\n{proven_words(folder)}", fontsize=9)
+    how = "Computed from training records, which no ε covers: for public data only. First seed of each row."
+    if closed:
+        how += f" Left out: {closed} run(s) with privacy.noise=os."
+    shown = {id(row): row for row, _, _, _ in found}
+    runs = {id(row): folder for row, folder, _, _ in found}
+    return finished(figure, table, list(shown.values()), {i: [runs[key]] for i, key in enumerate(shown)}, how)
+
+
+def _draw_norms(panels: Sequence[Axes], releases: dict[int, np.ndarray], C: float) -> None:
+    course, histogram = panels
+    values = np.concatenate(list(releases.values()))
+    values = values[np.isfinite(values)]
+    numbers = list(releases)[:: math.ceil(len(releases) / MOST)]
+    low, middle, high = (np.array([np.quantile(releases[t], q) for t in numbers]) for q in (0.1, 0.5, 0.9))
+    course.fill_between(
+        numbers, low, high, color=COLOURS[0], alpha=0.25, linewidth=0, label="10% to 90% of a release's rows"
+    )
+    course.plot(numbers, middle, color=COLOURS[0], linewidth=0.9, label="median")
+    course.set(xlabel="release", ylabel="norm before clipping")
+    histogram.hist(values, bins=60, color=COLOURS[0])
+    histogram.set(xlabel="norm before clipping", ylabel="rows")
+    clipped = f", {np.mean(values > C):.0%} clipped" if math.isfinite(C) and len(values) else ""
+    median = f"median {np.median(values):.3g}" if len(values) else "none finite"
+    histogram.set_title(f"{len(values):,} rows; {median}{clipped}", fontsize=9)
+    if math.isfinite(C):
+        look: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 0.9}
+        course.axhline(C, label=f"C = {C:g}", **look)
+        histogram.axvline(C, **look)
+    course.set_ylim(bottom=0.0)
+    course.legend(fontsize=7.5)
+
+
+def _clipping_norm(folder: RunFolder, mechanism: str) -> float:
+    """C of a mechanism by the run's ledger; inf where nothing is clipped."""
+    for entry in folder.read_json("ledger.json").get("entries", []):
+        if entry["name"] == mechanism:
+            return float(entry["bound"].get("C", math.inf))
+    return math.inf
+
+
+def bias_variance(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Picture | None:
+    """DP-Sinkhorn's Figure 4(c), from a data set's training images and no run: see the module of that name.
+
+    `dataset` names it (digits, unless said otherwise); all other keys are those of its `Settings`.
+    """
+    from matplotlib.figure import Figure
+
+    plain = OmegaConf.to_container(spec)
+    assert isinstance(plain, dict)
+    given: dict[str, Any] = {
+        str(key): tuple(value) if isinstance(value, list) else value
+        for key, value in plain.items()
+        if key not in ("kind", "dataset")
+    }
+    settings = Settings(**given)
+    name = str(plain.get("dataset", "digits"))
+    records = build_dataset(compose_config([f"dataset={name}"])).load("train")
+    found = estimate(records.images.float() / 127.5 - 1.0, records.labels, settings)
+    figure = Figure(figsize=(8.6, 4.2), layout="constrained")
+    panels, style = figure.subplots(1, 2), Style()
+    for pool, line in found.groupby("pool"):
+        look: dict[str, Any] = style[str(pool)]
+        for panel, column in zip(panels, ("bias", "variance"), strict=True):
+            panel.plot(line["p"], line[column], label=str(pool), linewidth=1.3, markersize=5, **look)
+    panels[0].set_ylabel(r"bias / $\sqrt{\mathrm{variance\ at\ } p = 1}$")
+    panels[1].set_ylabel(r"variance / variance at $p = 1$")
+    for panel in panels:
+        panel.set_xlabel("$p$")
+        panel.set_ylim(bottom=0.0)
+        panel.grid(alpha=0.25, linewidth=0.6)
+    panels[1].legend(title="images per class\nof the generator", fontsize=8, title_fontsize=8)
+    text = (
+        f"No run: gradients over {settings.batches} batches of {settings.n} real and {settings.n} generated images of "
+        f"{name} ({len(records.labels):,} training images, half of them real, the generator's with noise of deviation "
+        f"{settings.noise:g}), which no ε covers.\nNot a reproduction: the paper's lines are generators trained on "
+        "MNIST with different p; here they are pools of held-out images, from collapsed (1 image per class) to diverse."
+        " One estimate from all batches, no repeats: hence no error bars."
+    )
+    write_below(figure, str(table.title), text)
+    return Picture(figure, 0)
+
+
+SETTINGS = {"p", "pool", "n", "batches", "noise", "m", "lam", "alpha_c", "seed"}
+Kind = Callable[[DictConfig, DictConfig, Sequence["TableRow"]], "Picture | None"]
+KINDS: dict[str, tuple[Kind, set[str]]] = {
+    "samples": (samples, {"per_class", "series"}),
+    "norms": (norms, {"series"}),
+    "bias_variance": (bias_variance, {"dataset", *SETTINGS}),
+}

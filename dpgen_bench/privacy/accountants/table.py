@@ -1,0 +1,201 @@
+"""Tables of epsilon by several accountants under both neighbouring relations, remembered in a cache.
+
+Each figure that may take long is computed in a process of its own with a time limit, because nothing inside the
+accounting libraries can be interrupted. This module and `privacy.accountants` keep torch out of those processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from dpgen_bench.privacy.accountants.proven import ACCOUNTANTS, Composition, NotCovered
+from dpgen_bench.privacy.events import RELATIONS, Event, Relation
+from dpgen_bench.utils.files import write_atomic
+
+Table = dict[str, dict[str, float | str]]
+
+
+def epsilon_table(
+    events: Sequence[Event],
+    delta: float,
+    timeout_s: float = 60.0,
+    claims: Mapping[str, float] | None = None,
+    cache: Path | None = None,
+    conditional: Mapping[str, float | Sequence[Event]] | None = None,
+    accountants: Sequence[str] = tuple(ACCOUNTANTS),
+) -> Table:
+    """epsilon of `events` at `delta` by each of the accountants under every relation, safe to write as JSON.
+
+    Args:
+        events: what was (or would be) released, composed in full.
+        timeout_s: limit in seconds of one cell that needs a process of its own.
+        claims: label -> a paper's own figure, carried along under "claimed".
+        cache: JSON file that remembers cells by composition, delta, relation and library version.
+        conditional: label, with the assumption in it -> a figure, or the events of which it is the add/remove epsilon
+            by PLD; carried along under "conditional".
+
+    Returns:
+        {relation: {accountant: cell}} where a cell is a float, "inf", "over 60 s" or "not available: why".
+
+    Raises:
+        ValueError: delta outside (0, 1).
+    """
+    if not 0.0 < delta < 1.0:
+        raise ValueError(f"expected delta in (0, 1), got {delta!r}.")
+    known = _read(cache)
+    jobs: dict[tuple[str, str], _Cell] = {
+        (relation, name): _Cell(Composition.of(events, relation), delta, relation, name)
+        for relation in RELATIONS
+        for name in accountants
+    }
+    for label, assumed in (conditional or {}).items():
+        if not isinstance(assumed, float):
+            jobs["conditional", label] = _Cell(Composition.of(assumed, "add_remove"), delta, "add_remove", "pld")
+    # A worker only waits for its process, so threads are enough; one per core keeps the limits honest.
+    with ThreadPoolExecutor(max_workers=max(1, os.cpu_count() or 1)) as workers:
+        answers = workers.map(lambda cell: cell.answer(timeout_s, known), jobs.values())
+        cells = dict(zip(jobs, answers, strict=True))
+    if cache is not None:
+        _remember(cache, {jobs[place].key: answer for place, answer in cells.items() if jobs[place].slow})
+    table: Table = {relation: {name: _word(cells[relation, name]) for name in accountants} for relation in RELATIONS}
+    if claims:
+        table["claimed"] = {label: _word({"epsilon": value}) for label, value in claims.items()}
+    if conditional:
+        figures = {label: cells.get(("conditional", label), {"epsilon": value}) for label, value in conditional.items()}
+        table["conditional"] = {label: _word(answer) for label, answer in figures.items()}
+    return table
+
+
+def claimed_epsilon(method: Any, events: Sequence[Event], delta: float) -> float | str | None:
+    """The method's `epsilon_claimed`, safe to write as JSON; None if it has none."""
+    claim = getattr(method, "epsilon_claimed", None)
+    value = claim(events, delta) if claim else None
+    return None if value is None else _word({"epsilon": value})
+
+
+def conditional_epsilon(method: Any, events: Sequence[Event], delta: float) -> dict[str, Any] | None:
+    """The method's `epsilon_conditional` as {"epsilon", "assumption"}, safe to write as JSON; None if it has none."""
+    figure = getattr(method, "epsilon_conditional", None)
+    found = figure(events, delta) if figure else None
+    return None if found is None else {"epsilon": _word({"epsilon": found[0]}), "assumption": str(found[1])}
+
+
+class _Cell:
+    """One figure of the table. Answers are {"epsilon": x}, {"reason": why} or {"over": seconds}."""
+
+    def __init__(self, composition: Composition | None, delta: float, relation: Relation, name: str) -> None:
+        self.composition, self.delta, self.relation, self.name = composition, delta, relation, name
+
+    @property
+    def slow(self) -> bool:
+        """Whether it may take more than about a second. RDP, unsampled Gaussians and one law of hits do not."""
+        if self.composition is None or ACCOUNTANTS[self.name].uncovered(self.composition, self.relation):
+            return False
+        return self.name != "rdp" and (bool(self.composition.poisson) or self.composition.hidden > 1)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        assert self.composition is not None
+        return {
+            **self.composition.to_dict(),
+            "delta": self.delta,
+            "relation": self.relation,
+            "accountant": self.name,
+            "library": version(ACCOUNTANTS[self.name].library),
+        }
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(json.dumps(self.request, sort_keys=True).encode()).hexdigest()
+
+    def answer(self, timeout_s: float, known: Mapping[str, Any]) -> dict[str, Any]:
+        if self.composition is None:
+            return {"epsilon": math.inf}
+        if not self.slow:
+            return _compute(self.composition, self.delta, self.relation, self.name)
+        remembered: dict[str, Any] | None = known.get(self.key)
+        if remembered is not None and remembered.get("over", math.inf) >= timeout_s:
+            return remembered
+        return self._in_a_process(timeout_s)
+
+    def _in_a_process(self, timeout_s: float) -> dict[str, Any]:
+        paths = [str(Path(__file__).resolve().parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        try:
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "-c",
+                    "from dpgen_bench.privacy.accountants.table import answer_request; answer_request()",
+                ],
+                input=json.dumps(self.request),
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return {"over": timeout_s}
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            return {"failed": f"the process ended with status {done.returncode}: {last}"}
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+
+def answer_request() -> None:
+    """The child's side: one JSON request on stdin, one JSON answer on stdout, and nothing else there."""
+    request = json.load(sys.stdin)
+    composition = Composition.from_dict(request)
+    with contextlib.redirect_stdout(sys.stderr):
+        answer = _compute(composition, request["delta"], request["relation"], request["accountant"])
+    json.dump(answer, sys.stdout)
+
+
+def _compute(composition: Composition, delta: float, relation: Relation, name: str) -> dict[str, Any]:
+    reason = ACCOUNTANTS[name].uncovered(composition, relation)
+    if reason is not None:
+        return {"reason": reason}
+    try:
+        return {"epsilon": ACCOUNTANTS[name].compose(composition, delta, relation)}
+    except NotCovered as failure:
+        return {"reason": str(failure)}
+
+
+def _word(answer: Mapping[str, Any]) -> float | str:
+    if "epsilon" in answer:
+        value = float(answer["epsilon"])
+        return "inf" if math.isinf(value) else value
+    if "over" in answer:
+        return f"over {answer['over']:g} s"
+    return f"not available: {answer.get('reason', answer.get('failed'))}"
+
+
+def _read(cache: Path | None) -> dict[str, Any]:
+    """What the cache holds; nothing if it is missing or unreadable, since every cell can be computed again."""
+    content = {}
+    if cache is not None:
+        with contextlib.suppress(ValueError, OSError):
+            content = json.loads(cache.read_text())
+    return content if isinstance(content, dict) else {}
+
+
+def _remember(cache: Path, answers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Merge `answers` into the cache under a lock. Failures are not kept: they may be the machine's."""
+    from filelock import FileLock
+
+    new = {key: answer for key, answer in answers.items() if "failed" not in answer}
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{cache}.lock"):
+        write_atomic(cache, json.dumps({**_read(cache), **new}, indent=1))

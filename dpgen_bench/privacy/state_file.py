@@ -1,0 +1,121 @@
+"""How private state lies on disk: versions of the state of each shard, all in one file."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpgen_bench.utils.files import make_private, write_atomic
+
+Parts = dict[str, Tensor]
+Layout = dict[str, tuple[int, ...]]
+
+WARNING = """\
+PRIVATE. state.npy holds what was trained on the records themselves, without clipping and without noise. It must never
+leave the machine that holds the records.
+"""
+
+
+class Rows:
+    """[K, slots] rows of a version, a checksum and float32 [P], in a file or in memory.
+
+    The row is written before its version, so that a kill in between leaves the slot with the version that it had, which
+    nobody asks for any more; a row that is not what was written (a damaged disk, a power cut) fails its checksum, and
+    counts as not there.
+
+    Raises:
+        ValueError: if the file cannot be read, or is of another shape.
+    """
+
+    def __init__(self, folder: Path | None, shards: int, slots: int) -> None:
+        self.folder, self.shards, self.slots = folder, shards, slots
+        self.layout: Layout | None = None
+        self._rows: np.ndarray | None = None
+        if folder is not None and (folder / "layout.json").exists():
+            try:
+                shapes = json.loads((folder / "layout.json").read_text())
+                layout = {name: tuple(int(size) for size in shape) for name, shape in shapes.items()}
+            except (ValueError, TypeError, AttributeError) as error:
+                raise self._unusable(folder / "layout.json", error) from None
+            self._open(layout)
+
+    def _unusable(self, path: Path, error: object) -> ValueError:
+        return ValueError(
+            f"the private state {path} cannot be used ({error}). Delete {self.folder}: in the cache that costs time "
+            "only; in a run's folder, the run must start again, and privacy.noise=os spends its epsilon once more."
+        )
+
+    def _open(self, layout: Layout) -> None:
+        size = sum(math.prod(shape) for shape in layout.values())
+        kind = np.dtype([("version", "<i8"), ("checksum", "<u4"), ("row", "<f4", (size,))])
+        shape = (self.shards, self.slots)
+        self.layout = layout
+        if self.folder is None:
+            self._rows = np.zeros(shape, kind)
+            return
+        path = self.folder / "state.npy"
+        if not path.exists():
+            make_private(self.folder)
+            (self.folder / "PRIVATE").write_text(WARNING)
+            unfinished = self.folder / "state.npy.tmp"
+            np.lib.format.open_memmap(unfinished, "w+", kind, shape).flush()  # zeros: a sparse file
+            unfinished.chmod(0o600)
+            unfinished.replace(path)
+        if not (self.folder / "layout.json").exists():  # last: who finds it finds the other file whole
+            write_atomic(self.folder / "layout.json", json.dumps(layout))
+        try:
+            np.lib.format.open_memmap(path, "r")  # refuses a file cut short, which "r+" would fill up
+            self._rows = np.lib.format.open_memmap(path, "r+")
+            if (self._rows.dtype, self._rows.shape) != (kind, shape):
+                raise ValueError(f"{self._rows.shape} rows of {self._rows.dtype}, not {shape} of {kind}")
+        except (OSError, ValueError) as error:
+            raise self._unusable(path, error) from None
+
+    def form(self, layout: Layout) -> None:
+        """Make room for rows of this layout, if there is none yet."""
+        if self._rows is None:
+            self._open(layout)
+
+    def versions(self, shard: int) -> np.ndarray:
+        """int64 [slots]; 0 where there is nothing."""
+        return np.zeros(self.slots, np.int64) if self._rows is None else self._rows["version"][shard]
+
+    def find(self, shard: int, version: int) -> int | None:
+        """The slot that holds this version, whole; None if there is none."""
+        for slot in np.flatnonzero(self.versions(shard) == version):
+            assert self._rows is not None
+            if zlib.crc32(self._rows["row"][shard, slot].tobytes()) == self._rows["checksum"][shard, slot]:
+                return int(slot)
+        return None
+
+    def read(self, shard: int, slot: int, device: torch.device) -> Parts:
+        """The tensors of a slot that `find` has named."""
+        assert self._rows is not None
+        assert self.layout is not None
+        row = torch.from_numpy(self._rows["row"][shard, slot].copy()).to(device)
+        sizes = [math.prod(shape) for shape in self.layout.values()]
+        pieces = zip(self.layout.items(), row.split(sizes), strict=True)
+        return {name: piece.reshape(shape) for (name, shape), piece in pieces}
+
+    def write(self, shard: int, slot: int, version: int, parts: Parts) -> None:
+        """Raises ValueError for other names, shapes or types than those of the rows written before."""
+        layout = {name: tuple(part.shape) for name, part in parts.items()}
+        self.form(layout)
+        if layout != self.layout or any(part.dtype != torch.float32 for part in parts.values()):
+            raise ValueError("expected private state as float32 tensors of the same names and shapes every time.")
+        assert self._rows is not None
+        row = torch.cat([part.detach().reshape(-1) for part in parts.values()]).cpu().numpy()
+        self._rows["row"][shard, slot] = row
+        self._rows["checksum"][shard, slot] = zlib.crc32(row.tobytes())
+        self._rows["version"][shard, slot] = version
+
+    def flush(self) -> None:
+        """Push what was written to disk."""
+        if isinstance(self._rows, np.memmap):
+            self._rows.flush()

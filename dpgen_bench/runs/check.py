@@ -1,0 +1,143 @@
+"""`dpgen check method=NAME`: the suite on a configured method, with the records and settings that the user chooses."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from dpgen_bench.data.datasets import DatasetSpec
+from dpgen_bench.privacy.key import Key
+from dpgen_bench.runs.config import RunSpec, build_dataset, build_method, compose_config
+from dpgen_bench.testing.bench import DataSet
+from dpgen_bench.testing.errors import ConformanceError
+from dpgen_bench.testing.source import read_plugin
+from dpgen_bench.testing.suite import check_method, made_up_data
+
+RECORDS = 48  # default number of made-up records
+CLIENTS = 8
+
+LIMITS = (  # the same list as in docs/conformance.md
+    "faults that appear only beyond the size that was checked: with more records, larger draws or later releases",
+    "coupling of rows in releases whose private functions are not called again: the fast suite calls those of the "
+    "first, the second and the last release of each mechanism again, --thorough those of twelve",
+    "coupling that appears only for rare values, such as an image that is all white, unless they are among the records "
+    "that the suite tries",
+    "noise that is slightly wrong where few numbers are released: the statistical tests have little power there",
+    "values that are written into the environment of the process (os.environ) or hidden in the digits of a time",
+    "data that the plugin loads by itself, files that it writes, and what it prints",
+    "how long the plugin takes and how much memory it uses",
+    "access to records that does not ask an object for an attribute: object.__getattribute__, __closure__, gc, frames, "
+    "ctypes, code executed in the namespace of a library's module, and functions implemented in C that the plugin "
+    "makes and the harness calls (operator.attrgetter)",
+    "private functions of harness classes that the plugin took, keys that it made, and other code that it ran before "
+    "fit, when it was imported or its class was called",
+    "noise that the plugin computes from the public text that seeds it, without using Key: a release minus a number "
+    "that is the same in every fit looks like any other function of releases",
+    "code that behaves differently when it is checked",
+)
+
+
+def check_configured_method(arguments: list[str]) -> int:
+    """`dpgen check method=NAME [--records N] [--data] [--thorough] [--as-configured] [OVERRIDES]`.
+
+    The settings of the yaml's `check` mapping, which make a method small, apply unless an override names them. They are
+    arguments of the method, and `privacy.epsilon` for a method that has no finite one.
+
+    Returns:
+        0 if the method conforms, 1 if it does not. Warnings from its source do not change the status.
+
+    Raises:
+        ValueError: for invalid arguments.
+    """
+    given, overrides = _parse(arguments)
+    console = Console(soft_wrap=True, highlight=False)
+    config = compose_config(overrides)
+    named = {word.split("=")[0].lstrip("+~") for word in overrides}
+    for key, value in ({} if given.as_configured else config.method.get("check") or {}).items():
+        path = key if key.startswith("privacy.") else f"method.{key}"
+        if path not in named:
+            OmegaConf.update(config, path, value)
+    dataset = build_dataset(config)
+    data, clients = _data(config, dataset, given.records, given.data)
+    budget = RunSpec(config, training={}).budget()
+    threads = torch.get_num_threads()
+    kind = f"records of {config.dataset.name}" if given.data else "made-up records"
+    console.print(f"{config.method.name}: its yaml builds {config.method['_target_']}")
+    console.print(
+        f"  at  {len(data)} {kind} {'x'.join(map(str, data.images.shape[1:]))}, {dataset.num_classes} classes; "
+        f"epsilon {budget.epsilon:g}, delta {budget.delta:g}, {budget.relation}; "
+        f"seed {int(config.seed)}; {threads} {'thread' if threads == 1 else 'threads'}; "
+        + ("thorough" if given.thorough else "fast (--thorough checks more)")
+    )
+    began = time.monotonic()
+    try:
+        check_method(
+            lambda: build_method(config),
+            num_classes=dataset.num_classes,
+            seed=int(config.seed),
+            budget=budget,
+            data=data,
+            clients=clients,
+            data_folders=_data_folders(config),
+            thorough=given.thorough,
+            tell=lambda line: console.print(f"  ok  {line}", markup=False),
+        )
+    except Exception as error:  # any error of a plugin is a result of the suite, not a crash
+        kind = "" if isinstance(error, ConformanceError) else f"{type(error).__name__}: "
+        console.print(f"  FAILED  {kind}{error}", markup=False)
+        return 1
+    finally:
+        for finding in read_plugin(get_class(config.method["_target_"])):
+            console.print(f"  WARNING  {finding}", markup=False)
+    console.print(f"{config.method.name} conforms ({time.monotonic() - began:.0f} s)")
+    console.print("The suite cannot detect:\n" + "\n".join(f"  - {limit}" for limit in LIMITS), markup=False)
+    return 0
+
+
+def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser("dpgen check", allow_abbrev=False)
+    parser.add_argument("--records", type=int, help="number of records; by default 48 made-up ones, or all of --data")
+    parser.add_argument("--data", action="store_true", help="real training records of the configured dataset")
+    parser.add_argument("--thorough", action="store_true", help="every neighbour, more releases, more kills")
+    parser.add_argument("--as-configured", action="store_true", help="ignore the yaml's `check` settings")
+    parser.epilog = "followed by overrides: method=NAME, dataset=..., privacy.epsilon=..., --config-dir DIR"
+    given, overrides = parser.parse_known_args(arguments)
+    if given.records is not None and given.records < 2:
+        raise ValueError(f"expected --records of at least 2, because one of them is removed, got {given.records}.")
+    return given, overrides
+
+
+def _data(config: DictConfig, dataset: DatasetSpec, records: int | None, real: bool) -> tuple[DataSet, int]:
+    """The records to use, and how many clients they belong to."""
+    seed = int(config.seed)
+    if not real:
+        data = made_up_data(dataset.image_shape, records or RECORDS, dataset.num_classes, CLIENTS, seed)
+        return data, CLIENTS
+    loaded = dataset.load("train")
+    n = len(loaded) if records is None else min(records, len(loaded))
+    if records is not None and records > len(loaded):
+        raise ValueError(
+            f"expected --records of at most {len(loaded)}, the size of {config.dataset.name}, got {records}."
+        )
+    # A part is chosen at random, because data sets may be sorted by class.
+    order = np.sort(Key.seeded(f"check:{seed}").generator("records").permutation(len(loaded))[:n])
+    images = loaded.images[order].float() / 255.0
+    if loaded.clients is None:
+        clients, owner = CLIENTS, np.arange(n) % CLIENTS
+    else:
+        clients, owner = int(dataset.num_clients or 0), loaded.clients.numpy()[order]
+    return DataSet("", images, loaded.labels[order], np.arange(n), owner), clients
+
+
+def _data_folders(config: DictConfig) -> list[str]:
+    """The folders of the configured data; a generator must be sampled without them."""
+    named: list[Any] = [config.get("data_root"), config.dataset.get("root"), config.dataset.get("path")]
+    return sorted({str(Path(str(place)).resolve()) for place in named if place})

@@ -1,0 +1,175 @@
+"""`dpgen runs`: what is there, in which state, at which epsilon, with which headline figures."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.table import Table
+
+from dpgen_bench.runs.config import CONF, RunSpec, compose_config, is_stale
+from dpgen_bench.runs.measurements import Protocol, Report
+from dpgen_bench.runs.statistics import format_figure, summarise
+from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.runs.values import figures, headline, notes, unmeasured
+
+HEADLINES = ("fid", "inception_score", "acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct", "acc_avg_pct")
+
+# A path tells whose machine it was. Quoted ones may hold spaces; "add/remove" and "5/7" are none.
+_QUOTED = re.compile(r"""(['"`])(?:file://|~?/|\.{1,2}/|[A-Za-z]:[\\/])[^'"`\n]*\1""")
+_BARE = re.compile(
+    r"""(?:file://|(?<![\w.~-])(?:~|\.{1,2})?/(?=[\w.~-])|(?<!\w)[A-Za-z]:[\\/])[^\s'"`,;:)(\]\[<>]*"""
+    r"""|(?<![\w/.-])[\w.-]+(?:[/\\][\w.-]+){2,}/?"""
+)
+
+
+def format_epsilon(value: Any) -> str:
+    """Three significant digits, from 1,000 on no decimals; inf without privacy; a dash where there is no value."""
+    if value is None or isinstance(value, str):
+        return value or "–"
+    # 999.5 has the three digits 1.00e+03.
+    return f"{value:,.0f}" if 999.5 <= float(value) < math.inf else f"{float(value):.3g}"
+
+
+def epsilon_figure(epsilon: dict[str, Any] | None, name: str) -> Any:
+    """A figure ("proven", "server", "claimed", "conditional") of a ledger's epsilons; None where it has none."""
+    figure = (epsilon or {}).get(name)
+    return figure["epsilon"] if isinstance(figure, dict) else figure
+
+
+def epsilon_number(epsilon: dict[str, Any] | None, name: str) -> float | None:
+    """`epsilon_figure` as a number; None where there is none, or its count failed."""
+    figure = epsilon_figure(epsilon, name)
+    return None if figure is None or str(figure).startswith("failed") else float(figure)
+
+
+def describe_claims(epsilon: dict[str, Any]) -> str:
+    """The claimed epsilon and, where the run has one, the conditional one: `9.99 (329 conditional)`."""
+    claimed, conditional = (epsilon_figure(epsilon, name) for name in ("claimed", "conditional"))
+    return format_epsilon(claimed) + ("" if conditional is None else f" ({format_epsilon(conditional)} conditional)")
+
+
+def describe_dataset(config: DictConfig) -> str:
+    """The data set's name and, of a choice of its clients, which: `debugging_mnist (suspected)`."""
+    choice = config.dataset.get("select")
+    return str(config.dataset.name) + (f" ({choice})" if choice else "")
+
+
+def describe_proven(epsilon: dict[str, Any]) -> str:
+    """The proven epsilon and, where the run has one, the one against the server: `9.99 (42 against the server)`."""
+    server = epsilon_figure(epsilon, "server")
+    figure = format_epsilon(epsilon.get("proven"))
+    return figure + ("" if server is None else f" ({format_epsilon(server)} against the server)")
+
+
+def print_runs(results: Path) -> None:
+    """One line per run, with the headline figures of each protocol it was measured by."""
+    runs = Store(results).runs()
+    console = make_console()
+    if not runs:
+        console.print(f"no runs in {results / 'runs'} yet; `dpgen run` makes one")
+        return
+    table = Table("run", "what", "scale", "status", "ε budget", "proven", "claimed", "metrics")
+    for folder in runs:
+        try:
+            row = describe_run(folder)
+        except Exception as error:  # one damaged run must not hide the others
+            row = [folder.id, f"damaged: {error}"]
+        table.add_row(*row)
+    console.print(table)
+
+
+def describe_run(folder: RunFolder) -> list[str]:
+    """The cells of one run."""
+    config = folder.config
+    ledger = folder.read_json("ledger.json")
+    epsilon = ledger.get("epsilon") or ({"proven": "inf"} if is_unbounded(ledger) else {})
+    return [
+        folder.id,
+        f"{config.method.name} {describe_dataset(config)} seed {config.seed}",
+        config.scale.name,
+        describe_status(folder),
+        f"{float(config.privacy.epsilon):g}",
+        describe_proven(epsilon),
+        describe_claims(epsilon),
+        "\n".join(describe_report(report) for report in folder.reports.all()),
+    ]
+
+
+def is_unbounded(ledger: dict[str, Any]) -> bool:
+    """Whether the content of a ledger.json proves nothing, whatever its accounting would say: doubts, or no noise."""
+    noiseless = any(float(entry["std"]) == 0.0 and entry["times"] > 0 for entry in ledger.get("entries", []))
+    return bool(ledger.get("doubts")) or noiseless
+
+
+def describe_status(folder: RunFolder) -> str:
+    """The status, where it failed, how far it is, and `stale` when the method's source has changed since."""
+    status = folder.status()
+    if status == "failed":
+        status += f" ({folder.read_json('status.json').get('phase')})"
+    if is_stale(folder.config, folder.read_json("identity.json").get("source", "")):
+        status += ", stale"
+    return status
+
+
+def describe_report(report: Report) -> str:
+    """`protocol: fid 12.3, acc_cnn_pct 94.5 (mean of 3)`: headlines, or else the first figures that there are.
+
+    A text of the protocol that differs from the one in conf/protocol is marked as changed; what was not measured is
+    named.
+    """
+    protocol, values = report["protocol"], headline(report)
+    shown = [name for name in HEADLINES if name in values] or list(values)[:3]
+    words = ", ".join(f"{name} {format_figure(values[name])}" for name in shown)
+    repeats = f" (mean of {len(report['repeats'])})" if len(report["repeats"]) > 1 else ""
+    changed = " (changed)" if is_changed(protocol) else ""
+    missing = f"; not measured: {', '.join(unmeasured(report))}" if unmeasured(report) else ""
+    return f"{protocol['name']}{changed}: {words or 'nothing measured'}{repeats}{missing}"
+
+
+def is_changed(protocol: Protocol) -> bool:
+    """Whether a protocol differs from the one of its name in conf/protocol now (one that is not there is not known)."""
+    name = str(protocol["name"])
+    return (CONF / "protocol" / f"{name}.yaml").exists() and protocol != plain_protocol(name)
+
+
+@lru_cache
+def plain_protocol(name: str) -> Protocol:
+    """The protocol of that name in conf/protocol, as a report of it would hold it."""
+    return RunSpec(compose_config([f"protocol={name}"]), training={}).protocol_record()
+
+
+def print_figures(folder: RunFolder) -> None:
+    """All figures of the run's latest report, with the spread over repeats, and what is to be said of them."""
+    files = {folder.reports.file_of(report["protocol"]): report for report in folder.reports.all()}
+    report = files[max(files, key=lambda path: path.stat().st_mtime)]
+    console = make_console()
+    table = Table("figure", "value", title=f"run {folder.id}, protocol {report['protocol']['name']}")
+    for name, values in sorted(figures(report).items()):
+        table.add_row(name, summarise([values]).text())
+    console.print(table)
+    for note in notes(report):
+        console.print(f"  {note}", highlight=False, soft_wrap=True)
+
+
+def make_console() -> Console:
+    """As wide as the terminal; wide enough for a table where there is none."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+def without_paths(text: str) -> str:
+    """The text with `[path]` for each absolute path, and for each relative one of three parts or more."""
+    return _BARE.sub("[path]", _QUOTED.sub("[path]", text))
+
+
+def first_line(text: str, longest: int = 300) -> str:
+    """The first line that is not blank, without paths, `longest` characters at most."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    line = without_paths(line)
+    return line if len(line) <= longest else line[: longest - 1] + "…"

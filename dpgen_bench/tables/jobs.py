@@ -1,0 +1,86 @@
+"""The runs that a table asks for, each with what is missing of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from dpgen_bench.runs.config import RunSpec
+from dpgen_bench.runs.kept import settled_steps
+from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.runs.validation import damage
+from dpgen_bench.tables.rows import jobs_of, lines_of, parent_words, specify_job
+
+DAMAGED = "damaged: "
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a table.
+
+    Attributes:
+        words: its overrides.
+        state: finished, or what is missing of it.
+        parent: whether others of the table restart from it.
+    """
+
+    words: tuple[str, ...]
+    spec: RunSpec
+    folder: RunFolder
+    state: str
+    parent: bool = False
+
+    @property
+    def finished(self) -> bool:
+        return self.state == "finished"
+
+    @property
+    def damaged(self) -> bool:
+        """Whether its folder holds what `dpgen run` can neither use nor mend."""
+        return self.state.startswith(DAMAGED)
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of its training loop; None where the budget or the method sets them as it starts."""
+        wanted = self.spec.config.method.get("steps")
+        if not isinstance(wanted, int):
+            return None
+        cap = self.spec.config.scale.max_steps
+        return wanted if cap is None else min(wanted, int(cap))
+
+
+def plan_sweep(table: DictConfig, results: Path, scale: str = "paper") -> list[Job]:
+    """Every run of the table once, parents first, then in the order of its lines, each with its state."""
+    of_parents = parent_words(table, scale)
+    ids = {name: specify_job(words, results).id for name, words in of_parents.items()}
+    extra = _kept_words(table, scale)
+    of_lines = [[*job, *extra] for line in lines_of(table, scale) for job in jobs_of(line, ids)]
+    store = Store(results)
+    jobs: dict[tuple[str, str], Job] = {}
+    for words in [*of_parents.values(), *of_lines]:
+        spec = specify_job(words, results)
+        key = (spec.id, str(spec.protocol_record()))  # one run may be measured by two protocols
+        folder = store.folder(spec.id)
+        if key not in jobs:
+            jobs[key] = Job(tuple(words), spec, folder, _state(spec, folder), spec.id in ids.values())
+    return list(jobs.values())
+
+
+def _kept_words(table: DictConfig, scale: str) -> list[str]:
+    """The overrides that keep and measure generators along the way, for a table with `kept_steps`."""
+    steps = (table.get("quick") or {}).get("kept_steps") if scale == "quick" else table.get("kept_steps")
+    if not steps:
+        return []
+    return [f"runtime.keep_steps=[{','.join(str(step) for step in steps)}]", "runtime.measure_kept=true"]
+
+
+def _state(spec: RunSpec, folder: RunFolder) -> str:
+    if problem := damage(folder):
+        return f"{DAMAGED}{problem}"
+    if not folder.done:
+        return "not run" if not folder.path.exists() else folder.status()
+    if not folder.reports.covered(spec.protocol_record()):
+        return "trained, not measured"
+    return "finished" if settled_steps(spec, folder) else "kept steps not measured"
