@@ -32,7 +32,7 @@ USAGE = """dpgen VERB [OVERRIDES]
                              tables, a paper's with the distance to each printed figure, into results/tables/
   debugging [NAME]           the bug in the samples of a debugging table's runs: verdicts, errors, a picture
   sweep NAME [scale=quick] [--dry-run] [OVERRIDES]
-                             launch the runs that a table lacks, or only list them, with an estimate of their time
+                             launch the runs that a table lacks, or only list them with their steps
   report [--overwrite]       everything under results/ in one HTML file, which needs no server and no network
   fetch dataset=NAME         download a dataset into data_root
 """
@@ -228,9 +228,7 @@ def _sweep(argv: list[str]) -> int:
 
     parser = argparse.ArgumentParser("dpgen sweep", allow_abbrev=False)
     parser.add_argument("words", nargs="*", metavar="NAME [KEY=VALUE ...]", help="a table in conf/table/; overrides")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="list the missing runs, with their steps and time, and stop"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="list the missing runs with their steps, and stop")
     parser.add_argument("--results", type=Path, default=_results())
     parser.epilog = "overrides: scale=quick, and for every run hydra/launcher=joblib, runtime.device=..."
     given = parser.parse_intermixed_args(argv)

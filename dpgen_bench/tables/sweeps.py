@@ -1,4 +1,4 @@
-"""What a table lacks: its missing runs, with an estimate of their time, and the multiruns that make them."""
+"""What a table lacks: its missing runs, and the multiruns that make them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from rich.table import Table
 from dpgen_bench.runs.config import RunSpec, compose_config, specify
 from dpgen_bench.runs.listing import make_console
 from dpgen_bench.runs.overrides import parse_override, quoted
-from dpgen_bench.tables.estimate import Estimator, format_seconds
 from dpgen_bench.tables.jobs import Job, plan_sweep
 from dpgen_bench.tables.rows import load_table
 from dpgen_bench.training.signals import STOP_SIGNALS
@@ -192,7 +191,7 @@ def _end_with_parent() -> Callable[[], None] | None:
 
 
 def print_plan(name: str, results: Path, overrides: Sequence[str] = (), scale: str = "paper") -> None:
-    """Print the runs that the table lacks, each with its steps and an estimate of its time, and the multiruns.
+    """Print the runs that the table lacks, each with its steps and why it is missing, and the multiruns.
 
     Raises:
         ValueError: as `launch_sweeps` would.
@@ -206,40 +205,16 @@ def print_plan(name: str, results: Path, overrides: Sequence[str] = (), scale: s
     console.print(f"{name}: {len(jobs) - len(missing)} of {len(jobs)} runs finished; {len(missing)} to make")
     if not missing:
         return
-    shown = Table("run", "what", "state", "steps", "train", "measure", "time taken from")
-    estimate = Estimator(results)
-    times: list[float | None] = []
-    about = False
+    shown = Table("run", "what", "state", "steps")
     for job in missing:
-        if job.damaged:
-            shown.add_row(job.spec.id, _title(job.spec, settings), job.state, "–", "–", "–", "not launched")
-            continue
-        found = estimate(job)
-        times += [found.train, found.measure]
-        about |= found.about
         steps = "?" if job.steps is None else f"{job.steps:,}"
-        figures = [format_seconds(found.train, found.about), format_seconds(found.measure)]
-        shown.add_row(job.spec.id, _title(job.spec, settings), job.state, steps, *figures, found.basis)
+        shown.add_row(job.spec.id, _title(job.spec, settings), job.state, steps)
     console.print(shown)
-    console.print(_together(times, about), highlight=False, soft_wrap=True)
-    if estimate.unused:
-        why = "; ".join(f"{run} ({problem})" for run, problem in estimate.unused.items())
-        console.print(f"no time is taken from {why}", highlight=False, soft_wrap=True, markup=False)
     for job in missing:
         if job.damaged:
             console.print(f"  {_not_launched(job)}", highlight=False, soft_wrap=True, markup=False)
     for words in multiruns(missing, results, overrides):
         console.print(f"  {_line(words)}", highlight=False, soft_wrap=True, markup=False)
-
-
-def _together(times: Sequence[float | None], about: bool) -> str:
-    known = [time for time in times if time is not None]
-    if not known:
-        return "no time is known: nothing comparable was run"
-    unknown = len(times) - len(known)
-    rest = f", and {unknown} times (?) for which nothing comparable was run" if unknown else ""
-    at_least = "at least " if unknown else ""
-    return f"together {at_least}{format_seconds(sum(known), about)}, one run after the other{rest}"
 
 
 def _title(spec: RunSpec, settings: Iterable[str] = ()) -> str:
