@@ -21,6 +21,7 @@ from dpgen_bench.runs.statistics import Summary, summarise
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.validation import damage
 from dpgen_bench.runs.values import cost, figures, notes
+from dpgen_bench.tables.grid import expand_rows
 
 SCALES = ("paper", "quick")
 QUICK_PROTOCOL = "standard_1k_cpu"  # of a table's quick runs, where its yaml names none
@@ -140,15 +141,19 @@ def table_names() -> list[str]:
 
 
 def load_table(name: str) -> DictConfig:
-    """A table's yaml.
+    """A table's yaml, with each grid entry of its `rows` replaced by the rows that it stands for.
 
     Raises:
-        ValueError: if there is none of that name.
+        ValueError: if there is none of that name, or for a grid that cannot be, see `expand_rows`.
     """
     if name not in table_names():  # which a path out of the folder is not either
         raise ValueError(f"expected a table in {CONF / 'table'} ({', '.join(table_names())}), got {name!r}.")
     loaded = OmegaConf.load(CONF / "table" / f"{name}.yaml")
     assert isinstance(loaded, DictConfig)
+    if loaded.get("rows"):
+        entries = OmegaConf.to_container(loaded.rows)
+        assert isinstance(entries, list)
+        loaded.rows = expand_rows(entries)
     return loaded
 
 

@@ -1,0 +1,65 @@
+"""Grid rows of a table's yaml (`for:`): which rows they stand for, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from omegaconf import OmegaConf
+
+from dpgen_bench.tables import rows
+from dpgen_bench.tables.grid import expand_rows
+
+
+def test_a_grid_stands_for_every_combination_with_the_last_axis_fastest() -> None:
+    entry = {
+        "for": {"p": [0.5, 1.0], "m": [1, 3]},
+        "of": {"variant": "p={p}; m={m}"},
+        "run": "experiment=e method.p={p} method.m={m}.0 seed=0",
+        "unlike": {"fid": "p is {p}"},
+    }
+    found = expand_rows([{"of": {"method": "A"}, "why": "No."}, entry])
+    assert found[0] == {"of": {"method": "A"}, "why": "No."}
+    assert [row["of"]["variant"] for row in found[1:]] == ["p=0.5; m=1", "p=0.5; m=3", "p=1.0; m=1", "p=1.0; m=3"]
+    assert found[2]["run"] == "experiment=e method.p=0.5 method.m=3.0 seed=0"
+    assert found[3]["unlike"] == {"fid": "p is 1.0"}
+    assert all("for" not in row for row in found)
+
+
+def test_an_axis_may_map_what_is_printed_to_what_is_run() -> None:
+    axes = {"d": {"196": 192, "none": None}}
+    entry = {"for": axes, "of": {"variant": "d={d}"}, "run": "method.d={d}", "why": "It is {d}."}
+    assert expand_rows([entry]) == [
+        {"of": {"variant": "d=196"}, "run": "method.d=192", "why": "It is 192."},
+        {"of": {"variant": "d=none"}, "run": "method.d=null", "why": "It is null."},
+    ]
+
+
+def test_braces_that_hydra_reads_stay() -> None:
+    line = "method.p={p} restart={run:@pretrain,checkpoint:last}"
+    (row,) = expand_rows([{"for": {"p": [True]}, "of": {"variant": "{p}"}, "run": line}])
+    assert row["run"] == "method.p=true restart={run:@pretrain,checkpoint:last}"
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"for": {"p": []}, "of": {"variant": "{p}"}}, "axis 'p' a list of values.*got \\[\\].*at least one value"),
+        ({"for": {"p": "ab"}, "of": {"variant": "{p}"}}, "axis 'p' a list of values.*got 'ab'"),
+        ({"for": {"p": [[1]]}, "of": {"variant": "{p}"}}, "axis 'p' a list of values.*got \\[\\[1\\]\\]"),
+        ({"for": {}, "of": {"variant": "a"}}, "expected under `for` axes and their values, got {}.*leave `for` out"),
+        ({"for": ["p"], "of": {"variant": "{p}"}}, "expected under `for` axes and their values, got \\['p'\\]"),
+        ({"for": {"p": [1]}, "of": {"variant": "{p}"}, "run": "{q}"}, "axes of `for` \\(p\\), got \\['q'\\].*correct"),
+        ({"of": {"variant": "p={p}"}}, "axes of `for` \\(there are none\\), got \\['p'\\]"),
+        ({"for": {"p": [1]}, "of": {"variant": "a"}, "run": "{p}"}, "each axis.*under `of`, got none of \\['p'\\]"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused(entry: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        expand_rows([entry])
+
+
+def test_a_tables_grid_is_expanded_when_it_is_loaded(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "table").mkdir()
+    entry = {"for": {"p": [1, 2]}, "of": {"variant": "p={p}"}, "run": "method.p={p}"}
+    OmegaConf.save(OmegaConf.create({"title": "T", "protocol": "quick", "rows": [entry]}), tmp_path / "table/t.yaml")
+    monkeypatch.setattr(rows, "CONF", tmp_path)
+    assert rows.lines_of(rows.load_table("t")) == ["method.p=1 protocol=quick", "method.p=2 protocol=quick"]
