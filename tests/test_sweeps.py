@@ -1,11 +1,11 @@
-"""Sweeps of a table: exactly the runs that it lacks, as few multiruns."""
+"""Sweeps of a table: exactly the runs that it lacks."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,12 +19,13 @@ from omegaconf import OmegaConf
 
 from dpgen_bench.cli import main
 from dpgen_bench.runs.config import compose_config
+from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.overrides import parse_override, quoted
-from dpgen_bench.runs.store import Store
+from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables import rows, sweeps
 from dpgen_bench.tables.jobs import plan_sweep
 from dpgen_bench.tables.rows import expand
-from dpgen_bench.tables.sweeps import boxes, check_overrides
+from dpgen_bench.tables.sweeps import check_overrides, multiruns
 from tests.table_toys import measured
 
 MERF = "experiment=demo/dp_merf"
@@ -51,28 +52,6 @@ def launched(monkeypatch) -> list[list[str]]:
     return words
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.sets(st.tuples(*[st.integers(0, 2)] * 3), min_size=0, max_size=20))
-def test_boxes_hold_exactly_the_jobs_each_once(jobs):
-    """A law: the combinations of all boxes together are the jobs, whatever is missing."""
-    words = [[f"a={a}", f"b={b}", f"c={c}"] for a, b, c in sorted(jobs)]
-    made = [tuple(job) for box in boxes(words) for job in expand(" ".join(box))]
-    assert sorted(made) == sorted(map(tuple, words))
-    assert len(boxes(words)) <= len(words)
-
-
-def test_a_whole_product_is_one_box():
-    words = [[f"a={a}", "x=1", f"b={b}"] for a, b in itertools.product("pqr", "st")]
-    assert boxes(words) == [["a=p,q,r", "x=1", "b=s,t"]]
-    assert boxes([]) == []
-
-
-def test_values_with_commas_inside_stay_whole():
-    restart = 'restart={run:"12e456789012",checkpoint:step-100}'
-    (box,) = boxes([[restart, "seed=0"], [restart, "seed=1"]])
-    assert expand(" ".join(box)) == [[restart, "seed=0"], [restart, "seed=1"]]
-
-
 def test_only_what_is_missing_is_planned(tmp_path):
     done = measured(tmp_path, f"{MERF} privacy.epsilon=10", "quick", BOTH, seed=1)
     table = a_table(f"{MERF} privacy.epsilon=1,10 seed=0,1", f"{MERF} privacy.epsilon=10 seed=1")
@@ -80,9 +59,22 @@ def test_only_what_is_missing_is_planned(tmp_path):
     assert len(jobs) == 4  # the run that two lines name is one
     (finished,) = [job for job in jobs if job.finished]
     assert (finished.spec.id, {job.state for job in jobs if not job.finished}) == (done, {"not run"})
-    missing = [job.words for job in jobs if not job.finished]
-    again = [tuple(job) for box in boxes(missing) for job in expand(" ".join(box))]
-    assert sorted(again) == sorted(missing)
+    (multirun,) = multiruns(jobs, tmp_path, [])  # the second line has nothing to make that the first does not
+    assert {job.words for job in jobs} == {tuple(job) for job in expand(" ".join(multirun[1:-1]))}
+
+
+def test_a_line_of_finished_runs_is_not_launched(tmp_path):
+    measured(tmp_path, f"{MERF} privacy.epsilon=10", "quick", BOTH, seed=1)
+    table = a_table(f"{MERF} privacy.epsilon=10 seed=1", f"{MERF} privacy.epsilon=1 seed=0,1")
+    ((_, *words),) = multiruns(plan_sweep(table, tmp_path), tmp_path, ["runtime.device=cpu"])
+    assert words == [
+        MERF,
+        "privacy.epsilon=1",
+        "seed=0,1",
+        "protocol=quick",
+        f"results={quoted(str(tmp_path))}",
+        "runtime.device=cpu",
+    ]
 
 
 def test_a_run_measured_by_another_protocol_is_trained_not_measured(tmp_path):
@@ -107,15 +99,20 @@ def test_a_quoted_value_is_one_value_and_the_same(text):
     assert str(override.value()) == str(again.value()) == text
 
 
-def test_a_damaged_run_of_the_table_is_said_and_not_launched(tmp_path, monkeypatch, capsys, launched):
+def test_a_damaged_run_of_the_table_is_said_and_not_made(tmp_path, monkeypatch, capsys, launched):
     write_table(tmp_path, monkeypatch, a_table(f"{MERF} seed=0,1"))
     bad = Store(tmp_path).folder(measured(tmp_path, MERF, "quick", BOTH)).path
     (bad / "ledger.json").write_text("{bad")
     assert main(["sweep", "toy", "--dry-run", f"--results={tmp_path}"]) == 0
     assert "damaged: ledger.json cannot" in " ".join(capsys.readouterr().out.split())
     assert main(["sweep", "toy", f"--results={tmp_path}"]) == 1
-    assert f"run {bad.name} is damaged: ledger.json cannot be read; not launched" in capsys.readouterr().err
-    assert [[word for word in words if "seed" in word] for words in launched] == [["seed=1"]]
+    assert f"run {bad.name} is damaged: ledger.json cannot be read; it is not made" in capsys.readouterr().err
+    assert [[word for word in words if "seed" in word] for words in launched] == [["seed=0,1"]]
+    with pytest.raises(ValueError, match=f"run {bad.name} is damaged: ledger.json cannot be read. Restore"):
+        execute(compose_config([MERF, "seed=0", "protocol=quick", f"results={tmp_path}"]))
+    launched.clear()
+    write_table(tmp_path / "only", monkeypatch, a_table(f"{MERF} seed=0"))
+    assert (main(["sweep", "toy", f"--results={tmp_path}"]), launched) == (1, [])
 
 
 def test_a_dry_run_lists_and_makes_nothing(tmp_path, monkeypatch, capsys):
@@ -126,8 +123,8 @@ def test_a_dry_run_lists_and_makes_nothing(tmp_path, monkeypatch, capsys):
     assert "1 of 4 runs finished; 3 to make" in said
     listed = [line.split("│")[-3:-1] for line in said.splitlines() if line.startswith("│")]
     assert [[cell.strip() for cell in cells] for cells in listed] == [["not run", "200"]] * 3
-    assert "dpgen run -m experiment=demo/dp_merf privacy.epsilon=1,10 seed=1 protocol=quick" in said
-    assert "dpgen run -m experiment=demo/dp_merf privacy.epsilon=10 seed=0 protocol=quick" in said
+    assert said.count("dpgen run") == 1
+    assert "dpgen run -m experiment=demo/dp_merf privacy.epsilon=1,10 seed=0,1 protocol=quick" in said
     assert len(Store(tmp_path).runs()) == 1
 
 
@@ -262,6 +259,10 @@ def test_no_multirun_follows_one_that_was_told_to_stop(tmp_path, monkeypatch, ca
     assert "the same command goes on" in capsys.readouterr().err
 
 
+def files(run: RunFolder) -> list[Path]:
+    return [path for path in run.path.rglob("*") if path.is_file() and path.name != ".lock"]
+
+
 def test_a_sweep_makes_exactly_what_is_missing_parents_first(tmp_path, monkeypatch, capfd):
     """Real runs, in a folder of any name: the parent, then the two that restart from it; again, nothing is left."""
     tiny = (
@@ -285,6 +286,13 @@ def test_a_sweep_makes_exactly_what_is_missing_parents_first(tmp_path, monkeypat
     restarts = [json.loads((run.path / "identity.json").read_text())["restart"] for run in runs]
     (parent,) = [run.id for run, restart in zip(runs, restarts, strict=True) if restart is None]
     assert [r for r in restarts if r] == [{"run": parent, "checkpoint": "step-2"}] * 2
+    kept, lost = [run for run, restart in zip(runs, restarts, strict=True) if restart]
+    shutil.rmtree(lost.path)
+    before = {path: path.stat().st_mtime_ns for run in (kept, Store(results).folder(parent)) for path in files(run)}
+    assert main(["sweep", "toy", f"--results={results}"]) == 0
+    assert f"run {kept.id} (dpgan digits ε=inf seed 0) is finished: skipped" in capfd.readouterr().out
+    assert lost.status() == "finished"
+    assert {path: path.stat().st_mtime_ns for path in before} == before
     assert main(["sweep", "toy", f"--results={results}"]) == 0
     said = capfd.readouterr().out
     assert "toy: 3 of 3 runs finished" in said

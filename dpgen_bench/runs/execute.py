@@ -34,6 +34,7 @@ from dpgen_bench.runs.prepare import (
     results_of,
 )
 from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.runs.validation import damage
 from dpgen_bench.runs.values import unmeasured
 from dpgen_bench.training.cost import PeakMemory
 from dpgen_bench.training.progress import Shown, Silent
@@ -52,7 +53,7 @@ def execute(config: DictConfig) -> RunFolder:
     A finished run is skipped; one that was killed goes on from its last checkpoint; one that failed is tried again.
 
     Raises:
-        ValueError: the config cannot be a run (nothing is written).
+        ValueError: the config cannot be a run, or the run's folder is damaged (nothing is written).
         RunBusy: another process is working on it.
         RunFailed: an error while it ran, kept in the run's folder.
         Preempted: stopped by a signal after a checkpoint.
@@ -61,6 +62,10 @@ def execute(config: DictConfig) -> RunFolder:
     if config.runtime.threads is not None:
         torch.set_num_threads(int(config.runtime.threads))
     folder = Store(results_of(spec)).folder(spec.id)
+    if problem := damage(folder):
+        raise ValueError(
+            f"run {spec.id} is damaged: {problem}. Restore {folder.path}, or delete it to make the run again."
+        )
     to_note = failures_to_settle(spec, folder) or name_to_record(spec, folder)
     settled = folder.reports.settled(spec.protocol_record()) and settled_steps(spec, folder)
     if folder.done and folder.trained and settled and not to_note:

@@ -11,7 +11,7 @@ from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.kept import settled_steps
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.validation import damage
-from dpgen_bench.tables.rows import jobs_of, lines_of, parent_words, specify_job
+from dpgen_bench.tables.rows import expand, lines_of, parent_words, specify_job, with_parents
 
 DAMAGED = "damaged: "
 
@@ -22,15 +22,15 @@ class Job:
 
     Attributes:
         words: its overrides.
+        line: the multirun line of the table that makes it, as overrides.
         state: finished, or what is missing of it.
-        parent: whether others of the table restart from it.
     """
 
     words: tuple[str, ...]
+    line: tuple[str, ...]
     spec: RunSpec
     folder: RunFolder
     state: str
-    parent: bool = False
 
     @property
     def finished(self) -> bool:
@@ -56,15 +56,16 @@ def plan_sweep(table: DictConfig, results: Path, scale: str = "paper") -> list[J
     of_parents = parent_words(table, scale)
     ids = {name: specify_job(words, results).id for name, words in of_parents.items()}
     extra = _kept_words(table, scale)
-    of_lines = [[*job, *extra] for line in lines_of(table, scale) for job in jobs_of(line, ids)]
+    lines = [[*with_parents(line, ids).split(), *extra] for line in lines_of(table, scale)]
     store = Store(results)
     jobs: dict[tuple[str, str], Job] = {}
-    for words in [*of_parents.values(), *of_lines]:
-        spec = specify_job(words, results)
-        key = (spec.id, str(spec.protocol_record()))  # one run may be measured by two protocols
-        folder = store.folder(spec.id)
-        if key not in jobs:
-            jobs[key] = Job(tuple(words), spec, folder, _state(spec, folder), spec.id in ids.values())
+    for line in [*of_parents.values(), *lines]:
+        for words in expand(" ".join(line)):
+            spec = specify_job(words, results)
+            key = (spec.id, str(spec.protocol_record()))  # one run may be measured by two protocols
+            folder = store.folder(spec.id)
+            if key not in jobs:
+                jobs[key] = Job(tuple(words), tuple(line), spec, folder, _state(spec, folder))
     return list(jobs.values())
 
 

@@ -268,7 +268,12 @@ def _with_protocol(words: Sequence[str], protocol: str) -> list[str]:
 
 
 def jobs_of(line: str, parents: dict[str, str]) -> list[list[str]]:
-    """The jobs of a line, with the ids of parents in place of their names.
+    """The jobs of a line, with the ids of parents in place of their names; raises what `with_parents` does."""
+    return expand(with_parents(line, parents))
+
+
+def with_parents(line: str, parents: dict[str, str]) -> str:
+    """The line with the ids of parents in place of their names.
 
     Raises:
         ValueError: for a name that `parents` lacks.
@@ -277,7 +282,7 @@ def jobs_of(line: str, parents: dict[str, str]) -> list[list[str]]:
         if name not in parents:
             raise ValueError(f"expected @ before the name of a parent of the table ({sorted(parents)}), got @{name}.")
         line = re.sub(rf"@{name}\b", f'"{parents[name]}"', line)  # quoted: some ids look like numbers
-    return expand(line)
+    return line
 
 
 def table_rows(table: DictConfig, results: Path, scale: str = "paper") -> list[TableRow]:

@@ -27,37 +27,13 @@ HOW = ("runtime", "hydra", "federation", "data_root")
 OF_THE_SWEEP = ("hydra/sweeper", "hydra.sweeper", "hydra.mode")  # with these, Hydra would choose the runs
 
 
-def boxes(jobs: Iterable[Sequence[str]]) -> list[list[str]]:
-    """The jobs as few multirun lines, each of which makes every combination of its choices: exactly these, each once.
-
-    Jobs of the same keys that differ in the values of one key become one line; so again with lines.
-    """
-    merged: list[dict[str, list[str]]] = [
-        {key: [value] for key, value in (word.split("=", 1) for word in job)} for job in jobs
-    ]
-    again = True
-    while again:
-        again = False
-        for i, one in enumerate(merged):
-            for j in range(i + 1, len(merged)):
-                other = merged[j]
-                apart = [key for key in one if other.get(key) != one[key]]
-                if list(one) == list(other) and len(apart) == 1 and not set(one[apart[0]]) & set(other[apart[0]]):
-                    one[apart[0]] = one[apart[0]] + other[apart[0]]
-                    del merged[j]
-                    again = True
-                    break
-            if again:
-                break
-    return [[f"{key}={','.join(values)}" for key, values in box.items()] for box in merged]
-
-
 def multiruns(jobs: Iterable[Job], results: Path, overrides: Sequence[str]) -> list[list[str]]:
-    """The words after `dpgen run` of the multiruns that make these jobs, those first that others restart from."""
-    waiting = [job for job in jobs if not (job.finished or job.damaged)]
-    common = [*_place(results), *overrides]
-    groups = ([job.words for job in waiting if job.parent], [job.words for job in waiting if not job.parent])
-    return [["-m", *words, *common] for group in groups for words in boxes(group)]
+    """Arguments of `dpgen run` for the multiruns that make these jobs: one for each line of the table that lacks some.
+
+    `dpgen run` skips the finished runs of a line. Jobs that other jobs restart from come first, as in `plan_sweep`.
+    """
+    lines = dict.fromkeys(job.line for job in jobs if not (job.finished or job.damaged))
+    return [["-m", *line, *_place(results), *overrides] for line in lines]
 
 
 def _place(results: Path) -> list[str]:
@@ -116,9 +92,9 @@ def _made(spec: RunSpec, words: Sequence[str]) -> dict[str, Any]:
 
 
 def launch_sweeps(name: str, results: Path, overrides: Sequence[str] = (), scale: str = "paper") -> int:
-    """Launch multiruns of exactly the runs that the table lacks, parents first; 0 if all end well, else 1.
+    """Launch multiruns that make exactly the runs that the table lacks, parents first; 0 if all end well, else 1.
 
-    A damaged run is not launched: it counts as not ended well. If this process is told to stop, so is the multirun, and
+    A damaged run is not made, and counts as not ended well. If this process is told to stop, so is the multirun, and
     no other one is launched; the status is then 128 and the signal's number.
 
     Args:
@@ -130,7 +106,7 @@ def launch_sweeps(name: str, results: Path, overrides: Sequence[str] = (), scale
     failed = False
     for job in jobs:
         if job.damaged:
-            print(f"{name}: {_not_launched(job)}", file=sys.stderr, flush=True)
+            print(f"{name}: {_refused(job)}", file=sys.stderr, flush=True)
             failed = True
     for words in multiruns(jobs, results, overrides):
         print(f"{name}: {_line(words)}", flush=True)
@@ -146,8 +122,8 @@ def _line(words: Sequence[str]) -> str:
     return shlex.join(["dpgen", "run", *words])
 
 
-def _not_launched(job: Job) -> str:
-    return f"run {job.spec.id} is {job.state}; not launched before its folder is restored, or deleted"
+def _refused(job: Job) -> str:
+    return f"run {job.spec.id} is {job.state}; it is not made until its folder is restored or deleted"
 
 
 def run_stoppable(command: Sequence[str]) -> tuple[int, int | None]:
@@ -212,7 +188,7 @@ def print_plan(name: str, results: Path, overrides: Sequence[str] = (), scale: s
     console.print(shown)
     for job in missing:
         if job.damaged:
-            console.print(f"  {_not_launched(job)}", highlight=False, soft_wrap=True, markup=False)
+            console.print(f"  {_refused(job)}", highlight=False, soft_wrap=True, markup=False)
     for words in multiruns(missing, results, overrides):
         console.print(f"  {_line(words)}", highlight=False, soft_wrap=True, markup=False)
 
