@@ -44,7 +44,7 @@ def _run_task(config: DictConfig) -> None:
     from dpgen_bench.runs.store import RunBusy
 
     try:
-        execute(config)
+        execute(config, list(HydraConfig.get().overrides.task))
     except (ValueError, LookupError, FileNotFoundError, RunBusy, RunFailed) as error:
         code = _complain(error)
         if HydraConfig.get().mode == RunMode.MULTIRUN:

@@ -55,9 +55,8 @@ def make_run(
     ledger.epsilon = {"proven": budget, "claimed": 12.5, "conditional": None, **terms}
     ledger.epsilon["table"] = {"add_remove": {"rdp": 9.5, "pld": 8.25}, "replace_one": {"rdp": "inf", "pld": 16.5}}
     folder.write_json("ledger.json", ledger.to_dict())
-    command = ["dpgen run", *overrides, f"data_root={PLACE}"]
     machine = {"device": "cpu", "system": "Linux-somehost", "hostname": "somehost", "cores": 2}
-    folder.write_json("environment.json", {"machine": machine, "packages": {"torch": "2.0"}, "command": command})
+    folder.write_json("environment.json", {"machine": machine, "packages": {"torch": "2.0"}, "overrides": [*overrides]})
     training = {"seconds": {"train": 6.0}, "steps": {"train": steps} if steps else {}}
     folder.write_json("training.json", {**training, "parameters": {"released_generator": 166161}})
     write_report(folder, spec.protocol_record(), {"fid": fid, "acc_mlp_pct": 80.0})

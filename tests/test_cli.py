@@ -61,6 +61,14 @@ def test_a_failing_job_stops_neither_the_sweep_nor_hides(swept):
     assert "failed during training" in done.stdout + done.stderr
 
 
+def test_a_run_stores_the_overrides_that_make_it_again_and_no_folder(swept):
+    results, _ = swept
+    for folder in Store(results).runs():
+        overrides = folder.read_json("environment.json")["overrides"]
+        assert specify(compose_config(overrides)).id == folder.id
+        assert str(results) not in " ".join(overrides)
+
+
 def test_runs_lists_them_all(swept, capsys, monkeypatch):
     results, _ = swept
     assert main(["runs", "--results", str(results)]) == 0

@@ -17,8 +17,6 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.report import page as report
-from dpgen_bench.report import runs as report_runs
-from dpgen_bench.report.command import Command
 from dpgen_bench.report.page import _reproduction, build_report, collect, render
 from dpgen_bench.runs.statistics import summarise
 from dpgen_bench.runs.store import RunFolder, Store
@@ -42,9 +40,8 @@ def results(bench, tmp_path) -> Path:
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
-    """No tables, each of which composes many configs, and no commands, which compose some: both have tests below."""
+    """No tables, each of which composes many configs; they have tests below."""
     monkeypatch.setattr(report, "table_names", lambda: [])
-    monkeypatch.setattr(report_runs, "command_of", lambda *_: Command("dpgen run", True, ""))
 
 
 def states(content: dict) -> dict[str, str]:

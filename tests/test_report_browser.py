@@ -142,8 +142,7 @@ def test_a_run_opens_with_its_ledger_and_command_and_closes(visit, site):
     page.keyboard.press("Enter")
     dialog = page.get_by_role("dialog")
     assert run in page.locator("#run-title").inner_text()
-    assert dialog.locator(".command").inner_text() == f"dpgen run {DEMO}"
-    assert "Gives this run's id again." in dialog.inner_text()
+    assert dialog.locator(".command").inner_text() == f"dpgen run {DEMO} privacy.epsilon=10 seed=0"
     released = dialog.get_by_role("region", name="Releases").locator("tbody td").all_inner_texts()
     assert released[:4] == ["mean_embedding", "PerRecord", "1", "7.5 (std calibrated)"]
     assert released[4:8] == ["Poisson rate 0.25", "0.25", "40", "40"]

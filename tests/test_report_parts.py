@@ -1,10 +1,9 @@
-"""Parts of the report: commands that make runs again, words without paths, small pictures, tables, plots."""
+"""Parts of the report: the stored command of a run, words without paths, small pictures, tables, plots."""
 
 from __future__ import annotations
 
 import base64
 import math
-import shlex
 
 import numpy as np
 import pytest
@@ -12,13 +11,14 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from dpgen_bench.report import page as report
-from dpgen_bench.report.command import command_of
 from dpgen_bench.report.lines import leaderboard
 from dpgen_bench.report.page import build_report, collect, render
-from dpgen_bench.report.runs import read_runs
+from dpgen_bench.report.runs import panel, read_runs
 from dpgen_bench.report.text import plain, small_picture
-from dpgen_bench.runs.config import compose_config, identify, specify
+from dpgen_bench.runs import overrides
+from dpgen_bench.runs.config import identify
 from dpgen_bench.runs.listing import first_line, without_paths
+from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.tables.assembly import assemble
 from tests.report_toys import DEMO, PLACE, built, make_run
 
@@ -29,66 +29,49 @@ def no_tables(monkeypatch):
     monkeypatch.setattr(report, "table_names", lambda: [])
 
 
+def test_the_command_of_a_run_is_the_one_that_it_stored(tmp_path):
+    new, old, stale, moved = (make_run(tmp_path, DEMO, f"seed={seed}") for seed in range(4))
+    edit(old, "environment.json", lambda content: content.pop("overrides"))
+    edit(moved, "environment.json", lambda content: content["overrides"].append("dataset.path=PATH"))
+    identity = stale.read_json("identity.json") | {"source": "0" * 16}
+    stale.write_json("identity.json", identity)
+    other = RunFolder(stale.path.rename(stale.path.with_name(identify(identity))))
+    panels = {run.folder.id: panel(run)["command"] for run in read_runs(tmp_path)}
+    assert panels[new.id] == {"line": f"dpgen run {DEMO} seed=0", "note": ""}
+    assert panels[old.id]["line"] == ""
+    assert "made before commands were stored" in panels[old.id]["note"]
+    assert panels[other.id]["line"] == f"dpgen run {DEMO} seed=2"
+    assert "The code has changed" in panels[other.id]["note"]
+    assert panels[moved.id] == {
+        "line": f"dpgen run {DEMO} seed=3 dataset.path=PATH",
+        "note": "Replace PATH by your own folder.",
+    }
+
+
+def edit(folder: RunFolder, name: str, change) -> None:
+    content = folder.read_json(name)
+    change(content)
+    folder.write_json(name, content)
+
+
 @pytest.mark.parametrize(
-    "words",
+    ("word", "stored"),
     [
-        ["method=dp_merf"],
-        ["method=dpgan", "dataset=mnist", "privacy.epsilon=inf", "scale=quick", "protocol=standard_2k", "seed=3"],
-        [
-            "experiment=demo/dp_sinkhorn",
-            "method.cost=l1+l2",
-            "method.betas=[0.25,0.75]",
-            "privacy.relation=replace_one",
-        ],
-        ["experiment=dpgan/eps10", "privacy.delta=1e-6", "restart={run:'0123456789ab',checkpoint:last}"],
-        ["experiment=demo/gs_wgan", "federation.faults.drop=0.25", "privacy.diagnostics=unsafe"],
+        ("data_root=/data", []),
+        ("results='/home/a b'", []),
+        ("dataset.path=/home/a/images", ["dataset.path=PATH"]),
+        ("++dataset.path='/home/a b'", ["++dataset.path=PATH"]),
+        ("dataset.path='~/images'", ["dataset.path=PATH"]),
+        ("dataset.path='C:\\a'", ["dataset.path=PATH"]),
+        ("dataset.path=images", ["dataset.path=images"]),
+        ("experiment=demo/dp_merf", ["experiment=demo/dp_merf"]),
+        ("method.betas=[0.25,0.75]", ["method.betas=[0.25,0.75]"]),
+        ("restart={run:'0123456789ab',checkpoint:last}", ["restart={run:'0123456789ab',checkpoint:last}"]),
+        ("~protocol.metrics.mlp", ["~protocol.metrics.mlp"]),
     ],
 )
-def test_a_command_makes_the_run_again(words, tmp_path):
-    config = compose_config([f"results={tmp_path}", *words])
-    spec = specify(config, planned=True)
-    command = command_of(config, spec.training, ["dpgen run", *words], tmp_path)
-    assert command.same, command.note
-    said = shlex.split(command.line)
-    assert said[:2] == ["dpgen", "run"]
-    again = specify(compose_config(said[2:]), planned=True)
-    assert again.id == spec.id
-    assert again.protocol_record() == spec.protocol_record()
-    assert len(said) - 2 <= len(words)
-
-
-def test_a_folder_of_this_machine_is_not_told(tmp_path):
-    for split in ("train", "test"):
-        for name in ("one", "two"):
-            (tmp_path / split / name).mkdir(parents=True)
-            Image.new("L", (8, 8)).save(tmp_path / split / name / "0.png")
-    words = ["dataset=image_folder", f"dataset.path={tmp_path}", "dataset.image_size=8", "dataset.channels=1"]
-    config = compose_config(words)
-    command = command_of(config, specify(config).training, [], tmp_path)
-    assert "dataset.path=PATH" in command.line
-    assert str(tmp_path) not in command.line + command.note
-    assert command.same
-    assert "PATH" in command.note
-
-
-def test_a_command_of_other_code_says_so(tmp_path):
-    config = compose_config([DEMO])
-    identity = {**specify(config).training, "source": "0" * 16}
-    command = command_of(config, identity, [], tmp_path)
-    assert not command.same
-    assert "stale" in command.note
-    assert command.line.startswith("dpgen run ")
-
-
-def test_a_command_that_misses_the_id_says_so(tmp_path):
-    """The identity holds a setting that the config lacks."""
-    config = compose_config([DEMO])
-    identity = specify(config).training
-    identity["dataset"] = {**identity["dataset"], "revision": 99}
-    assert identify(identity) != specify(config).id
-    command = command_of(config, identity, [], tmp_path)
-    assert not command.same
-    assert "no overrides give this run's id" in command.note
+def test_stored_overrides_hold_no_folder_of_this_machine(word, stored):
+    assert overrides.without_paths([word]) == stored
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def collect(results: Path, progress: Callable[[str], None] = lambda _: None) -> 
         "tables": tables,
         "plots": plots,
         "computed": [plot["name"] for plot in plots if plot["source"] == COMPUTED],
-        "runs": [panel(run, results) for run in runs],
+        "runs": [panel(run) for run in runs],
     }
     found = plain(content)
     assert isinstance(found, dict)

@@ -6,6 +6,7 @@ Nothing of a run's private/ folder is read.
 from __future__ import annotations
 
 import re
+import shlex
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.privacy.sampling import sampling_from_dict
-from dpgen_bench.report.command import command_of
 from dpgen_bench.report.text import (
     describe_error,
     describe_value,
@@ -150,13 +150,12 @@ def figures_by_protocol(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def panel(run: Run, results: Path) -> dict[str, Any]:
+def panel(run: Run) -> dict[str, Any]:
     """All that the report says of one run; JSON-able, the same for the same files."""
     content: dict[str, Any] = {"id": run.id, "folder": run.folder.id, "state": run.state, "remark": run.remark}
     if not run.sound:
         return content
-    config, status = run.config, run.folder.read_json("environment.json")
-    command = command_of(config, run.identity, _words(status), results)
+    config, environment = run.config, run.folder.read_json("environment.json")
     remarks = [f"{run.unread} of its reports cannot be read and count as not there"] if run.unread else []
     return {
         **content,
@@ -166,12 +165,12 @@ def panel(run: Run, results: Path) -> dict[str, Any]:
         "scale": str(config.scale.name),
         "epsilon": run.budget,
         "stale": run.stale,
-        "command": {"line": command.line, "same": command.same, "note": command.note},
+        "command": _command(run, environment),
         "settings": [[name, describe_value(value)] for name, value in sorted(_settings(run).items())],
         "ledger": ledger_panel(run),
         "reports": figures_by_protocol(run),
         "cost": [[name, in_words(summarise([[value]]))] for name, value in sorted(cost_values(run.training).items())],
-        "environment": _environment(status),
+        "environment": _environment(environment),
         "remarks": remarks,
         **_picture(run),
     }
@@ -197,9 +196,17 @@ def _settings(run: Run) -> dict[str, Any]:
     return {name.removeprefix("method."): value for name, value in flat.items() if name not in said}
 
 
-def _words(environment: Mapping[str, Any]) -> list[str]:
-    command = environment.get("command")
-    return [str(word) for word in command] if isinstance(command, list) else []
+def _command(run: Run, environment: Mapping[str, Any]) -> dict[str, str]:
+    """{"line": the command that made the run, or "" for a run that did not store it; "note": what limits its use}."""
+    overrides = environment.get("overrides")
+    if overrides is None:
+        return {"line": "", "note": "The run did not store its command: it was made before commands were stored."}
+    notes = []
+    if run.stale:
+        notes.append("The code has changed since: the command makes another run now.")
+    if any(str(override).endswith("=PATH") for override in overrides):
+        notes.append("Replace PATH by your own folder.")
+    return {"line": shlex.join(["dpgen", "run", *map(str, overrides)]), "note": " ".join(notes)}
 
 
 def _environment(environment: Mapping[str, Any]) -> list[list[str]]:

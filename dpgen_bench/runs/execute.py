@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -24,6 +24,7 @@ from dpgen_bench.runs.epsilon import account_run
 from dpgen_bench.runs.failures import PrivateFailure, failures_to_settle, keep_private, settle_failures
 from dpgen_bench.runs.kept import extract, kept_steps, settled_steps
 from dpgen_bench.runs.measure import measure
+from dpgen_bench.runs.overrides import without_paths
 from dpgen_bench.runs.prepare import (
     inherited_ledger,
     name_to_record,
@@ -47,10 +48,13 @@ class RunFailed(RuntimeError):
     """A run ended in an error; its phase, time and traceback are in its status.json."""
 
 
-def execute(config: DictConfig) -> RunFolder:
+def execute(config: DictConfig, overrides: Sequence[str] | None = None) -> RunFolder:
     """Make the run that `config` describes, or what is missing of it.
 
     A finished run is skipped; one that was killed goes on from its last checkpoint; one that failed is tried again.
+
+    Args:
+        overrides: the overrides of `dpgen run` from which the config was composed; the run's folder keeps them.
 
     Raises:
         ValueError: the config cannot be a run, or the run's folder is damaged (nothing is written).
@@ -86,7 +90,7 @@ def execute(config: DictConfig) -> RunFolder:
                 if not folder.trained:
                     phase = "train"
                     folder.mark("running", phase)
-                    _train(spec, folder, context, lambda: signals.received)
+                    _train(spec, folder, context, lambda: signals.received, overrides)
                 phase = "account"
                 folder.mark("running", phase)
                 account_run(spec, folder)
@@ -172,10 +176,17 @@ def _config_to_measure(config: DictConfig, overrides: list[str]) -> DictConfig:
     return config
 
 
-def _train(spec: RunSpec, folder: RunFolder, context: list[Context], should_stop: Callable[[], int | None]) -> None:
+def _train(
+    spec: RunSpec,
+    folder: RunFolder,
+    context: list[Context],
+    should_stop: Callable[[], int | None],
+    overrides: Sequence[str] | None,
+) -> None:
     device = _device(spec)
     memory = PeakMemory(device)
-    folder.write_json("environment.json", describe_environment(device))
+    made_by = {} if overrides is None else {"overrides": without_paths(overrides)}
+    folder.write_json("environment.json", {**describe_environment(device), **made_by})
     ledger = open_ledger(spec, folder)
     _announce_warnings(spec, ledger)
     data = open_data(spec, folder, ledger, device)

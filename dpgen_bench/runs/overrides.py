@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -11,6 +11,8 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 _WORD = re.compile(r"[A-Za-z_][\w.+-]*(/[\w.+-]+)*", re.ASCII)
+_FOLDERS = ("data_root", "results")  # where files lie on this machine, which is no part of what a run is
+_PATH = re.compile(r"~?[/\\]|[A-Za-z]:[\\/]|file:")
 _SPECIAL = {"null", "true", "false", "inf", "nan"}
 
 
@@ -44,3 +46,15 @@ def parse_override(word: str) -> Override:
             f"expected an override such as runtime.device=cpu, got {word!r}; a value with spaces, commas or brackets "
             "goes into quotes: KEY='VALUE'."
         ) from None
+
+
+def without_paths(overrides: Sequence[str]) -> list[str]:
+    """The overrides as another machine can use them: data_root and results are dropped, any other path becomes PATH."""
+    kept = []
+    for word in overrides:
+        override = parse_override(word)
+        if override.key_or_group in _FOLDERS:
+            continue
+        is_path = not override.is_delete() and _PATH.match(str(override.value()))
+        kept.append(f"{override.get_key_element()}=PATH" if is_path else word)
+    return kept

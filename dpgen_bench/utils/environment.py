@@ -1,4 +1,4 @@
-"""Where a run was made: versions, machine, commit and command, so that a figure can be traced; device and threads."""
+"""Where a run was made: versions, machine and commit, so that a figure can be traced; device and threads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -32,7 +31,7 @@ _PACKAGES = [
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Library versions, machine, device, git commit of the source (with `+changes`), and the command line."""
+    """Library versions, machine, device, and git commit of the source (with `+changes`)."""
     return {
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in _PACKAGES},
@@ -44,7 +43,6 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         },
         "commit": _commit(),
-        "command": sys.argv,
     }
 
 

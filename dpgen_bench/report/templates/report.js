@@ -264,9 +264,8 @@ function runParts(run) {
   const { command } = run;
   const parts = [];
   const line = command.line ? element("code", { class: "command" }, command.line) : null;
-  const kept = command.same ? "Gives this run's id again." : "Does not give this run's id.";
   parts.push(element("h3", {}, "Command"), ...(line ? [line] : []));
-  parts.push(element("p", { class: command.same ? "soft" : "remark" }, kept + (command.note ? ` ${command.note}.` : "")));
+  if (command.note) parts.push(element("p", { class: "remark" }, command.note));
   parts.push(element("h3", {}, "Status"));
   parts.push(element("p", {}, run.state + (run.stale ? ", stale" : "") + (run.remark ? `: ${run.remark}` : "")));
   for (const remark of run.remarks) parts.push(element("p", { class: "remark" }, remark));
