@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Protocol, get_args
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dpgen_bench.nets.latents import Law
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.utils.files import atomic, write_atomic
 
@@ -132,18 +133,45 @@ class NetGenerator(Generator):
         latent_dim: int,
         num_classes: int,
         image_shape: tuple[int, int, int],
-        latent: Literal["normal", "uniform", "bernoulli"] = "normal",
+        latent: Law = "normal",
         value_range: tuple[float, float] = (0.0, 1.0),
     ) -> None:
-        if latent not in ("normal", "uniform", "bernoulli"):
+        if latent not in get_args(Law):
             raise ValueError(f"expected latent normal, uniform or bernoulli, got {latent!r}.")
         self.net = net
         self.net_config = dict(net_config)
         self.latent_dim = latent_dim
         self.num_classes = num_classes
         self.image_shape = tuple(image_shape)  # type: ignore[assignment]
-        self.latent: Literal["normal", "uniform", "bernoulli"] = latent
+        self.latent: Law = latent
         self.value_range = tuple(value_range)
+
+    @classmethod
+    def build(
+        cls,
+        net: type[nn.Module],
+        images: ImageFormat,
+        device: torch.device | str,
+        *,
+        latent_dim: int,
+        latent: Law = "normal",
+        value_range: tuple[float, float] = (0.0, 1.0),
+        **sizes: Any,
+    ) -> NetGenerator:
+        """A fresh network, together with the config that builds it again. Train `net`, and the generator follows.
+
+        Args:
+            net: its class, at the top of a module, with arguments image_shape, num_classes, latent_dim and `sizes`.
+            images: the data, of which the shape of an image and the number of classes are taken.
+            sizes: further arguments of the class; None leaves one out, so that the class's default holds.
+        """
+        config = config_of(net, images, latent_dim=latent_dim, **sizes)
+        built = instantiate(config).to(device)
+        return cls(built, config, latent_dim, images.num_classes, images.image_shape, latent, value_range)
+
+    def releasing(self, net: nn.Module) -> NetGenerator:
+        """The same with another network of the same class, such as a moving average of the trained one."""
+        return NetGenerator(net, **self.config())
 
     def _latents(self, seed: int, block: int) -> Tensor:
         coins = Key.seeded(f"sample:{seed}").derive(block).generator("latents")
@@ -236,6 +264,20 @@ class NetGenerator(Generator):
         net = instantiate(config["net_config"])
         net.load_state_dict(state)
         return cls(net, **config)
+
+
+class ImageFormat(Protocol):
+    """What a network must know of a data set: `PrivateData` and `ClientData` have it."""
+
+    num_classes: int
+    image_shape: tuple[int, int, int]
+
+
+def config_of(net: type[nn.Module], images: ImageFormat, **sizes: Any) -> dict[str, Any]:
+    """`_target_` and arguments of a network for these images; sizes that are None are left to the class's defaults."""
+    given = {name: size for name, size in sizes.items() if size is not None}
+    shape = {"image_shape": list(images.image_shape), "num_classes": images.num_classes}
+    return {"_target_": f"{net.__module__}.{net.__qualname__}", **shape, **given}
 
 
 def public_rng(seed: int, purpose: str, *path: int) -> np.random.Generator:

@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dpgen_bench.data.private import PrivateData
-from dpgen_bench.generator import Generator
+from dpgen_bench.generator import Generator, NetGenerator
+from dpgen_bench.nets.latents import draw_latents
 from dpgen_bench.training.checkpoint import (
     Checkpoint,
     PhaseState,
@@ -133,9 +134,21 @@ class Context:
         """Push the log to its file; called by the harness after `fit`."""
         self._log.flush()
 
-    def limit(self, steps: int) -> int:
-        """`steps`, or the scale's cap if that is lower (scale=quick)."""
-        return steps if self.scale.max_steps is None else min(steps, self.scale.max_steps)
+    @overload
+    def limit(self, steps: int) -> int: ...
+    @overload
+    def limit(self, steps: None) -> None: ...
+    def limit(self, steps: int | None) -> int | None:
+        """`steps`, or the scale's cap if that is lower (scale=quick); None, an open number of steps, stays None."""
+        return steps if steps is None or self.scale.max_steps is None else min(steps, self.scale.max_steps)
+
+    def latents(self, generator: NetGenerator, *shape: int) -> tuple[Tensor, Tensor]:
+        """Public latents [*shape, latent_dim] of the generator's law, and uniform labels int64 [*shape], on the device.
+
+        They are drawn from `ctx.generator` on the CPU, so that they are the same on every device.
+        """
+        z = draw_latents(generator.latent, (*shape, generator.latent_dim), self.generator, self.device)
+        return z, torch.randint(generator.num_classes, shape, generator=self.generator).to(self.device)
 
     def log(self, **scalars: float | str) -> None:
         """Write public scalars of the current step into log.jsonl: only functions of releases and public inputs.
@@ -201,6 +214,8 @@ class Context:
     def warm_start(self, **stateful: Any) -> None:
         """Load the named states from the checkpoint that the config's `restart` names; without one, do nothing.
 
+        An optimiser takes its parent's moments, and keeps its own settings (learning rate and so on).
+
         Raises:
             ValueError: if the checkpoint lacks one of the names.
         """
@@ -213,7 +228,12 @@ class Context:
         if missing := stateful.keys() - saved.keys():
             raise ValueError(f"expected states {sorted(stateful)} in {self._parent}, missing {sorted(missing)}.")
         for name, thing in stateful.items():
+            own: list[dict[str, Any]] = []
+            if issubclass(type(thing), torch.optim.Optimizer):
+                own = [{key: value for key, value in group.items() if key != "params"} for group in thing.param_groups]
             thing.load_state_dict(saved[name])
+            for group, settings in zip(thing.param_groups, own, strict=True) if own else ():
+                group.update(settings)
 
     def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Iterator[int]:
         """Count t = 0 .. total-1, resumable: the loop's whole state is `stateful` and the generators of randomness.

@@ -10,7 +10,7 @@ import torch
 from dpgen_bench.federation.engines import Engine, Fault, Kind
 from dpgen_bench.federation.messages import Malformed, decode, encode
 from dpgen_bench.privacy.key import Key
-from dpgen_bench.utils.validation import check_bounds
+from dpgen_bench.utils.validation import Fraction, check_types
 
 INJECTED = "injected"
 
@@ -28,12 +28,12 @@ class Faults:
         ValueError: for a rate outside [0, 1], or rates above 1 together.
     """
 
-    drop: float = 0.0
-    late: float = 0.0
-    malformed: float = 0.0
+    drop: Fraction = 0.0
+    late: Fraction = 0.0
+    malformed: Fraction = 0.0
 
     def __post_init__(self) -> None:
-        check_bounds(self, "federation.faults", {"[0, 1]": ("drop", "late", "malformed")})
+        check_types(type(self), vars(self), "federation.faults")
         if (total := self.drop + self.late + self.malformed) > 1.0 + 1e-9:  # 0.1 + 0.2 + 0.7 is 1
             raise ValueError(f"federation.faults: expected rates of 1 together at most, got {total:g}.")
 

@@ -13,7 +13,7 @@ from dpgen_bench.federation.engines import Engine, InProcess, Setup
 from dpgen_bench.federation.faults import Faults, FaultyEngine
 from dpgen_bench.federation.ray_engine import RayEngine
 from dpgen_bench.privacy.key import Key
-from dpgen_bench.utils.validation import check_bounds, check_types
+from dpgen_bench.utils.validation import Count, Positive, check_types
 
 OF_RAY = ("address", "actors", "timeout_s")
 
@@ -37,12 +37,11 @@ class Settings:
     faults: Faults = field(default_factory=Faults)
     dropout: Literal["independent", "unknown"] = "unknown"
     address: str | None = None
-    actors: int = 8
-    timeout_s: float = 300.0
+    actors: Count = 8
+    timeout_s: Positive = 300.0
 
     def __post_init__(self) -> None:
         check_types(type(self), vars(self), "federation")
-        check_bounds(self, "federation", {"[1, inf)": ("actors",), "(0, inf)": ("timeout_s",)})
 
     def engine(
         self,

@@ -12,22 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from dpgen_bench.nets.latents import Law, draw_latents
 from dpgen_bench.nets.stack import Stack
 
 Records = tuple[Tensor, Tensor]
 Critics = Callable[[Tensor, Tensor], Tensor]  # (images [G, B, c, h, w], labels [G, B]) -> scores [G, B]
-Latent = Literal["bernoulli", "normal"]
-
-
-def draw_latents(law: Latent, shape: tuple[int, ...], coins: torch.Generator, device: torch.device) -> Tensor:
-    """Latents z of `shape`: Bernoulli(1/2) on {0, 1}, or standard normal."""
-    drawn = torch.randn(shape, generator=coins) if law == "normal" else torch.rand(shape, generator=coins).lt(0.5)
-    return drawn.float().to(device)
 
 
 def draw_batch(records: Records, size: int, coins: torch.Generator) -> Records:
@@ -88,7 +81,7 @@ class CriticTraining:
     n_critic: int = 5
     gp_weight: float = 10.0
     drift: float = 1e-3
-    latent: Latent = "bernoulli"
+    latent: Law = "bernoulli"
     latent_dim: int = 10
     lr: float = 1e-4
     betas: tuple[float, float] = (0.5, 0.9)

@@ -84,3 +84,10 @@ class Budget:
             raise ValueError(f"expected privacy.relation in {RELATIONS}, got {self.relation!r}.")
         if self.accountant not in ("rdp", "prv", "pld"):
             raise ValueError(f"expected privacy.accountant rdp, prv or pld, got {self.accountant!r}.")
+
+    def clip_norm(self, C: float, sigma: float | None) -> float:
+        """The norm that a method clips to: inf, no clipping, where no noise is stated and the budget is infinite.
+
+        Such a release gets no noise either (`calibration.calibrate_std`), so that the run is the non-private method.
+        """
+        return math.inf if sigma is None and math.isinf(self.epsilon) else C

@@ -101,8 +101,8 @@ def planned(ledger: Ledger, request: Request, spent: Sequence[Event] | None = No
     elif times is None:
         if math.isinf(budget.epsilon):
             raise ValueError(
-                f"mechanism {request.name!r}: privacy.epsilon is inf, which allows any number of releases; give "
-                "`times`."
+                f"mechanism {request.name!r}: an infinite budget sets no limit on T, the number of releases: give "
+                "`times` (of a method of the bench: method.steps)."
             )
         times, calibrated = calibrate_times(budget, spent, request.sample, sensitivity, std), "times"
     event = Event(request.sample, sensitivity, float(std), int(times))

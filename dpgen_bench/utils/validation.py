@@ -1,17 +1,62 @@
-"""Whether the values that a config gives to a dataclass are of the types that it declares."""
+"""Whether the values that a config gives to a dataclass are of the types and in the intervals that it declares."""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, is_dataclass
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 _SIMPLE = {float: "a number", int: "an integer", str: "a word", bool: "true or false", type(None): "null"}
 
 
+@dataclass(frozen=True)
+class Interval:
+    """Where a number lies, as in `lr: Annotated[float, Interval("(0, inf)")]`. A square bracket includes its end."""
+
+    text: str
+
+    def __contains__(self, value: float) -> bool:
+        low, high = (float(end) for end in self.text[1:-1].split(","))
+        above = value >= low if self.text[0] == "[" else value > low
+        return above and (value <= high if self.text[-1] == "]" else value < high)  # a NaN is in no interval
+
+
+Count = Annotated[int, Interval("[1, inf)")]
+Positive = Annotated[float, Interval("(0, inf)")]
+NonNegative = Annotated[float, Interval("[0, inf)")]
+Fraction = Annotated[float, Interval("[0, 1]")]
+Decay = Annotated[float, Interval("[0, 1)")]
+
+
+class Checked:
+    """Base class of a dataclass that checks its values when it is made, and turns the lists of a config into tuples.
+
+    Raises:
+        ValueError: for a value that is not of its field's type, or outside its field's interval.
+    """
+
+    config_group: ClassVar[str] = "method"
+
+    def __post_init__(self) -> None:
+        check_types(type(self), vars(self), self.config_group)
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
+
+    def expect_one_of(self, *names: str) -> None:
+        """Refuse to leave all of the named fields open.
+
+        Raises:
+            ValueError: if all of them are None.
+        """
+        if all(getattr(self, name) is None for name in names):
+            keys = " and ".join(f"{self.config_group}.{name}" for name in names)
+            raise ValueError(f"{keys} are both null: give one of them, or both.")
+
+
 def check_types(cls: type, given: Mapping[str, Any], where: str) -> None:
-    """Compare each given value with its field's type. Types it does not know, and classes without fields, pass.
+    """Compare each given value with its field's type and interval. Unknown types, and classes without fields, pass.
 
     Yaml's lists stand for tuples, and integers for numbers; true and false are no numbers.
 
@@ -19,14 +64,16 @@ def check_types(cls: type, given: Mapping[str, Any], where: str) -> None:
         where: the config group that the fields are in, for the message.
 
     Raises:
-        ValueError: naming the first field whose value is of another type.
+        ValueError: naming the first field whose value is of another type, or outside its interval.
     """
     if not is_dataclass(cls):
         return
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     for name, value in given.items():
         if name in hints and not _fits(value, hints[name]):
             raise ValueError(f"{where}.{name}: expected {_words(hints[name])}, got {value!r}.")
+        if name in hints and (interval := _missed(value, hints[name])) is not None:
+            raise ValueError(f"{where}.{name}: expected a number in {interval.text}, got {value!r}.")
 
 
 def check_bounds(of: Any, where: str, bounds: Mapping[str, Sequence[str]]) -> None:
@@ -50,6 +97,8 @@ def check_bounds(of: Any, where: str, bounds: Mapping[str, Sequence[str]]) -> No
 
 def _fits(value: Any, hint: Any) -> bool:
     origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _fits(value, arguments[0])
     if origin is Literal:
         return any(value == word and type(value) is type(word) for word in arguments)
     if origin in (Union, types.UnionType):
@@ -65,8 +114,25 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint) if hint in _SIMPLE else True
 
 
+def _missed(value: Any, hint: Any) -> Interval | None:
+    """The interval that a value of the right type is outside of, None if there is none."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        intervals = [each for each in arguments[1:] if isinstance(each, Interval)]
+        return next((each for each in intervals if value not in each), None)
+    if origin in (Union, types.UnionType):
+        return _missed(value, next(argument for argument in arguments if _fits(value, argument)))
+    if origin is tuple and Ellipsis not in arguments:
+        return next(filter(None, map(_missed, value, arguments)), None)
+    if origin in (tuple, list, Sequence):
+        return next(filter(None, (_missed(item, arguments[0]) for item in value)), None)
+    return None
+
+
 def _words(hint: Any) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _words(arguments[0])
     if origin is Literal:
         return " or ".join(map(repr, arguments))
     if origin in (Union, types.UnionType):

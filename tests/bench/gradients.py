@@ -25,8 +25,8 @@ from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch import Tensor
 
+from dpgen_bench.nets.dpgan import DiscriminatorNet
 from dpgen_bench.privacy.gradients import clipped_gradient_sum
-from methods.dpgan import DiscriminatorNet
 from tests.bench._machine import machine
 
 ROUNDS = 15

@@ -1,0 +1,21 @@
+"""Latents of conditional generators, by the law that they are drawn from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Law = Literal["normal", "uniform", "bernoulli"]
+
+
+def draw_latents(law: Law, shape: tuple[int, ...], rng: torch.Generator, device: torch.device) -> Tensor:
+    """Latents z of `shape`: standard normal, uniform on [0, 1], or Bernoulli(1/2) on {0, 1}.
+
+    They are drawn on the CPU, so that they are the same on every device.
+    """
+    if law == "normal":
+        return torch.randn(shape, generator=rng).to(device)
+    uniform = torch.rand(shape, generator=rng)
+    return (uniform if law == "uniform" else uniform.lt(0.5).float()).to(device)
