@@ -155,18 +155,19 @@ class NetGenerator(Generator):
         *,
         latent_dim: int,
         latent: Law = "normal",
-        value_range: tuple[float, float] = (0.0, 1.0),
         **sizes: Any,
     ) -> NetGenerator:
         """A fresh network, together with the config that builds it again. Train `net`, and the generator follows.
 
         Args:
-            net: its class, at the top of a module, with arguments image_shape, num_classes, latent_dim and `sizes`.
+            net: its class, at the top of a module, with arguments image_shape, num_classes, latent_dim and `sizes`. Its
+                attribute `value_range` says what its output spans, (0.0, 1.0) if it has none.
             images: the data, of which the shape of an image and the number of classes are taken.
             sizes: further arguments of the class; None leaves one out, so that the class's default holds.
         """
         config = config_of(net, images, latent_dim=latent_dim, **sizes)
         built = instantiate(config).to(device)
+        value_range = getattr(net, "value_range", (0.0, 1.0))
         return cls(built, config, latent_dim, images.num_classes, images.image_shape, latent, value_range)
 
     def releasing(self, net: nn.Module) -> NetGenerator:

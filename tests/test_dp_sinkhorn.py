@@ -111,13 +111,12 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-3) -> None:
     assert float((a - b).norm()) <= tolerance * float(b.norm())
 
 
-@pytest.mark.parametrize("backend", ["fast", "geomloss"])
 @pytest.mark.parametrize("debias_labels", ["fresh", "repeated"])
 @pytest.mark.parametrize("p", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("cost", ["l1+l2", "l2", "l1"])
-def test_the_released_rows_are_the_loss_gradient(cost: Any, p: float, debias_labels: Any, backend: Any) -> None:
+def test_the_released_rows_are_the_loss_gradient(cost: Any, p: float, debias_labels: Any) -> None:
     """Without privacy: rows 0..n-1 of the gradient of Definition 4.3, on q = 5/12 of the records."""
-    method = DPSinkhorn(**{**TINY, "p": p}, cost=cost, m=3.0, debias_labels=debias_labels, backend=backend)
+    method = DPSinkhorn(**{**TINY, "p": p}, cost=cost, m=3.0, debias_labels=debias_labels)
     watcher = Watcher()
     fit(method, private(watcher=watcher))
     ((drawn, exact, _),) = watcher.releases
@@ -220,7 +219,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "parameter, biased": {"perturb": "parameter", "p": 0.0, "cost": "l2"},
     "biased": {"p": 0.0},
     "debiased, whole, repeated labels": {"p": 1.0, "clip": "whole", "debias_labels": "repeated"},
-    "geomloss": {"backend": "geomloss", "cost": "l1"},
+    "distances": {"cost": "l1"},
     "annealed by squares": {"lam": 5.0, "exponent": 2.0, "cost": "l2"},
 }
 
@@ -372,24 +371,23 @@ def test_budgets() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch_size": 0}, "batch_size: expected an integer >= 1"),
+        ({"batch_size": 0}, r"batch_size: expected a number in \[1, inf\), got 0"),
         ({"batch_size": True}, "batch_size"),
-        ({"p": 1.5}, r"p: expected a fraction in \[0, 1\], got 1.5"),
+        ({"p": 1.5}, r"method.p: expected a number in \[0, 1\], got 1.5"),
         ({"cost": "l3"}, "cost: expected 'l1\\+l2' or 'l2' or 'l1'"),
-        ({"m": -1.0}, "m: expected a finite number >= 0"),
+        ({"m": -1.0}, r"m: expected a number in \[0, inf\), got -1"),
         ({"lam": 0.0}, "lam between"),
         ({"exponent": 235.0}, "exponent between 0.5 and 4"),
         ({"scaling": 1.0}, "scaling between"),
         ({"perturb": "both"}, "perturb"),
         ({"clip": "rows"}, "clip"),
         ({"clip_norm": 0.0}, "clip_norm"),
-        ({"sigma": 0.0}, "sigma: expected σ > 0"),
-        ({"steps": 0}, "steps: expected T >= 1"),
+        ({"sigma": 0.0}, r"sigma: expected a number in \(0, inf\), got 0"),
+        ({"steps": 0}, r"steps: expected a number in \[1, inf\), got 0"),
         ({"sigma": None, "steps": None}, "both null"),
         ({"betas": [0.9]}, "betas"),
         ({"generator": "resnet"}, "generator"),
         ({"width": 0}, "width"),
-        ({"backend": "keops"}, "back end"),
         ({"weight_decay": -1.0}, "weight_decay"),
     ],
 )
@@ -444,4 +442,4 @@ def test_default_and_check_configs_build() -> None:
 def test_the_log_holds_the_public_term_alone() -> None:
     _, ctx = fit(DPSinkhorn(**{**TINY, "steps": 3}), private())
     assert [row.keys() - {"phase", "step"} for row in ctx.history] == [{"transport_among_generated"}]
-    assert dp_sinkhorn.NETS.keys() == set(dp_sinkhorn.CHOICES["generator"])
+    assert dp_sinkhorn.NETS.keys() == {"dcgan", "biggan"}

@@ -4,6 +4,7 @@ Training", ICLR 2019), and its parts."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -78,6 +79,8 @@ class BigGANGenerator(nn.Module):
     Raises:
         ValueError: for images of another size.
     """
+
+    value_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
 
     def __init__(self, image_shape: Sequence[int], num_classes: int, latent_dim: int = 32, width: int = 256) -> None:
         super().__init__()

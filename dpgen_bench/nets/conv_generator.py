@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,8 @@ class ConvGenerator(nn.Module):
     Raises:
         ValueError: for images of another size, or an unknown activation.
     """
+
+    value_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ comes from `dpgen_bench.privacy.accountants.proven` on the ledger's events.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,32 @@ def _curve(q: float, sigma: float, compositions: int, orders: tuple[float, ...])
 
     curve = compute_rdp(q=q, noise_multiplier=sigma, steps=compositions, orders=list(orders))
     return [float(value) for value in curve]
+
+
+def paper_count(
+    count: Callable[[float, float, int, float], float],
+    events: Sequence[Event],
+    delta: float,
+    *,
+    unit: float,
+    per_step: int = 1,
+) -> float | None:
+    """A paper's count of a method with one mechanism.
+
+    It is inf for a release without noise, and None for a run that inherits releases of another, which the papers do not
+    count.
+
+    Args:
+        count: from (sampling rate q, sigma, compositions, delta) to epsilon, such as `classical_rdp`.
+        unit: standard deviation of the noise at sigma = 1.
+        per_step: compositions that the paper counts for each release.
+    """
+    if len(events) != 1:
+        return None
+    (event,) = events
+    if event.std == 0.0:
+        return math.inf
+    return count(event.sampling.rate, event.std / unit, event.times * per_step, delta)
 
 
 def classical_rdp(q: float, sigma: float, compositions: int, delta: float) -> float:

@@ -1,0 +1,93 @@
+"""DP-Sinkhorn's loss on labelled images, its two terms apart (Cao et al., NeurIPS 2021, Definition 4.3).
+
+`transport.semi_debiased` is the same loss on points, both terms at once, as a reference for tests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector
+
+from dpgen_bench.nets.transport import Transport
+
+
+@dataclass(frozen=True)
+class SinkhornLoss:
+    """S = 2 W(X[0:n], Y) - W(X[0:n], X[n':n'+n]) of n + n' generated images X and the records Y.
+
+    An image in [-1, 1] and its label are one point: the pixels, followed by alpha_c times the one-hot label.
+
+    Args:
+        alpha_c: weight of the class.
+        n: images of the cross group.
+    """
+
+    transport: Transport
+    alpha_c: float
+    num_classes: int
+    image_shape: tuple[int, int, int]
+    n: int
+
+    def points(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Points [b, d + classes] of images [b, c, h, w] and labels [b]."""
+        onehot = F.one_hot(labels, self.num_classes).to(images.dtype)
+        return torch.cat([images.flatten(1), self.alpha_c * onehot], dim=1)
+
+    def _pixels(self, gradient: Tensor) -> Tensor:  # [b, d + classes] -> [b, c, h, w]
+        return gradient[:, : math.prod(self.image_shape)].reshape(-1, *self.image_shape)
+
+    def gradient_without_records(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient [n + n', c, h, w] of the second term, -W(X[0:n], X[n':n'+n]), and that W.
+
+        The second term is solved apart from the first: rows n.. of its gradient leave without noise, and must not have
+        shared even their rounding with a secret batch.
+
+        Args:
+            x: the points of X.
+        """
+        n_ = len(x) - self.n
+        (own,) = self.transport.solve((x[: self.n], x[n_:]))
+        in_cross, in_last = own.in_both
+        gradient = x.new_zeros(len(x), *self.image_shape)
+        gradient[: self.n] -= self._pixels(in_cross)
+        gradient[n_:] -= self._pixels(in_last)
+        return gradient, own.value
+
+    def gradient(self, own: Tensor, x: Tensor, images: Tensor, labels: Tensor) -> Tensor:
+        """Gradient of S in X[0:n]. It sees records, so it raises for none, and takes an empty batch.
+
+        Args:
+            own: the gradient of the second term in X[0:n], [n, c, h, w].
+            x: the points of X[0:n].
+            images, labels: the records Y, images in [0, 1].
+        """
+        if len(labels) == 0:
+            return own
+        y = self.points((2.0 * images - 1.0).nan_to_num(0.0).clamp(-1.0, 1.0), labels)
+        (cross,) = self.transport.solve((x, y))
+        return own + 2.0 * self._pixels(cross.in_x)
+
+    def parameter_gradient(
+        self, theta: Sequence[Tensor], X: Tensor, own: Tensor, x: Tensor, images: Tensor, labels: Tensor
+    ) -> Tensor:
+        """Gradient of S in the parameters theta of the generator, as one vector; it sees records like `gradient`.
+
+        Args:
+            X: the generated images [n + n', c, h, w] as functions of theta.
+            own: the gradient of the second term in X.
+        """
+        gradient = torch.cat([self.gradient(own[: self.n], x, images, labels), own[self.n :]])
+        return parameters_to_vector(torch.autograd.grad(X, theta, gradient, retain_graph=True))
+
+
+def assign_gradient(theta: Sequence[Tensor], gradient: Tensor) -> None:
+    """Give the parameters theta their parts of a gradient in all of them, one vector."""
+    parts = gradient.split([parameter.numel() for parameter in theta])
+    for parameter, part in zip(theta, parts, strict=True):
+        parameter.grad = part.view_as(parameter)
