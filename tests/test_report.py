@@ -184,11 +184,6 @@ def lose_identity(folder: RunFolder) -> None:
     (folder.path / "identity.json").unlink()
 
 
-def edit_config(folder: RunFolder) -> None:
-    path = folder.path / "config.yaml"
-    path.write_text(re.sub(r"epsilon: 1\b", "epsilon: 0.5", path.read_text()))
-
-
 def lose_config(folder: RunFolder) -> None:
     (folder.path / "config.yaml").unlink()
 
@@ -215,20 +210,15 @@ def words_for_epsilon(folder: RunFolder) -> None:
     folder.write_json("ledger.json", ledger)
 
 
-def edit_dataset(folder: RunFolder) -> None:
-    path = folder.path / "config.yaml"
-    path.write_text(re.sub(r"name: digits\b", "name: mnist", path.read_text()))
-
-
 def no_folder(folder: RunFolder) -> None:
     shutil.rmtree(folder.path)
     folder.path.write_text("x")
 
 
-SPOILED = [spoil_ledger, lose_identity, edit_config, lose_config, odd_training, odd_entry, no_folder]
+SPOILED = [spoil_ledger, lose_identity, lose_config, odd_training, odd_entry, no_folder]
 
 
-@pytest.mark.parametrize("damage", [*SPOILED, words_for_figures, words_for_epsilon, edit_dataset])
+@pytest.mark.parametrize("damage", [*SPOILED, words_for_figures, words_for_epsilon])
 def test_a_damaged_run_is_named_and_hides_no_other(results, damage):
     (folder,) = [run for run in Store(results).runs() if (run.config.privacy.epsilon, run.config.seed) == (1, 1)]
     damage(folder)

@@ -142,7 +142,6 @@ def test_missing_failed_damaged_and_duplicate_runs(tmp_path):
         ("identity.json", None, "it does not say which run it is: identity.json is missing"),
         ("identity.json", "[]", "identity.json is not what a run leaves"),
         ("ledger.json", "null", "ledger.json is not what a run leaves"),
-        ("ledger.json", '{"epsilon": 3}', "ledger.json is not what a run leaves"),
         ("training.json", '"x"', "training.json is not what a run leaves"),
     ],
 )

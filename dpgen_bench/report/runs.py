@@ -29,6 +29,7 @@ from dpgen_bench.runs.listing import (
     describe_claims,
     describe_dataset,
     describe_proven,
+    epsilon_number,
     first_line,
     format_epsilon,
     is_changed,
@@ -38,7 +39,7 @@ from dpgen_bench.runs.measurements import Report
 from dpgen_bench.runs.soundness import not_for_release
 from dpgen_bench.runs.statistics import summarise
 from dpgen_bench.runs.store import RunFolder
-from dpgen_bench.runs.validation import content_damage
+from dpgen_bench.runs.validation import unreadable
 from dpgen_bench.runs.values import figures, notes
 from dpgen_bench.training.cost import cost_values
 
@@ -108,7 +109,7 @@ def read_runs(results: Path) -> list[Run]:
 def _read(folder: RunFolder) -> Run:
     run = Run(folder, folder.id)
     try:
-        if problem := content_damage(folder):  # a folder with another name than its run's is told apart by `read_runs`
+        if problem := unreadable(folder):  # a folder with another name than its run's is told apart by `read_runs`
             run.remark = problem
             return run
         if not (folder.path / "config.yaml").exists():
@@ -127,6 +128,7 @@ def _read(folder: RunFolder) -> Run:
         if folder.done and not run.ledger:
             raise ValueError("expected the ledger.json of a finished run, got none")
         _ = run.budget, figures_by_protocol(run), cost_values(run.training), ledger_panel(run)
+        _ = epsilon_number(run.epsilon, "proven")
         run.state, run.remark = folder.status(), ""
         if run.state == "failed":
             run.remark = f"{folder.failed_during()}: "
