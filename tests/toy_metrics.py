@@ -103,6 +103,17 @@ class NeedsTrain:
 
 
 @dataclass
+class NeedsFile:
+    """Notes a file's place, and misses the file."""
+
+    file: str = ""
+
+    def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
+        ctx.note(f"weights of {self.file}")
+        raise NotMeasured(f"needs {self.file}; copy it there")
+
+
+@dataclass
 class Sum:
     """The sum of other metrics' values."""
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from dpgen_bench.plots.draw import WITHOUT_RUNS, drawings, plot_entries, stem_of
-from dpgen_bench.report.text import data_uri, describe_error
-from dpgen_bench.runs.listing import without_paths
+from dpgen_bench.report.text import data_uri
 from dpgen_bench.tables.lines import Built
+from dpgen_bench.utils.errors import describe_error
 
 # Said of a picture that no run can make stale, and that is not drawn again for the page.
 COMPUTED = "computed from data, without a run; the file in results/plots, where dpgen tables put it"
@@ -51,4 +51,4 @@ def _plot(path: Path, title: str, source: str) -> dict[str, str]:
     except ElementTree.ParseError as error:
         return {"name": path.stem, "title": f"cannot be read ({error})", "source": "", "picture": ""}
     picture = data_uri(content, "image/svg+xml")
-    return {"name": path.stem, "title": without_paths(title), "source": source, "picture": picture}
+    return {"name": path.stem, "title": title, "source": source, "picture": picture}

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpgen_bench.report.runs import Run
 from dpgen_bench.report.text import describe_value, flatten, in_words, once, plain
-from dpgen_bench.runs.listing import describe_dataset, epsilon_figure, format_epsilon, is_changed, without_paths
+from dpgen_bench.runs.listing import describe_dataset, epsilon_figure, format_epsilon, is_changed
 from dpgen_bench.runs.measurements import Protocol, Report
 from dpgen_bench.runs.soundness import unsound
 from dpgen_bench.runs.statistics import summarise
@@ -185,7 +185,7 @@ def _counted_by(run: Run) -> dict[str, str]:
     for key in COUNTED:
         said = (source.get(key) for source in (run.epsilon, run.ledger.get("budget") or {}, run.identity["privacy"]))
         value = next((word for word in said if word is not None), None)
-        found[key] = without_paths(describe_value(value))
+        found[key] = describe_value(value)
     return found
 
 
@@ -199,7 +199,7 @@ def _not_as_configured(line: _Line) -> str:
     reasons: dict[str, list[str]] = {}
     for run in line.runs:
         if why := unsound(run.ledger, run.config.privacy):
-            reasons.setdefault(without_paths(why), []).append(str(run.config.seed))
+            reasons.setdefault(why, []).append(str(run.config.seed))
     told = (f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}: {why}" for why, seeds in reasons.items())
     return f"not as configured: {'; '.join(told)}" if reasons else ""
 
@@ -230,7 +230,7 @@ def _figures(line: _Line) -> dict[str, dict[str, Any]]:
 
 
 def _epsilon(run: Run, name: str) -> str:
-    return without_paths(format_epsilon(epsilon_figure(run.epsilon, name)))
+    return format_epsilon(epsilon_figure(run.epsilon, name))
 
 
 def _sortable(run: Run, name: str) -> float | str | None:

@@ -17,11 +17,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from dpgen_bench.report.drawings import COMPUTED, plots_of
 from dpgen_bench.report.lines import FIGURES, FILTERS, NUMBERS, TERMS, WORDS, leaderboard
 from dpgen_bench.report.runs import Run, panel, read_runs
-from dpgen_bench.report.text import describe_error, plain
-from dpgen_bench.runs.listing import without_paths
+from dpgen_bench.report.text import plain
 from dpgen_bench.tables.assembly import build
 from dpgen_bench.tables.lines import NOT_ALIKE, Built, Cell
 from dpgen_bench.tables.rows import load_table, table_names, worth_building
+from dpgen_bench.utils.errors import describe_error
 from dpgen_bench.utils.files import write_atomic
 
 NOTE = "‡"  # marks a remark on a printed figure
@@ -151,14 +151,14 @@ def _table(built: Built) -> dict[str, Any]:
         if not reason:
             return ""
         number = sum(known == sign for known, _ in marks) + 1
-        return marks.setdefault((sign, without_paths(reason)), f"{sign}{number}")
+        return marks.setdefault((sign, reason), f"{sign}{number}")
 
     def cell(of: Cell) -> dict[str, Any]:
         shown = of.note if of.published is not None or of.illegible else ""
         return {
             "printed": of.printed.removesuffix("*"),
             "note": mark(NOTE, shown),
-            "ours": without_paths(of.words),
+            "ours": of.words,
             "difference": "" if of.difference is None else of.distance.removesuffix(f" {NOT_ALIKE}"),
             "size": _size(of),
             "unlike": mark(NOT_ALIKE, of.unlike if of.difference is not None else ""),
@@ -171,20 +171,20 @@ def _table(built: Built) -> dict[str, Any]:
     head, tail = used([line.head for line in built.lines]), used([line.tail for line in built.lines])
     rows = [
         {
-            "head": [without_paths(line.head.get(name, "–")) for name in head],
+            "head": [line.head.get(name, "–") for name in head],
             "cells": [cell(line.cells.get(metric, Cell())) for metric in built.metrics],
-            "tail": [without_paths(line.tail.get(name, "–")) for name in tail],
+            "tail": [line.tail.get(name, "–") for name in tail],
         }
         for line in built.lines
     ]
     return {
-        **{"name": built.name, "title": built.title, "note": without_paths(built.note), "scale": built.scale},
+        **{"name": built.name, "title": built.title, "note": built.note, "scale": built.scale},
         **{"error": "", "head": head, "metrics": built.metrics, "tail": tail, "rows": rows},
         "published": built.published,
         "measured": built.measured,
         "summary": built.reproduced(),
         "marks": [[number, reason] for (_, reason), number in marks.items()],
-        "remarks": [without_paths(remark) for remark in built.remarks],
+        "remarks": built.remarks,
     }
 
 

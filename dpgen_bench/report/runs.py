@@ -17,7 +17,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.privacy.sampling import sampling_from_dict
 from dpgen_bench.report.text import (
-    describe_error,
     describe_value,
     flatten,
     in_words,
@@ -30,10 +29,8 @@ from dpgen_bench.runs.listing import (
     describe_dataset,
     describe_proven,
     epsilon_number,
-    first_line,
     format_epsilon,
     is_changed,
-    without_paths,
 )
 from dpgen_bench.runs.measurements import Report
 from dpgen_bench.runs.soundness import not_for_release
@@ -42,6 +39,7 @@ from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.runs.validation import unreadable
 from dpgen_bench.runs.values import figures, notes
 from dpgen_bench.training.cost import cost_values
+from dpgen_bench.utils.errors import describe_error
 
 _ID = re.compile("[0-9a-f]{12}")
 
@@ -52,7 +50,7 @@ class Run:
 
     id: the hash of its identity.json, whatever the folder is called; the folder's name where that cannot be told.
     state: finished, running, failed, preempted, interrupted, empty, damaged or duplicate.
-    remark: why it is damaged, how it failed, what it is a duplicate of; no path.
+    remark: why it is damaged, how it failed, what it is a duplicate of.
     unread: files of reports that cannot be read.
     """
 
@@ -133,7 +131,7 @@ def _read(folder: RunFolder) -> Run:
         if run.state == "failed":
             run.remark = f"{folder.failed_during()}: "
         if run.state in ("failed", "preempted"):
-            run.remark += first_line(str(folder.read_json("status.json").get("error", "")))
+            run.remark += str(folder.read_json("status.json").get("error", ""))
     except Exception as error:  # one damaged run must not hide the others
         run.state, run.remark = "damaged", describe_error(error)
     return run
@@ -146,7 +144,7 @@ def figures_by_protocol(run: Run) -> list[dict[str, Any]]:
             "protocol": str(report["protocol"]["name"]) + (" (changed)" if is_changed(report["protocol"]) else ""),
             "samples": f"{report['protocol'].get('num_samples', '?')} samples, {len(report['repeats'])} drawing(s)",
             "figures": [[name, in_words(summarise([values]))] for name, values in sorted(figures(report).items())],
-            "notes": [without_paths(note) for note in notes(report)],
+            "notes": notes(report),
         }
         for report in run.reports
     ]
@@ -222,7 +220,7 @@ def _environment(environment: Mapping[str, Any]) -> list[list[str]]:
         "commit": environment.get("commit"),
         **packages,
     }
-    return [[name, without_paths(str(value))] for name, value in found.items() if value is not None]
+    return [[name, str(value)] for name, value in found.items() if value is not None]
 
 
 def ledger_panel(run: Run) -> dict[str, Any]:
@@ -254,11 +252,11 @@ def ledger_panel(run: Run) -> dict[str, Any]:
             ["budget", f"ε {format_epsilon(float(budget['epsilon']))}, δ {float(budget['delta']):g}"],
             ["relation, accountant", f"{budget['relation']}, {budget['accountant']}"],
             ["unit", f"{unit}; {ledger['records']:,} {unit}s"],
-            ["ε proven", without_paths(describe_proven(epsilon))],
-            ["ε claimed", without_paths(describe_claims(epsilon))],
+            ["ε proven", describe_proven(epsilon)],
+            ["ε claimed", describe_claims(epsilon)],
             ["noise", f"{mode}: not for release" if not_for_release(ledger) else str(mode)],
         ],
-        "warnings": [without_paths(line) for line in once(warnings_)],
+        "warnings": once(warnings_),
         "events": {
             "head": ["release", "bound", "C", "noise std", "sampling", "rate", "times", "executed", "noise by", "from"],
             "rows": [_event(entry) for entry in ledger["entries"]],
@@ -266,11 +264,10 @@ def ledger_panel(run: Run) -> dict[str, Any]:
         "table": {
             "head": ["ε by", *accountants],
             "rows": [
-                [relation, *(without_paths(format_epsilon(row.get(name))) for name in accountants)]
-                for relation, row in table.items()
+                [relation, *(format_epsilon(row.get(name)) for name in accountants)] for relation, row in table.items()
             ],
         },
-        "out_of_scope": [without_paths(line) for line in ledger.get("out_of_scope", [])],
+        "out_of_scope": ledger.get("out_of_scope", []),
     }
 
 

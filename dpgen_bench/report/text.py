@@ -12,16 +12,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dpgen_bench.runs.listing import first_line, without_paths
 from dpgen_bench.runs.statistics import Summary
 
 LONGEST = 320  # pixels of the longer side of a sample grid in the report
 GREYS = 16  # shades of a grey one: an image of noise takes 20 kB
-
-
-def describe_error(error: BaseException) -> str:
-    """`ValueError: ...`, as `first_line` gives it."""
-    return first_line(f"{type(error).__name__}: {error}")
 
 
 def plain(value: Any) -> Any:
@@ -51,7 +45,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def describe_value(value: Any) -> str:
-    """A setting in words, without paths: `null`, `true`, `0.5`, `[1, 2]`."""
+    """A setting in words: `null`, `true`, `0.5`, `[1, 2]`."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -60,7 +54,7 @@ def describe_value(value: Any) -> str:
         return f"{value:g}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(describe_value, value))}]"
-    return without_paths(str(value))
+    return str(value)
 
 
 def in_words(summary: Summary) -> str:

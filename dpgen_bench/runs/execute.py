@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from dpgen_bench.runs.epsilon import account_run
 from dpgen_bench.runs.failures import PrivateFailure, failures_to_settle, keep_private, settle_failures
 from dpgen_bench.runs.kept import extract, kept_steps, settled_steps
 from dpgen_bench.runs.measure import measure
-from dpgen_bench.runs.overrides import without_paths
+from dpgen_bench.runs.overrides import without_folders
 from dpgen_bench.runs.prepare import (
     inherited_ledger,
     name_to_record,
@@ -41,11 +42,11 @@ from dpgen_bench.training.cost import PeakMemory
 from dpgen_bench.training.progress import Shown, Silent
 from dpgen_bench.training.signals import Preempted, StopSignals
 from dpgen_bench.utils.environment import choose_device, describe_environment
-from dpgen_bench.utils.files import write_atomic
+from dpgen_bench.utils.files import append_private, write_atomic
 
 
 class RunFailed(RuntimeError):
-    """A run ended in an error; its phase, time and traceback are in its status.json."""
+    """A run ended in an error; its phase, time and error are in its status.json."""
 
 
 def execute(config: DictConfig, overrides: Sequence[str] | None = None) -> RunFolder:
@@ -185,7 +186,7 @@ def _train(
 ) -> None:
     device = _device(spec)
     memory = PeakMemory(device)
-    made_by = {} if overrides is None else {"overrides": without_paths(overrides)}
+    made_by = {} if overrides is None else {"overrides": without_folders(overrides)}
     folder.write_json("environment.json", {**describe_environment(device), **made_by})
     ledger = open_ledger(spec, folder)
     _announce_warnings(spec, ledger)
@@ -259,7 +260,11 @@ def _fail(spec: RunSpec, folder: RunFolder, phase: str, error: Exception) -> NoR
     folder.mark("failed", phase, error)
     private = isinstance(error, PrivateFailure)
     what = str(error) if private else f"{type(error).__name__}: {error}"
-    where = "" if private else f"The traceback is in {folder.path / 'status.json'}; "
+    where = ""
+    if not private:
+        path = folder.path / "private" / "traceback.txt"  # a traceback names folders of this machine
+        append_private(path, "".join(traceback.format_exception(error)))
+        where = f"The traceback is in {path}; "
     raise RunFailed(
         f"run {spec.id} ({_title(spec)}) failed {folder.failed_during()}: {what}\n"
         f"{where}the same command tries again from the last checkpoint."

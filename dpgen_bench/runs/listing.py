@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,6 @@ from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.values import figures, headline, notes, unmeasured
 
 HEADLINES = ("fid", "inception_score", "acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct", "acc_avg_pct")
-
-# A path tells whose machine it was. Quoted ones may hold spaces; "add/remove" and "5/7" are none.
-_QUOTED = re.compile(r"""(['"`])(?:file://|~?/|\.{1,2}/|[A-Za-z]:[\\/])[^'"`\n]*\1""")
-_BARE = re.compile(
-    r"""(?:file://|(?<![\w.~-])(?:~|\.{1,2})?/(?=[\w.~-])|(?<!\w)[A-Za-z]:[\\/])[^\s'"`,;:)(\]\[<>]*"""
-    r"""|(?<![\w/.-])[\w.-]+(?:[/\\][\w.-]+){2,}/?"""
-)
 
 
 def format_epsilon(value: Any) -> str:
@@ -161,15 +153,3 @@ def make_console() -> Console:
     """As wide as the terminal; wide enough for a table where there is none."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
-
-
-def without_paths(text: str) -> str:
-    """The text with `[path]` for each absolute path, and for each relative one of three parts or more."""
-    return _BARE.sub("[path]", _QUOTED.sub("[path]", text))
-
-
-def first_line(text: str, longest: int = 300) -> str:
-    """The first line that is not blank, without paths, `longest` characters at most."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    line = without_paths(line)
-    return line if len(line) <= longest else line[: longest - 1] + "…"

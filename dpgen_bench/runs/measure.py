@@ -19,6 +19,7 @@ from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.measurements import Report
 from dpgen_bench.runs.samples import describe_samples, draw_samples
 from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.utils.errors import without_paths
 
 FOR_RELEASE = (
     "this run's images are for release (privacy.noise=os), and the figure would be computed from its training records "
@@ -76,7 +77,9 @@ def measure(
         for note in entry["samples"]["notes"]:
             print(f"  {title}: {note}", flush=True)
         for key, result in evaluate_each(left, samples, test, ctx, spec.config.runtime.workers, results, title):
-            results[key] = asdict(result)
+            notes = [without_paths(note) for note in result.notes]
+            reason = None if result.reason is None else without_paths(result.reason)
+            results[key] = {**asdict(result), "notes": notes, "reason": reason}
             folder.reports.write(report)
             if result.status != "measured":
                 print(f"  {title} {key}: {result.status}: {result.reason}", flush=True)

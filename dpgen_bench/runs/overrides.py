@@ -48,7 +48,7 @@ def parse_override(word: str) -> Override:
         ) from None
 
 
-def without_paths(overrides: Sequence[str]) -> list[str]:
+def without_folders(overrides: Sequence[str]) -> list[str]:
     """The overrides as another machine can use them: data_root and results are dropped, any other path becomes PATH."""
     kept = []
     for word in overrides:

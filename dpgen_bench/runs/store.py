@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import filelock
 from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.runs.measurements import Reports
+from dpgen_bench.utils.errors import describe_error
 from dpgen_bench.utils.files import write_atomic
 
 PHASES = {"prepare": "preparation", "train": "training", "account": "accounting", "measure": "measurement"}
@@ -73,8 +73,7 @@ class RunFolder:
         """Write status.json: what the run is doing, or how and when it ended."""
         content = {"status": status, "phase": phase, "at": datetime.now(UTC).isoformat(timespec="seconds")}
         if error is not None:
-            content["error"] = f"{type(error).__name__}: {error}"
-            content["traceback"] = "".join(traceback.format_exception(error))
+            content["error"] = describe_error(error)
         self.write_json("status.json", content)
 
     def failed_during(self) -> str:

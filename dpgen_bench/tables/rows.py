@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -14,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.runs.config import CONF, RunSpec, compose_config, specify
-from dpgen_bench.runs.listing import describe_dataset, epsilon_figure, epsilon_number, first_line, format_epsilon
+from dpgen_bench.runs.listing import describe_dataset, epsilon_figure, epsilon_number, format_epsilon
 from dpgen_bench.runs.measurements import Report
 from dpgen_bench.runs.soundness import unsound
 from dpgen_bench.runs.statistics import Summary, summarise
@@ -129,9 +130,9 @@ class TableRow:
 
 
 def failure(folder: RunFolder) -> str:
-    """Why a run failed, in one line without paths of the machine: the phase and the error."""
+    """Why a run failed, in one line: the phase and the error."""
     told = folder.read_json("status.json")
-    return first_line(f"{told.get('phase', '?')}: {str(told.get('error') or 'no reason is kept').strip()}", longest=160)
+    return textwrap.shorten(f"{told.get('phase', '?')}: {told.get('error') or 'no reason is kept'}", 160)
 
 
 def table_names() -> list[str]:
