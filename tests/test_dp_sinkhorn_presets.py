@@ -1,10 +1,10 @@
-"""DP-Sinkhorn's presets against the tables of the final paper (NeurIPS 2021, 1-6) and of the earlier version (4-6)."""
+"""DP-Sinkhorn's settings against the tables of the final paper (NeurIPS 2021, 1-6) and of the earlier version (4-6)."""
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,6 +21,8 @@ from dpgen_bench.privacy.events import Budget, Event
 from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.runs.config import CONF, compose_config, specify
 from dpgen_bench.runs.plan import plan
+from dpgen_bench.tables.published import published_rows
+from dpgen_bench.tables.rows import load_table
 
 FOLDER = CONF / "experiment" / "dp_sinkhorn"
 SHAPES = {"mnist": (1, 28, 28), "fashion_mnist": (1, 28, 28), "celeba_gender": (3, 32, 32)}
@@ -56,6 +58,7 @@ FASHION = MNIST | dict(dataset="fashion_mnist", m=3.0, sigma=1.9, steps=280_000,
 CELEBA_SETTINGS = dict(dataset="celeba_gender", delta=1e-6, cost="l2", lam=5.0, exponent=2, latent_dim=32)
 CELEBA = MNIST | CELEBA_SETTINGS | dict(sigma=1.9, steps=1_700_000, lr=1e-5, generator="biggan")
 WITHOUT_PRIVACY = dict(batch_size=500, sigma=None)
+REPAIRED = "privacy.epsilon=10 method.sigma=null"
 # The earlier version, appendices D.3, D.4 and E.
 EARLY = MNIST | dict(p=0.2, clip="whole", sigma=1.1, steps=3_400_000, lr=1e-5)
 EARLY_FASHION = EARLY | dict(dataset="fashion_mnist")
@@ -64,14 +67,42 @@ EARLY_CELEBA = EARLY | CELEBA_SETTINGS | dict(p=0.0, batch_size=200, sigma=0.8, 
 STEPS = {1.1: 69_000, 1.3: 110_000, 1.5: 160_000, 1.9: 280_000}
 
 
+@cache
+def entries(table: str) -> list[DictConfig]:
+    return list(load_table(table).rows)
+
+
 @dataclass(frozen=True)
 class Row:
-    """A printed row: its preset, what that must set, and its figures as typed from the table."""
+    """A printed row, by its `variant` or method in the table, what its run must set, and its figures as typed from it.
+
+    Of a row of no table: its name, and the overrides that stand for it.
+    """
 
     table: str
-    preset: str
+    name: str
     expected: dict[str, Any]
     figures: str = ""
+    overrides: str = ""
+
+    @property
+    def of(self) -> dict[str, str]:
+        """The fields that name it, as under `of` in conf/table and as in results/published."""
+        if self.table == "final table 1":
+            method, _, variant = self.name.partition("; ")
+            dataset = "FashionMNIST" if self.expected["dataset"] == "fashion_mnist" else "MNIST"
+            return {"method": method, "dataset": dataset} | ({"variant": variant} if variant else {})
+        return {("method" if self.table[-1] in "36" else "variant"): self.name}
+
+    @property
+    def words(self) -> list[str]:
+        """The overrides of the run that answers it, without its seed."""
+        if self.overrides:
+            return [f"experiment=dp_sinkhorn/{self.overrides.split()[0]}", *self.overrides.split()[1:]]
+        version, _, number = self.table.rpartition(" ")
+        table = f"dp_sinkhorn_{'early_' if version.startswith('early') else ''}table{number}"
+        (entry,) = [entry for entry in entries(table) if dict(entry.of) == self.of]
+        return [word for word in entry.run.split() if not word.startswith("seed=")]
 
 
 def grid(table: str, base: dict[str, Any], rows: str) -> list[Row]:
@@ -80,7 +111,7 @@ def grid(table: str, base: dict[str, Any], rows: str) -> list[Row]:
     for line in rows.strip().splitlines():
         sigma, clip, p, m, figures = line.split(maxsplit=4)
         changes = dict(sigma=float(sigma), clip_norm=float(clip), p=float(p), m=float(m), steps=STEPS[float(sigma)])
-        name = f"table{table[-1]}_sigma{sigma}_clip{clip}_p{p}_m{float(m):g}"
+        name = f"sigma={sigma}; Delta={clip}; p={p}; m={m}"
         found.append(Row(table, name, base | changes, figures))
     return found
 
@@ -91,30 +122,32 @@ def early_grid(table: str, base: dict[str, Any], rows: str) -> list[Row]:
     for line in rows.strip().splitlines():
         p, m, figures = line.split(maxsplit=2)
         cost = dict(cost="l2") if m == "0" else dict(m=float(m))
-        found.append(Row(table, f"early_table{table[-1]}_p{p}_m{m}", base | dict(p=float(p)) | cost, figures))
+        found.append(Row(table, f"p={p}; m={m}; whole-matrix clip", base | dict(p=float(p)) | cost, figures))
     return found
 
 
 ROWS = [
-    Row("final table 1", "nonprivate_mnist_m1", MNIST | WITHOUT_PRIVACY, "54.2 89.0 89.0 91.0"),
-    Row("final table 1", "nonprivate_mnist_m3", MNIST | WITHOUT_PRIVACY | dict(m=3.0), "43.4 87.7 87.3 90.6"),
-    Row("final table 1", "nonprivate_fashion_mnist_m1", FASHION | WITHOUT_PRIVACY | dict(m=1.0), "65.8 78.4 79.1 73.9"),
-    Row("final table 1", "nonprivate_fashion_mnist_m3", FASHION | WITHOUT_PRIVACY, "63.8 78.4 78.4 73.3"),
-    Row("final table 1", "mnist", MNIST, "48.4 82.8 82.7 83.2"),
-    Row("final table 1", "fashion_mnist", FASHION, "128.3 75.1 74.6 71.1"),
+    Row("final table 1", "Non-priv Sinkhorn; m=1", MNIST | WITHOUT_PRIVACY, "54.2 89.0 89.0 91.0"),
+    Row("final table 1", "Non-priv Sinkhorn; m=3", MNIST | WITHOUT_PRIVACY | dict(m=3.0), "43.4 87.7 87.3 90.6"),
+    Row("final table 1", "Non-priv Sinkhorn; m=1", FASHION | WITHOUT_PRIVACY | dict(m=1.0), "65.8 78.4 79.1 73.9"),
+    Row("final table 1", "Non-priv Sinkhorn; m=3", FASHION | WITHOUT_PRIVACY, "63.8 78.4 78.4 73.3"),
+    Row("final table 1", "DP-Sinkhorn", MNIST, "48.4 82.8 82.7 83.2"),
+    Row("final table 1", "DP-Sinkhorn", FASHION, "128.3 75.1 74.6 71.1"),
     Row(
         "final table 2",
-        "table2_parameter_l2",
+        "perturb=parameter; loss=L2; debias=none; m=1",
         MNIST | dict(p=0.0, cost="l2", perturb="parameter", clip="whole", clip_norm=1.0, steps=8_000_000),
         "218.6 79.9 80.7",
     ),
-    Row("final table 2", "table2_l2", MNIST | dict(p=0.0, cost="l2")),  # figures unreadable
-    Row("final table 2", "table2_l1", MNIST | dict(p=0.0, cost="l1"), "73.9 68.4 65.7"),
-    Row("final table 2", "table2_l1_l2", MNIST | dict(p=0.0), "89.1 80.8 77.6"),
-    Row("final table 2", "table2_l1_l2_full", MNIST | dict(p=1.0), "86.0 68.7 66.7"),
-    Row("final table 2", "table2_l1_l2_semi", MNIST, "48.4 82.7 83.2"),
-    Row("final table 3", "nonprivate_celeba", CELEBA | WITHOUT_PRIVACY, "129.5 80.8 82.2"),
-    Row("final table 3", "celeba", CELEBA, "189.5 76.2 76.3"),
+    Row(
+        "final table 2", "perturb=image; loss=L2 (inferred); debias=none", MNIST | dict(p=0.0, cost="l2")
+    ),  # figures unreadable
+    Row("final table 2", "perturb=image; loss=L1; debias=none; m=1", MNIST | dict(p=0.0, cost="l1"), "73.9 68.4 65.7"),
+    Row("final table 2", "perturb=image; loss=L1+L2; debias=none; m=1", MNIST | dict(p=0.0), "89.1 80.8 77.6"),
+    Row("final table 2", "perturb=image; loss=L1+L2; debias=full; m=1", MNIST | dict(p=1.0), "86.0 68.7 66.7"),
+    Row("final table 2", "perturb=image; loss=L1+L2; debias=semi p=0.4; m=1", MNIST, "48.4 82.7 83.2"),
+    Row("final table 3", "Sinkhorn", CELEBA | WITHOUT_PRIVACY, "129.5 80.8 82.2"),
+    Row("final table 3", "DP-Sinkhorn", CELEBA, "189.5 76.2 76.3"),
     *grid(
         "final table 4",
         MNIST,
@@ -145,8 +178,8 @@ ROWS = [
         1.9 0.5 0.4 3.0  128.3 75.1 74.6 71.1
         """,
     ),
-    Row("final table 6", "table6_dcgan", EARLY_CELEBA | dict(generator="dcgan"), "156.7 74.96 74.62"),
-    Row("final table 6", "table6_biggan", EARLY_CELEBA, "168.4 76.18 75.79"),
+    Row("final table 6", "DCGAN+DP-Sinkhorn", EARLY_CELEBA | dict(generator="dcgan"), "156.7 74.96 74.62"),
+    Row("final table 6", "BigGAN+DP-Sinkhorn", EARLY_CELEBA, "168.4 76.18 75.79"),
     *early_grid(
         "early table 4",
         EARLY,
@@ -190,38 +223,35 @@ ROWS = [
         0.1 3    150.2 67.9 68.4 65.8
         """,
     ),
-    Row("early table 6", "early_table6_dcgan", EARLY_CELEBA | dict(generator="dcgan"), "156.7 74.96 74.62"),
-    Row("early table 6", "early_table6_biggan", EARLY_CELEBA, "168.4 76.18 75.79"),
+    Row("early table 6", "DCGAN+DP-Sinkhorn", EARLY_CELEBA | dict(generator="dcgan"), "156.7 74.96 74.62"),
+    Row("early table 6", "BigGAN+DP-Sinkhorn", EARLY_CELEBA, "168.4 76.18 75.79"),
     # No rows: what the rows above start from, the released settings, and ours.
-    Row("base", "early_mnist", EARLY, "61.2 79.5 80.2 83.2"),
-    Row("base", "early_fashion_mnist", EARLY_FASHION, "145.1 73.0 72.8 69.3"),
-    Row("base", "early_celeba", EARLY_CELEBA),
+    Row("base", "early_mnist", EARLY, overrides="early_mnist"),
+    Row("base", "early_celeba", EARLY_CELEBA, overrides="early_celeba"),
     Row(
         "released",
         "released_mnist",
         EARLY
         | dict(steps=3_446_400, weight_decay=1e-5, latent_dim=16, label_dim=8, activation="leaky_relu")
         | dict(debias_labels="repeated"),
+        overrides="released_mnist",
     ),
-    Row("ours", "repaired_mnist", MNIST | dict(sigma=None)),
-    Row("ours", "repaired_fashion_mnist", FASHION | dict(sigma=None)),
-    Row("ours", "whole_mnist", MNIST | dict(sigma=None, clip="whole")),
+    Row("ours", "repaired_mnist", MNIST | dict(sigma=None), overrides=f"mnist {REPAIRED}"),
+    Row("ours", "repaired_fashion_mnist", FASHION | dict(sigma=None), overrides=f"fashion_mnist {REPAIRED}"),
+    Row("ours", "whole_mnist", MNIST | dict(sigma=None, clip="whole"), overrides="whole_mnist"),
     Row(
         "reduced",
         "reduced_whole",
         MNIST | dict(sigma=None, clip="whole", batch_size=20, p=0.2, steps=80_000, lr=1e-4, width=16),
+        overrides="reduced_whole",
     ),
-    Row(
-        "reduced",
-        "reduced_ablation",
-        MNIST | dict(sigma=None, clip="whole", batch_size=20, steps=15_000, lr=2e-4, width=16),
-    ),
-    Row("reduced", "reduced_nonprivate", MNIST | dict(sigma=None, steps=3_000, lr=1e-3, width=32)),
 ]
+PRINTED = [row for row in ROWS if row.table.startswith(("final", "early"))]
 
 
-def composed(preset: str, *overrides: str) -> DictConfig:
-    return compose_config([f"experiment=dp_sinkhorn/{preset}", *overrides])
+def preset(name: str) -> Row:
+    """The row of no table of that name, or the row that is that preset as it stands."""
+    return next(row for row in ROWS if name == row.name or row.words == [f"experiment=dp_sinkhorn/{name}"])
 
 
 def bound(expected: dict[str, Any]) -> PerRow | Whole:
@@ -240,22 +270,22 @@ def proven(expected: dict[str, Any]) -> float:
     return epsilon([event(expected)], expected["delta"], "add_remove", "rdp")
 
 
-def test_every_preset_is_a_row_or_said_not_to_be_one() -> None:
-    presets = [row.preset for row in ROWS]
-    assert len(set(presets)) == len(presets)
-    assert {path.name for path in FOLDER.iterdir()} == {f"{preset}.yaml" for preset in presets}
+def test_every_preset_is_where_a_row_starts_from() -> None:
+    used = {row.words[0].removeprefix("experiment=dp_sinkhorn/") for row in ROWS}
+    assert {path.stem for path in FOLDER.iterdir()} == used
 
 
-def test_every_row_of_the_tables_has_a_preset() -> None:
+def test_every_row_of_the_tables_is_here() -> None:
     counts = {table: sum(row.table == table for row in ROWS) for table in {row.table for row in ROWS}}
     final = {"final table 1": 6, "final table 2": 6, "final table 3": 2, "final table 4": 9, "final table 5": 9}
     printed = final | {"final table 6": 2, "early table 4": 19, "early table 5": 12, "early table 6": 2}
     assert {table: counts[table] for table in printed} == printed
+    assert len({(row.table, str(row.of)) for row in PRINTED}) == len(PRINTED) == sum(printed.values())
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.table}-{row.preset}".replace(" ", "_"))
-def test_a_preset_is_what_is_printed_and_composes_at_quick_scale(row: Row) -> None:
-    config = composed(row.preset, "scale=quick")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.table}-{row.name}".replace(" ", "_"))
+def test_a_row_is_run_as_printed_and_composes_at_quick_scale(row: Row) -> None:
+    config = compose_config([*row.words, "scale=quick"])
     got: dict[str, Any] = dict(config.method) | {"dataset": config.dataset.name, "delta": config.privacy.delta}
     assert {key: got.get(key) for key in row.expected} == row.expected
     protocol = "dp_sinkhorn_2k" if row.table == "reduced" else "dp_sinkhorn"
@@ -266,7 +296,7 @@ def test_a_preset_is_what_is_printed_and_composes_at_quick_scale(row: Row) -> No
 
     # The budget: infinite without privacy, 10 where that is proven, else the proven figure rounded up.
     budget = config.privacy.epsilon
-    if "nonprivate" in row.preset:
+    if row.name.startswith(("Non-priv", "Sinkhorn")):
         assert math.isinf(budget)
     elif row.expected["sigma"] is None or proven(row.expected) <= 10.0:
         assert budget == 10
@@ -274,23 +304,23 @@ def test_a_preset_is_what_is_printed_and_composes_at_quick_scale(row: Row) -> No
         assert proven(row.expected) <= budget < proven(row.expected) + 1.0
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.table == "reduced"], ids=lambda row: row.preset)
-def test_reduced_presets_are_labelled(row: Row) -> None:
-    assert composed(row.preset).scale.name == "reduced"
+def test_the_reduced_preset_is_labelled() -> None:
+    assert compose_config(preset("reduced_whole").words).scale.name == "reduced"
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.figures], ids=lambda row: row.preset)
-def test_the_comment_of_a_preset_has_the_figures_of_its_row(row: Row) -> None:
-    lines = (FOLDER / f"{row.preset}.yaml").read_text().splitlines()
-    comment = " ".join(line.removeprefix("# ") for line in lines if line.startswith("#"))
-    fid, *accuracies = row.figures.split()
-    classifiers = ("LogReg", "MLP", "CNN")[-len(accuracies) :]
-    pairs = zip(classifiers, accuracies, strict=True)
-    printed = ", ".join([f"FID {fid}", *(f"{classifier} {accuracy}" for classifier, accuracy in pairs)])
-    assert printed in comment
-    number = re.fullmatch(r"(final|early) table (\d)", row.table)
-    if number:
-        assert f"Table {number[2]}" in comment
+@pytest.mark.parametrize("row", [row for row in PRINTED if row.figures], ids=lambda row: f"{row.table}-{row.name}")
+def test_the_figures_typed_here_are_those_of_the_published_tables(row: Row) -> None:
+    """Another person typed the CSVs from the paper."""
+    version, _, number = row.table.split()
+    paper = {"final": "dp_sinkhorn_final", "early": "dp_sinkhorn_earlier"}[version]
+    (found,) = [
+        each
+        for each in published_rows(paper, number)
+        if all(getattr(each, field) == value for field, value in row.of.items())
+    ]
+    names = ("fid", "acc_logreg_pct", "acc_mlp_pct", "acc_cnn_pct")
+    typed = [float(figure) for figure in row.figures.split()]
+    assert [found.cells[name].value for name in (names if len(typed) == 4 else (names[0], *names[2:]))] == typed
 
 
 @pytest.mark.parametrize("sigma", [1.1, 1.3])
@@ -302,7 +332,7 @@ def test_derived_steps_are_the_most_thousands_within_the_printed_slack(sigma: fl
 
 
 def test_the_parameter_gradients_steps_have_the_count_of_table_1() -> None:
-    row = next(row for row in ROWS if row.preset == "table2_parameter_l2")
+    row = next(row for row in ROWS if row.name.startswith("perturb=parameter"))
     assert row.expected["steps"] == MNIST["steps"] * MNIST["batch_size"]  # one composition a step, not n
     assert proven(row.expected) == pytest.approx(9.21, abs=0.005)
 
@@ -319,9 +349,9 @@ GOLDEN = {
 }
 
 
-@pytest.mark.parametrize("preset", GOLDEN)
-def test_proven_epsilon_lies_between_what_two_libraries_say(preset: str) -> None:
-    expected, _, pld, rdp = GOLDEN[preset]
+@pytest.mark.parametrize("name", GOLDEN)
+def test_proven_epsilon_lies_between_what_two_libraries_say(name: str) -> None:
+    expected, _, pld, rdp = GOLDEN[name]
     assert pld <= proven(expected) <= rdp
 
 
@@ -338,25 +368,25 @@ def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(spec, "load", load)
 
 
-@pytest.mark.parametrize("preset", [*GOLDEN, "table2_parameter_l2"])
-def test_a_plan_releases_what_the_paper_says_and_claims_its_count(preset: str, no_files: None) -> None:
+@pytest.mark.parametrize("name", [*GOLDEN, "perturb=parameter; loss=L2; debias=none; m=1"])
+def test_a_plan_releases_what_the_paper_says_and_claims_its_count(name: str, no_files: None) -> None:
     """`dpgen account experiment=dp_sinkhorn/PRESET --published`, but for the slow accountants."""
-    row = next(row for row in ROWS if row.preset == preset)
-    ledger = plan([f"experiment=dp_sinkhorn/{preset}", "method.width=4"])  # no matter to privacy
+    row = preset(name)
+    ledger = plan([*row.words, "method.width=4"])  # no matter to privacy
     [got], budget = ledger.events, ledger.budget
     wanted = event(row.expected)
     assert (got.sampling, got.times) == (wanted.sampling, wanted.times)
     assert got.multiplier("add_remove") == pytest.approx(wanted.multiplier("add_remove"), rel=1e-12)
-    claim = specify(composed(preset)).method().epsilon_claimed([got], budget.delta)  # type: ignore[attr-defined]
-    assert claim == pytest.approx(GOLDEN[preset][1] if preset in GOLDEN else 10.05, abs=0.005)
+    claim = specify(compose_config(row.words)).method().epsilon_claimed([got], budget.delta)  # type: ignore[attr-defined]
+    assert claim == pytest.approx(GOLDEN[name][1] if name in GOLDEN else 10.05, abs=0.005)
 
 
 @pytest.mark.parametrize(
-    ("preset", "sigma"), [("repaired_mnist", 3.90), ("repaired_fashion_mnist", 4.19), ("whole_mnist", 0.551)]
+    ("name", "sigma"), [("repaired_mnist", 3.90), ("repaired_fashion_mnist", 4.19), ("whole_mnist", 0.551)]
 )
-def test_repaired_presets_calibrate_sigma_to_a_proven_ten(preset: str, sigma: float, no_files: None) -> None:
-    row = next(row for row in ROWS if row.preset == preset)
-    ledger = plan([f"experiment=dp_sinkhorn/{preset}"])
+def test_settings_repaired_calibrate_sigma_to_a_proven_ten(name: str, sigma: float, no_files: None) -> None:
+    row = preset(name)
+    ledger = plan(row.words)
     [got], budget = ledger.events, ledger.budget
     assert budget == Budget(10.0, 1e-5, "add_remove", "rdp")
     assert got.std / (2.0 * row.expected["clip_norm"]) == pytest.approx(sigma, rel=2e-3)

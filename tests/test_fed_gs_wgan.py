@@ -35,7 +35,14 @@ from methods.fed_gs_wgan import CriticClient, FedGSWGAN
 from tests import toys
 
 SHAPE, B, DELTA = (1, 28, 28), 4, 1e-5
-PRESETS = sorted(path.stem for path in (CONF / "experiment" / "fed_gs_wgan").glob("*.yaml"))
+DEBUGGING = "federated_emnist_all dataset=debugging_emnist privacy.epsilon=inf"  # Figure 5, as published
+PRESETS = [
+    *sorted(path.stem for path in (CONF / "experiment" / "fed_gs_wgan").glob("*.yaml")),
+    DEBUGGING,
+    "federated_emnist_all privacy.epsilon=10 method.schedule=public_balanced method.sigma=null",
+    "federated_emnist_all privacy.epsilon=10 method.sigma=null method.against=server",
+    "reduced_proven privacy.epsilon=inf",
+]
 TINY: dict[str, Any] = dict(
     batch_size=B, steps=8, n_critic=1, warm_start=1, generator="dcgan", width=2, critic_width=2, latent_dim=3
 )
@@ -294,11 +301,11 @@ def test_what_the_paper_has_no_count_of() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_are_runs_within_their_budget(preset: str) -> None:
-    spec = specify(compose_config([f"experiment=fed_gs_wgan/{preset}"]))
+    spec = specify(compose_config(f"experiment=fed_gs_wgan/{preset}".split()))
     method, eps = spec.method(), spec.budget().epsilon
     assert isinstance(method, FedGSWGAN)
     assert spec.budget() == Budget(eps, DELTA, "replace_one", "pld")
-    if preset in ("federated_emnist", "federated_emnist_all", "debugging_emnist"):
+    if preset in ("federated_emnist", "federated_emnist_all", DEBUGGING):
         assert vars(method) == vars(FedGSWGAN(sigma=1.07))  # appendix C.1
     if math.isfinite(eps):
         ledger, _ = planned(method, spec.dataset().num_clients or 0, eps)

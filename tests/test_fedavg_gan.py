@@ -37,7 +37,15 @@ from tests import toys
 
 SHAPE, B, DELTA = (1, 28, 28), 4, 1e-5
 FREE = Budget(math.inf, DELTA, "replace_one", "pld")
-PRESETS = sorted(path.stem for path in (CONF / "experiment" / "fedavg_gan").glob("*.yaml"))
+PRESETS = [
+    *sorted(path.stem for path in (CONF / "experiment" / "fedavg_gan").glob("*.yaml")),
+    "federated_emnist method.sigma=0.1",
+    "federated_emnist method.sigma=0.5",
+    "federated_emnist_all dataset=debugging_emnist",
+    "federated_emnist_all privacy.epsilon=10 method.selection=poisson method.sigma=null",
+    "reduced_proven privacy.epsilon=inf",
+    "reduced_proven dataset=debugging_mnist method.steps=60",
+]
 TINY: dict[str, Any] = dict(
     clients_per_round=3, steps=6, local_steps=1, g_steps=1, batch_size=B, latent_dim=4, width=0.01
 )
@@ -295,13 +303,13 @@ def test_the_published_setting() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_are_runs_within_their_budget(preset: str) -> None:
     """The authors' experiments: 10 clients, 6 and 6 steps, 1000 rounds, C 0.1, sigma 0.01, SGD of 5e-4 and 5e-3."""
-    spec = specify(compose_config([f"experiment=fedavg_gan/{preset}"]))
+    spec = specify(compose_config(f"experiment=fedavg_gan/{preset}".split()))
     method, eps = spec.method(), spec.budget().epsilon
     assert isinstance(method, FedAvgGAN)
     assert spec.budget() == Budget(eps, DELTA, "replace_one", "pld")
     published: dict[str, Any] = {"selection": "fixed", "sigma": 0.01, "conditional": False}
-    if preset.startswith(("federated_", "debugging_emnist")):
-        noise = float(preset.split("noise")[1]) if "noise" in preset else 0.01
+    if preset.startswith("federated_") and "privacy" not in preset:
+        noise = float(preset.split("sigma=")[1]) if "sigma" in preset else 0.01
         assert vars(method) == vars(FedAvgGAN(**published | {"sigma": noise}))
     if math.isfinite(eps):
         mechanism = planned(method, spec.dataset().num_clients or 0, spec.budget())

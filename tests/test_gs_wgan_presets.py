@@ -1,9 +1,8 @@
-"""GS-WGAN's presets against Tables 1, A1 and A2 and the sweeps of Figure 4 (Chen, Orekondy & Fritz, NeurIPS 2020)."""
+"""GS-WGAN's settings against Tables 1, A1 and A2 and the sweeps of Figure 4 (Chen, Orekondy & Fritz, NeurIPS 2020)."""
 
 from __future__ import annotations
 
 import csv
-import itertools
 import math
 import re
 from pathlib import Path
@@ -11,13 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.cli import main
 from dpgen_bench.data.datasets import FashionMnist, Mnist
 from dpgen_bench.data.records import Records
 from dpgen_bench.privacy.accountants.proven import epsilon
@@ -26,9 +20,12 @@ from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.sampling import OneShard, Poisson
 from dpgen_bench.runs.config import CONF, compose_config, specify
 from dpgen_bench.runs.plan import plan
+from dpgen_bench.tables.rows import jobs_of, lines_of, load_table
 from methods.gs_wgan import GSWGAN
 
 FOLDER = CONF / "experiment" / "gs_wgan"
+FIGURE_4_YAML = CONF / "table" / "gs_wgan_figure4.yaml"
+PAGE = (CONF.parent / "methods" / "gs_wgan.md").read_text()
 RECORDS, SHAPE, DELTA = 60_000, (1, 28, 28), 1e-5
 
 # Section 5.1 and appendix C.1; what those do not print is the authors' code's.
@@ -57,42 +54,27 @@ PUBLISHED: dict[str, Any] = dict(
 PROVEN = dict(schedule="public_balanced", sigma=None)
 ONE_CRITIC = dict(shards=1, warm_start=0, sigma=None)
 
-# preset: (budget, what differs from the published settings)
-PRESETS: dict[str, tuple[float, dict[str, Any]]] = {
-    "mnist": (611, {}),
-    "as_published": (611, {}),
-    "fashion_mnist": (611, {}),
-    "conditional": (116, dict(sigma=2.66)),
-    "conditional_mnist": (116, dict(sigma=2.66)),
-    "conditional_fashion_mnist": (116, dict(sigma=2.66)),
-    "proven_mnist_eps10": (10, PROVEN),
-    "proven_mnist_eps1": (1, PROVEN),
-    "proven_fashion_mnist_eps10": (10, PROVEN),
-    "proven_fashion_mnist_eps1": (1, PROVEN),
-    "whole_mnist": (10, PROVEN | dict(clip="whole")),
-    "nonprivate_mnist": (math.inf, dict(sigma=None)),
-    "nonprivate_fashion_mnist": (math.inf, dict(sigma=None)),
-    "nonprivate_gan_mnist": (math.inf, ONE_CRITIC),
-    "nonprivate_gan_fashion_mnist": (math.inf, ONE_CRITIC),
-    "figure4_rate": (1735, {}),
-    "figure4_iterations": (611, {}),
-    "figure4_noise": (1353, {}),
-    "proven_figure4_rate": (10, PROVEN),
-    "proven_figure4_iterations": (10, PROVEN | dict(sigma=12.65)),
-    "proven_figure4_noise": (10, PROVEN),
+FREE = "privacy.epsilon=inf method.sigma=null"
+FASHION = "dataset=fashion_mnist"
+ONE_GAN = f"{FREE} method.shards=1 method.warm_start=0"
+# name: (preset and overrides, budget, what differs from the published settings)
+SETTINGS: dict[str, tuple[str, float, dict[str, Any]]] = {
+    "mnist": ("mnist", 611, {}),
+    "fashion_mnist": (f"mnist {FASHION}", 611, {}),
+    "conditional_mnist": ("mnist privacy.epsilon=116 method.sigma=2.66", 116, dict(sigma=2.66)),
+    "proven_mnist_eps10": ("proven_mnist_eps10", 10, PROVEN),
+    "proven_mnist_eps1": ("proven_mnist_eps10 privacy.epsilon=1", 1, PROVEN),
+    "proven_fashion_mnist_eps10": (f"proven_mnist_eps10 {FASHION}", 10, PROVEN),
+    "whole_mnist": ("proven_mnist_eps10 method.clip=whole", 10, PROVEN | dict(clip="whole")),
+    "nonprivate_mnist": (f"mnist {FREE}", math.inf, dict(sigma=None)),
+    "nonprivate_gan_mnist": (f"mnist {ONE_GAN}", math.inf, ONE_CRITIC),
+    "nonprivate_gan_fashion_mnist": (f"mnist {ONE_GAN} {FASHION}", math.inf, ONE_CRITIC),
+    "proven_figure4_iterations": ("proven_mnist_eps10 method.sigma=12.65", 10, PROVEN | dict(sigma=12.65)),
 }
-REDUCED = ("reduced_nonprivate", "reduced_proven")  # settings of our own, which need not stay
 
 K, T, NOISE = [250, 500, 1000, 1500], [5000, 10_000, 15_000, 20_000], [0.71, 1.07, 1.83, 4.14, 8.95]
 BUDGETS = [20, 10, 5, 2, 1]
-SWEEPS: dict[str, dict[str, list[Any]]] = {
-    "figure4_rate": {"method.shards": K, "method.steps": T},
-    "figure4_iterations": {"method.steps": T},
-    "figure4_noise": {"method.sigma": NOISE},
-    "proven_figure4_rate": {"method.shards": K},
-    "proven_figure4_iterations": {"method.steps": T},
-    "proven_figure4_noise": {"privacy.epsilon": BUDGETS},
-}
+FIGURE_4 = [(k, t, 1.07) for k in K for t in T] + [(1000, 20_000, sigma) for sigma in NOISE if sigma != 1.07]
 
 # Table 1: Inception Score, FID, accuracies of MLP and CNN, average accuracy, calibrated accuracy in percent.
 TABLE_1 = {"mnist": "9.23 61.34 0.79 0.80 0.60 69", "fashion_mnist": "5.32 131.34 0.65 0.65 0.53 67"}
@@ -117,16 +99,21 @@ APPENDIX = {
 }
 
 
-def composed(preset: str, *overrides: str) -> DictConfig:
-    return compose_config([f"experiment=gs_wgan/{preset}", *overrides])
+def words(name: str) -> list[str]:
+    preset, *overrides = (SETTINGS[name][0] if name in SETTINGS else name).split()
+    return [f"experiment=gs_wgan/{preset}", *overrides]
+
+
+def composed(name: str, *overrides: str) -> DictConfig:
+    return compose_config([*words(name), *overrides])
 
 
 def settings(config: DictConfig) -> dict[str, Any]:
     return {key: value for key, value in dict(config.method).items() if key not in ("_target_", "name", "check")}
 
 
-def comment(preset: str) -> str:
-    lines = (FOLDER / f"{preset}.yaml").read_text().splitlines()
+def comment(path: Path) -> str:
+    lines = path.read_text().splitlines()
     return " ".join(line.removeprefix("# ") for line in lines if line.startswith("#"))
 
 
@@ -154,17 +141,18 @@ def claimed(**changes: Any) -> float:
 # What a preset sets
 
 
-def test_every_preset_is_listed_here() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == {f"{name}.yaml" for name in (*PRESETS, *REDUCED)}
+def test_every_preset_is_checked_here() -> None:
+    checked = {setting.split()[0] for setting, _, _ in SETTINGS.values()}
+    assert {path.stem for path in FOLDER.iterdir()} == {*checked, "reduced_proven"}
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_is_what_is_printed_and_composes_at_quick_scale(preset: str) -> None:
-    budget, changes = PRESETS[preset]
-    config = composed(preset, "scale=quick")
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_are_what_is_printed_and_compose_at_quick_scale(name: str) -> None:
+    _, budget, changes = SETTINGS[name]
+    config = composed(name, "scale=quick")
     assert settings(config) == PUBLISHED | changes
-    assert "scale" not in str(OmegaConf.load(FOLDER / f"{preset}.yaml").defaults)  # else in full, as conf/config.yaml
-    assert config.dataset.name == ("fashion_mnist" if "fashion" in preset else "mnist")
+    assert composed(name).scale.name == "paper"
+    assert config.dataset.name == ("fashion_mnist" if "fashion" in name else "mnist")
     assert (config.method.name, config.protocol.name) == ("gs_wgan", "gs_wgan")
     privacy = config.privacy
     got = (privacy.epsilon, privacy.delta, privacy.relation, privacy.accountant)
@@ -173,25 +161,21 @@ def test_a_preset_is_what_is_printed_and_composes_at_quick_scale(preset: str) ->
     assert specify(config).scale().name == "quick"
 
 
-@pytest.mark.parametrize("preset", REDUCED)
-def test_reduced_presets_are_labelled_and_differ_in_their_budget_alone(preset: str) -> None:
-    config = composed(preset)
+@pytest.mark.parametrize("epsilon", ["inf", "10"])
+def test_the_reduced_preset_is_labelled_and_may_be_without_privacy(epsilon: str) -> None:
+    config = composed("reduced_proven", f"privacy.epsilon={epsilon}")
     specify(config)
     assert (config.scale.name, config.protocol.name, config.runtime.threads) == ("reduced", "gs_wgan_2k", 1)
     assert (config.method.generator, config.method.schedule) == ("dcgan", "public_balanced")
     assert config.method.sigma is None
-    assert math.isinf(config.privacy.epsilon) == (preset == "reduced_nonprivate")
-    assert settings(config) == settings(composed("reduced_proven"))
     assert composed("reduced_proven").privacy.epsilon == 10
-    assert composed(preset, "scale=quick").scale.max_steps == 300
+    assert composed("reduced_proven", "scale=quick").scale.max_steps == 300
 
 
 def test_no_batch_repeats_an_image() -> None:
     """A shard has B records or more at every point of a sweep, so that batches are of exactly B different ones."""
-    for preset, (_, changes) in PRESETS.items():
-        expected = PUBLISHED | changes
-        for shards in SWEEPS.get(preset, {}).get("method.shards", [expected["shards"]]):
-            assert RECORDS // shards >= expected["batch_size"]
+    for shards in [*K, *(changes.get("shards", 1000) for _, _, changes in SETTINGS.values())]:
+        assert RECORDS // shards >= PUBLISHED["batch_size"]
     for preset, records in (("reduced_proven", RECORDS), ("../demo/gs_wgan", 1437)):
         method = composed(preset).method
         assert records // method.shards >= method.batch_size
@@ -229,17 +213,13 @@ def appendix(preset: str) -> str:
     return ", ".join(f"{name} {accuracy} ({calibrated}%)" for name, accuracy, calibrated in cells)
 
 
-@pytest.mark.parametrize("preset", APPENDIX)
-def test_the_comment_of_a_row_has_its_figures(preset: str) -> None:
-    said = comment(preset)
-    assert ("Table A2" if "fashion" in preset else "Table A1") in said
-    assert appendix(preset) in said
-    if preset in TABLE_1:
-        assert f'Table 1, row "Ours" ({table_1(preset)})' in said
-        assert "laimed 9.99" in said
-        assert "proven 610.3" in said
-    else:
-        assert "chosen" in said  # the paper does not say how that GAN was trained
+def test_the_comment_of_the_preset_has_its_figures() -> None:
+    said = comment(FOLDER / "mnist.yaml")
+    assert "Table A1" in said
+    assert appendix("mnist") in said
+    assert f'Table 1, row "Ours" ({table_1("mnist")})' in said
+    assert "laimed 9.99" in said
+    assert "proven 610.3" in said
 
 
 def published(table: str) -> list[dict[str, str]]:
@@ -274,73 +254,40 @@ def test_the_figures_typed_here_are_those_of_the_published_tables(preset: str) -
 # Sweeps
 
 
-def points(preset: str) -> list[dict[str, Any]]:
-    """Every combination of a sweep's values, the last key's fastest."""
-    sweep = SWEEPS[preset]
-    return [dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())]
+def swept(table: str) -> list[DictConfig]:
+    return [compose_config(job) for line in lines_of(load_table(table)) for job in jobs_of(line, {}) if "seed=0" in job]
 
 
-@pytest.mark.parametrize("preset", SWEEPS)
-def test_hydras_sweeper_makes_the_stated_points_of_a_preset(preset: str) -> None:
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        sweeper = compose("config", [f"experiment=gs_wgan/{preset}"], return_hydra_config=True).hydra.sweeper
-    assert sweeper["_target_"].endswith(".BasicSweeper")
-    words = [f"{key}={value}" for key, value in sweeper.params.items()]
-    jobs = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(words), None)[0]
-    assert jobs == [[f"{key}={value}" for key, value in point.items()] for point in points(preset)]
-
-
-@pytest.mark.parametrize(
-    ("preset", "dataset"), [("figure4_iterations", "fashion_mnist"), ("proven_figure4_noise", "mnist")]
-)
-def test_a_sweep_is_launched_by_its_preset_alone(
-    preset: str, dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`dpgen run -m experiment=gs_wgan/PRESET`, but for what each job does; another data set may be asked for."""
-    jobs: list[DictConfig] = []
-    monkeypatch.setattr("dpgen_bench.runs.execute.execute", jobs.append)
-    monkeypatch.setattr("sys.argv", ["dpgen"])
-    chosen = [] if dataset == "mnist" else [f"dataset={dataset}"]
-    assert main(["run", "-m", f"experiment=gs_wgan/{preset}", *chosen, f"results={tmp_path}"]) == 0
-    assert [{key: OmegaConf.select(job, key) for key in SWEEPS[preset]} for job in jobs] == points(preset)
-    base = settings(composed(preset))
-    for job, point in zip(jobs, points(preset), strict=True):
-        changed = {key.removeprefix("method."): value for key, value in point.items() if key.startswith("method.")}
-        assert settings(job) == base | changed
-        assert job.dataset.name == dataset
-
-
-def test_the_sweeps_of_mnist_may_be_of_fashion_mnist() -> None:
-    for preset in SWEEPS:
-        assert composed(preset, "dataset=fashion_mnist").dataset.name == "fashion_mnist"
-
-
-def test_other_presets_sweep_nothing() -> None:
-    files = {path.stem: OmegaConf.load(path) for path in FOLDER.iterdir()}
-    assert {name for name, file in files.items() if "hydra" in file} == set(SWEEPS)
-    bases = [str(base) for file in files.values() for base in file.defaults]
-    assert not [base for base in bases if base.removeprefix("/experiment/gs_wgan/") in SWEEPS]  # nobody inherits one
+@pytest.mark.parametrize("table", ["gs_wgan_figure4", "gs_wgan_figurea2"])
+def test_the_runs_of_a_figure_are_the_published_settings_at_the_stated_points(table: str) -> None:
+    """Figure A2 has the noise scales and the numbers of iterations alone, on Fashion-MNIST."""
+    expected = FIGURE_4 if table == "gs_wgan_figure4" else [point for point in FIGURE_4 if point[0] == 1000]
+    configs = swept(table)
+    assert sorted((c.method.shards, c.method.steps, c.method.sigma) for c in configs) == sorted(expected)
+    for config in configs:
+        shards, steps, sigma = config.method.shards, config.method.steps, config.method.sigma
+        assert settings(config) == PUBLISHED | dict(shards=shards, steps=steps, sigma=sigma)
+        assert config.dataset.name == ("mnist" if table == "gs_wgan_figure4" else "fashion_mnist")
+        assert (config.privacy.relation, config.privacy.delta) == ("replace_one", DELTA)
 
 
 # Epsilon
 
 
 @pytest.mark.parametrize(
-    ("preset", "proven_figure"),
-    [("mnist", 610.3), ("conditional_mnist", 115.5), ("figure4_rate", 1734.1), ("figure4_noise", 1352.9)],
+    ("budget", "changes", "proven_figure"),
+    [
+        (SETTINGS["mnist"][1], {}, 610.3),
+        (SETTINGS["conditional_mnist"][1], dict(sigma=2.66), 115.5),
+        (1735, dict(shards=min(K)), 1734.1),  # the dearest point of Figure 4(a)
+        (1353, dict(sigma=min(NOISE)), 1352.9),  # and of (c)
+    ],
 )
-def test_a_budget_is_the_proven_figure_rounded_up(preset: str, proven_figure: float) -> None:
+def test_a_budget_is_the_proven_figure_rounded_up(budget: float, changes: dict[str, Any], proven_figure: float) -> None:
     """Golden: binomial mixtures of Gaussians (hits of a shard), computed with scipy apart from this code."""
-    sweep = SWEEPS.get(preset, {})
-    changes = PRESETS[preset][1]
-    if "method.shards" in sweep:
-        changes = changes | dict(shards=min(K))  # the dearest of the points
-    if "method.sigma" in sweep:
-        changes = changes | dict(sigma=min(NOISE))
     got = proven(**changes)
     assert got == pytest.approx(proven_figure, abs=0.06)
-    assert got <= PRESETS[preset][0] < got + 1.0
+    assert got <= budget < got + 1.0
 
 
 @pytest.mark.parametrize(
@@ -363,14 +310,12 @@ def test_the_conditional_sigma_keeps_to_ten_by_rdp_if_steps_were_memoryless() ->
     """The joint multiplier is sigma / sqrt(B) with either relation's distance, on a Poisson curve of rate 1/K."""
     joint = Event(Poisson(1 / 1000), Sensitivity(1.0, 1.0), 2.66 / math.sqrt(32), 20_000)
     assert epsilon([joint], DELTA, "add_remove", "rdp") == pytest.approx(9.94, abs=0.01)
-    assert "IF steps were memoryless" in comment("conditional_mnist")
-    assert "9.94 by RDP" in comment("conditional_mnist")
-    assert "8.44 by PLD" in comment("conditional_mnist")
+    assert "9.94 by RDP and 8.44 by PLD IF steps were memoryless" in PAGE
 
 
 def test_the_table_of_figure_4a_has_both_counts() -> None:
     """Each line of the comment's table: T, then for each K epsilon claimed and proven."""
-    lines = re.findall(r"^#   ([\d,]+) +(\d.*)$", (FOLDER / "figure4_rate.yaml").read_text(), flags=re.MULTILINE)
+    lines = re.findall(r"^#   ([\d,]+) +(\d.*)$", FIGURE_4_YAML.read_text(), flags=re.MULTILINE)
     assert [int(steps.replace(",", "")) for steps, _ in lines] == T
     for steps, (_, cells) in zip(T, lines, strict=True):
         figures = [float(number) for number in re.findall(r"\d+\.\d+", cells)]
@@ -379,14 +324,8 @@ def test_the_table_of_figure_4a_has_both_counts() -> None:
             assert said_proven == pytest.approx(proven(shards=shards, steps=steps), abs=0.06)
 
 
-def test_the_comments_of_figures_4b_and_4c_have_both_counts() -> None:
-    said, points = comment("figure4_iterations"), dict(zip([f"{steps:,}" for steps in T], T, strict=True))
-    for words, steps in points.items():
-        found = re.search(rf"{words} \(([\d.]+), ([\d.]+)\)", said)
-        assert found is not None, words
-        assert float(found[1]) == pytest.approx(claimed(steps=steps), abs=0.0051)
-        assert float(found[2]) == pytest.approx(proven(steps=steps), abs=0.06)
-    said = comment("figure4_noise")
+def test_the_comment_of_figure_4c_has_both_counts() -> None:
+    said = comment(FIGURE_4_YAML)
     for sigma in NOISE:
         found = re.search(rf"{sigma} \(([\d.]+), ([\d.]+)\)", said)
         assert found is not None, sigma
@@ -402,9 +341,7 @@ def test_claims_of_the_noise_sweep_are_the_budgets_of_the_proven_one() -> None:
 def test_the_proven_iterations_stay_within_their_budget() -> None:
     got = [proven(schedule="public_balanced", sigma=12.65, steps=steps) for steps in T]
     assert got == pytest.approx([4.377, 6.572, 8.385, 9.996], abs=0.002)
-    assert ", ".join(f"{value:.2f}" for value in got[:-1]) + f" and {got[-1]:.2f}" in comment(
-        "proven_figure4_iterations"
-    )
+    assert ", ".join(f"{value:.2f}" for value in got[:-1]) + f" and {got[-1]:.2f}" in PAGE
 
 
 # Plans
@@ -425,13 +362,13 @@ def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
 TINY = ["method.generator=dcgan", "method.width=4", "method.critic_width=4"]  # no matter to privacy
 
 
-@pytest.mark.parametrize("preset", ["mnist", "fashion_mnist", "conditional_mnist", "nonprivate_gan_mnist"])
-def test_a_plan_releases_what_the_preset_says(preset: str, no_files: None) -> None:
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "conditional_mnist", "nonprivate_gan_mnist"])
+def test_a_plan_releases_what_the_settings_say(name: str, no_files: None) -> None:
     """`dpgen account experiment=gs_wgan/PRESET`, but for the slow accountants."""
-    ledger = plan([f"experiment=gs_wgan/{preset}", *TINY])
+    ledger = plan([*words(name), *TINY])
     [got], budget = ledger.events, ledger.budget
-    changes = PRESETS[preset][1]
-    assert budget == Budget(PRESETS[preset][0], DELTA, "replace_one", "pld")
+    _, epsilon_allowed, changes = SETTINGS[name]
+    assert budget == Budget(epsilon_allowed, DELTA, "replace_one", "pld")
     if changes.get("sigma", 1.07) is None:
         assert (got.std, got.times, got.sampling) == (0.0, PUBLISHED["steps"], OneShard(1, "random"))
         return
@@ -441,29 +378,26 @@ def test_a_plan_releases_what_the_preset_says(preset: str, no_files: None) -> No
 
 
 @pytest.mark.parametrize(
-    ("preset", "overrides", "sigma"),
+    ("overrides", "sigma"),
     [
-        ("proven_mnist_eps10", [], 12.65),
-        ("proven_mnist_eps1", [], 94.4),
-        ("proven_fashion_mnist_eps10", [], 12.65),
-        ("proven_fashion_mnist_eps1", [], 94.4),
-        ("whole_mnist", [], 12.65),
-        ("proven_mnist_eps10", ["method.schedule=random"], 14.02),
-        ("proven_figure4_rate", ["method.shards=250"], 25.3),
-        ("proven_figure4_rate", ["method.shards=500"], 17.9),
-        ("proven_figure4_rate", ["method.shards=1500"], 10.6),
-        ("proven_figure4_noise", ["privacy.epsilon=20"], 7.34),
-        ("proven_figure4_noise", ["privacy.epsilon=5"], 22.6),
-        ("proven_figure4_noise", ["privacy.epsilon=2"], 50.4),
+        ("", 12.65),
+        ("privacy.epsilon=1", 94.4),
+        (FASHION, 12.65),
+        (f"{FASHION} privacy.epsilon=1", 94.4),
+        ("method.clip=whole", 12.65),
+        ("method.schedule=random", 14.02),
+        ("method.shards=250", 25.3),
+        ("method.shards=500", 17.9),
+        ("method.shards=1500", 10.6),
+        ("privacy.epsilon=20", 7.34),
+        ("privacy.epsilon=5", 22.6),
+        ("privacy.epsilon=2", 50.4),
     ],
 )
-def test_proven_presets_calibrate_sigma_to_their_budget(
-    preset: str, overrides: list[str], sigma: float, no_files: None
-) -> None:
-    """Sigmas computed with scipy apart from this code; the comments have them."""
-    ledger = plan([f"experiment=gs_wgan/{preset}", *TINY, *overrides])
+def test_the_proven_preset_calibrates_sigma_to_its_budget(overrides: str, sigma: float, no_files: None) -> None:
+    """Sigmas computed with scipy apart from this code; the method's page has them."""
+    ledger = plan(["experiment=gs_wgan/proven_mnist_eps10", *TINY, *overrides.split()])
     [got], budget = ledger.events, ledger.budget
     assert got.std / 2.0 == pytest.approx(sigma, rel=2e-3)
     assert 0.999 * budget.epsilon < epsilon([got], DELTA, "replace_one", "pld") <= budget.epsilon
-    if not overrides or preset.startswith("proven_figure4"):
-        assert f"{sigma:g}" in comment(preset)
+    assert f"{sigma:g}" in PAGE
