@@ -26,6 +26,8 @@ BLOCK = 250
 
 WEIGHTS, CONFIG = "generator.safetensors", "generator.json"
 
+Config = dict[str, Any]  # `_target_` and arguments of a network
+
 
 class Generator(ABC):
     """A trained sampler of labelled images. Holds nothing of the training data but what mechanisms released.
@@ -151,7 +153,7 @@ class NetGenerator(Generator):
         cls,
         net: type[nn.Module],
         images: ImageFormat,
-        device: torch.device | str,
+        device: torch.device,
         *,
         latent_dim: int,
         latent: Law = "normal",
@@ -166,7 +168,7 @@ class NetGenerator(Generator):
             sizes: further arguments of the class; None leaves one out, so that the class's default holds.
         """
         config = config_of(net, images, latent_dim=latent_dim, **sizes)
-        built = instantiate(config).to(device)
+        built = make_net(config, device)
         value_range = getattr(net, "value_range", (0.0, 1.0))
         return cls(built, config, latent_dim, images.num_classes, images.image_shape, latent, value_range)
 
@@ -274,11 +276,17 @@ class ImageFormat(Protocol):
     image_shape: tuple[int, int, int]
 
 
-def config_of(net: type[nn.Module], images: ImageFormat, **sizes: Any) -> dict[str, Any]:
+def config_of(net: type[nn.Module], images: ImageFormat, **sizes: Any) -> Config:
     """`_target_` and arguments of a network for these images; sizes that are None are left to the class's defaults."""
     given = {name: size for name, size in sizes.items() if size is not None}
     shape = {"image_shape": list(images.image_shape), "num_classes": images.num_classes}
     return {"_target_": f"{net.__module__}.{net.__qualname__}", **shape, **given}
+
+
+def make_net(config: Config, device: torch.device) -> nn.Module:
+    """A fresh network of a config, on the device."""
+    net: nn.Module = instantiate(config)
+    return net.to(device)
 
 
 def public_rng(seed: int, purpose: str, *path: int) -> np.random.Generator:

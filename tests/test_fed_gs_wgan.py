@@ -20,7 +20,8 @@ from dpgen_bench.federation.memory import Memory
 from dpgen_bench.federation.messages import encode
 from dpgen_bench.generator import Generator, NetGenerator
 from dpgen_bench.method import Context
-from dpgen_bench.nets.wasserstein import CriticTraining, draw_latents, draw_matching
+from dpgen_bench.nets.latents import draw_latents
+from dpgen_bench.nets.wasserstein import CriticTraining, draw_matching
 from dpgen_bench.nets.wgan import DCGANGenerator, ProjectionCritic
 from dpgen_bench.privacy import bounds
 from dpgen_bench.privacy.accountants.proven import epsilon

@@ -21,7 +21,8 @@ from dpgen_bench.federation.client_mechanism import ClientMechanism
 from dpgen_bench.federation.faults import Faults
 from dpgen_bench.federation.settings import Settings
 from dpgen_bench.method import Context
-from dpgen_bench.nets.wasserstein import CriticTraining, draw_batch, draw_latents
+from dpgen_bench.nets.latents import draw_latents
+from dpgen_bench.nets.wasserstein import CriticTraining, draw_batch
 from dpgen_bench.privacy.accountants.claims import opacus_rdp
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.bounds import PerRecord

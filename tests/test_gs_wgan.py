@@ -14,7 +14,8 @@ from torch import Tensor
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import Generator, NetGenerator
 from dpgen_bench.method import Context, Scale
-from dpgen_bench.nets.wasserstein import CriticTraining, draw_latents
+from dpgen_bench.nets.latents import draw_latents
+from dpgen_bench.nets.wasserstein import CriticTraining
 from dpgen_bench.nets.wgan import DCGANGenerator, ResNetGenerator
 from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
 from dpgen_bench.privacy.bounds import PerRow, Whole
@@ -444,7 +445,8 @@ def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path: Any) -> None:
 
 def test_a_scale_s_cap_is_for_all_critics_together() -> None:
     def iterations(cap: int | None, **settings: Any) -> int:
-        return GSWGAN(**settings)._warm_start_iterations(Context(scale=Scale("test", cap)))
+        method = GSWGAN(**settings)
+        return method.warm_start_iterations(method.shards, Context(scale=Scale("test", cap)).limit)
 
     assert iterations(None) == 2000
     assert iterations(300) == 1

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from dpgen_bench.nets.latents import draw_latents
 from dpgen_bench.nets.spectral import settle_spectral
 from dpgen_bench.nets.stack import Stack
-from dpgen_bench.nets.wasserstein import CriticTraining, draw_batch, draw_latents
+from dpgen_bench.nets.wasserstein import CriticTraining, draw_batch
 from dpgen_bench.nets.wgan import DCGANGenerator, ProjectionCritic, ResNetGenerator
 
 SHAPE, CLASSES = (1, 28, 28), 3

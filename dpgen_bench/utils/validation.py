@@ -23,6 +23,7 @@ class Interval:
 
 
 Count = Annotated[int, Interval("[1, inf)")]
+CountOrZero = Annotated[int, Interval("[0, inf)")]
 Positive = Annotated[float, Interval("(0, inf)")]
 NonNegative = Annotated[float, Interval("[0, inf)")]
 Fraction = Annotated[float, Interval("[0, 1]")]

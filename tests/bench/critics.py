@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpgen_bench.nets.latents import draw_latents
 from dpgen_bench.nets.stack import Stack
-from dpgen_bench.nets.wasserstein import CriticTraining, draw_batch, draw_latents
+from dpgen_bench.nets.wasserstein import CriticTraining, draw_batch
 from dpgen_bench.nets.wgan import DCGANGenerator, ProjectionCritic, upsample_conv3x3
 from tests.bench._machine import machine
 

@@ -206,6 +206,16 @@ def memoryless(event: Event, delta: float) -> float:
     return epsilon([memoryless_event(event)], delta, "add_remove", "pld")
 
 
+def if_memoryless(events: Sequence[Event], delta: float) -> tuple[float, str] | None:
+    """`memoryless` of a run's only event, with its assumption in words; no bound.
+
+    None for a release without noise, for a public schedule, and for a run that inherits releases of another.
+    """
+    if len(events) != 1 or events[0].std == 0.0 or getattr(events[0].sampling, "schedule", None) != "random":
+        return None
+    return memoryless(events[0], delta), "if critics kept nothing of earlier steps (fresh state in each)"
+
+
 def memoryless_event(event: Event) -> Event:
     """The Poisson-sampled event whose add/remove epsilon by PLD is `memoryless`."""
     sampling = event.sampling
