@@ -28,7 +28,7 @@ from dpgen_bench.training.checkpoint import (
 from dpgen_bench.training.cost import PeakMemory, trainable_parameters
 from dpgen_bench.training.log import Log
 from dpgen_bench.training.plain import plain
-from dpgen_bench.training.progress import Progress, Silent
+from dpgen_bench.training.progress import NoProgress, Progress
 from dpgen_bench.training.signals import Preempted
 
 
@@ -106,7 +106,7 @@ class Context:
         self._parent = parent
         self._checkpoint_s = checkpoint_s
         self._keep_steps = frozenset(keep_steps)
-        self._progress = progress or Silent()
+        self._progress = progress or NoProgress()
         self._should_stop = should_stop
         self._save_ledger = save_ledger
         self._memory = memory

@@ -19,7 +19,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import EvalContext, NotMeasured
-from dpgen_bench.training.progress import counted
+from dpgen_bench.training.progress import ProgressBar
 from dpgen_bench.utils.files import atomic
 
 GET_WEIGHTS = 'python -c "from pytorch_fid.inception import fid_inception_v3; fid_inception_v3()"'
@@ -195,8 +195,12 @@ def cached_features(records: Records, extractor: Extractor, cache: Path | None, 
     computed anew.
     """
     chunks = records.images.split(CHUNK)
-    title = f"features of {len(records)} images"
-    parts = [_chunk(images, extractor, cache, batch_size) for images in counted(chunks, title)]
+    bar, parts = ProgressBar("features of"), []
+    bar.start(f"{len(records)} images", len(chunks))
+    for number, images in enumerate(chunks, start=1):
+        parts.append(_chunk(images, extractor, cache, batch_size))
+        bar.step(number)
+    bar.finish()
     return np.concatenate(parts) if parts else np.empty((0, extractor.dim), dtype=np.float32)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -13,11 +12,10 @@ from typing import Any
 
 import loky
 from loky.process_executor import TerminatedWorkerError
-from rich.console import Console
-from rich.progress import Progress as RichProgress
 
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import EvalContext, Metric, MetricResult, evaluate
+from dpgen_bench.training.progress import ProgressBar
 
 # Sums depend on the number of threads: with one, a figure is the same on every machine whatever the size of the pool.
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
@@ -44,19 +42,21 @@ def evaluate_apart(
     workers = workers or loky.cpu_count()
     ctx = replace(ctx, device="cpu")
     left = dict(metrics)
-    board = _Board(list(metrics))
+    bar = ProgressBar("measuring", lambda: f"{len(left)} left: {', '.join(left)}")
+    bar.start("metrics", len(metrics))
     try:
         for key, result in _together(left, samples, real_test, ctx, workers):
             del left[key]
-            board.ended(key, result)
+            bar.step(len(metrics) - len(left))
             yield key, result
         for key in list(left):
             alone = dict(_together({key: left[key]}, samples, real_test, ctx, 1))
             died = MetricResult("failed", reason="its process died; is there enough memory for it?")
-            board.ended(key, alone.get(key, died))
+            del left[key]
+            bar.step(len(metrics) - len(left))
             yield key, alone.get(key, died)
     finally:
-        board.close()
+        bar.finish()
 
 
 def _together(
@@ -101,31 +101,3 @@ def _leave_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-class _Board:
-    """A bar on a terminal, else one line for each metric that ended."""
-
-    def __init__(self, names: list[str]) -> None:
-        self._left, self._total, self._began = names, len(names), time.monotonic()
-        self._bar: RichProgress | None = None
-        if sys.stderr.isatty():
-            self._bar = RichProgress(console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task(self._title(), total=len(names))
-            self._bar.start()
-
-    def _title(self) -> str:
-        return f"measuring {', '.join(self._left[:3])}{' …' if len(self._left) > 3 else ''}"
-
-    def ended(self, name: str, result: MetricResult) -> None:
-        self._left.remove(name)
-        if self._bar is not None:
-            self._bar.update(self._task, advance=1, description=self._title())
-        else:
-            done = self._total - len(self._left)
-            gone = time.monotonic() - self._began
-            print(f"  {name} {result.status} ({done}/{self._total}, {gone:.0f} s gone)", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()

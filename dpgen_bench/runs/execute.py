@@ -39,7 +39,7 @@ from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.validation import damage
 from dpgen_bench.runs.values import unmeasured
 from dpgen_bench.training.cost import PeakMemory
-from dpgen_bench.training.progress import Shown, Silent
+from dpgen_bench.training.progress import NoProgress, ProgressBar
 from dpgen_bench.training.signals import Preempted, StopSignals
 from dpgen_bench.utils.environment import choose_device, describe_environment
 from dpgen_bench.utils.files import append_private, write_atomic
@@ -193,14 +193,15 @@ def _train(
     data = open_data(spec, folder, ledger, device)
     runtime = spec.config.runtime
 
-    def spent() -> float:
+    def spent() -> str:
         done = [replace(mechanism.event, times=mechanism.executed) for mechanism in data.mechanisms.values()]
         inherited = [entry.event for entry in ledger.entries.values() if entry.inherited_from]
         budget = ledger.budget
         try:
-            return epsilon([*inherited, *done], budget.delta, budget.relation, budget.accountant)
+            now = epsilon([*inherited, *done], budget.delta, budget.relation, budget.accountant)
         except NotCovered:  # only with an infinite budget; a display must not end the run
-            return math.inf
+            now = math.inf
+        return f"ε spent {now:.3g}"
 
     ctx = Context(
         spec.seed,
@@ -211,7 +212,7 @@ def _train(
         parent=parent_checkpoint(spec),
         checkpoint_s=float(runtime.checkpoint_s),
         keep_steps=tuple(runtime.keep_steps),
-        progress=Shown(f"{spec.id} {_title(spec)}", spent) if runtime.progress else Silent(),
+        progress=ProgressBar(f"{spec.id} {_title(spec)}", spent) if runtime.progress else NoProgress(),
         should_stop=should_stop,
         save_ledger=ledger.save,
         memory=memory,
