@@ -18,6 +18,7 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.execute import RunFailed, execute
 from dpgen_bench.runs.store import Store
 from tests import toys
@@ -30,7 +31,7 @@ SUM = PerRecord(C=1.0, shape=(1, 2, 2))
 def open_data(budget: Budget, path=None, ids=None, **more) -> tuple[PrivateData, Ledger]:
     images, labels = toys.records(12, (1, 2, 2))
     ledger = Ledger(budget, len(labels), path=path)
-    return PrivateData(images, labels, 10, ledger, Key.seeded("cautions"), ids=ids, **more), ledger
+    return PrivateData(images, labels, 10, Services(ledger, Key.seeded("cautions")), ids=ids, **more), ledger
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,14 @@ from dpgen_bench.federation.settings import Settings
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
 from dpgen_bench.privacy.accountants.proven import epsilon
+from dpgen_bench.privacy.allowance import AllowanceExhausted
 from dpgen_bench.privacy.bounds import PerRecord, PerRow
 from dpgen_bench.privacy.events import Budget, Event
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger, Spoiled
-from dpgen_bench.privacy.mechanism import AllowanceExhausted
 from dpgen_bench.privacy.sampling import FixedSize, Full, OneClient, Poisson
-from dpgen_bench.privacy.state import StatePlace
+from dpgen_bench.privacy.services import Services
+from dpgen_bench.privacy.state_file import StatePlace
 from dpgen_bench.training.signals import Preempted
 from tests.toys import records
 
@@ -84,13 +85,15 @@ def data(
         images,
         labels,
         10,
-        ledger or Ledger(budget or Budget(math.inf, relation="replace_one"), 12),
-        Key.seeded(key),
+        Services(
+            ledger or Ledger(budget or Budget(math.inf, relation="replace_one"), 12),
+            Key.seeded(key),
+            place=place or StatePlace(),
+            client_folder=tmp_path,
+        ),
         clients=own,
         num_clients=number,
-        state_place=place,
         federation=federation,
-        private_folder=tmp_path,
     )
 
 
@@ -122,7 +125,7 @@ def test_grouped_data_make_the_client_the_unit():
     held = data()
     clients = held.grouped("client")
     assert clients.n == N
-    assert (held._ledger.unit, held._ledger.records) == ("client", N)
+    assert (held._services.ledger.unit, held._services.ledger.records) == ("client", N)
     with pytest.raises(ValueError, match="number of records is private"):
         _ = held.n
     with pytest.raises(ValueError, match="unit is the client"):
@@ -156,7 +159,7 @@ def test_a_child_of_a_run_of_clients_is_one_of_clients_and_inherits_doubts():
 
 def test_data_without_clients_cannot_be_grouped():
     images, labels = records()
-    held = PrivateData(images, labels, 10, Ledger(Budget(math.inf), 12), Key.seeded("k"))
+    held = PrivateData(images, labels, 10, Services(Ledger(Budget(math.inf), 12), Key.seeded("k")))
     with pytest.raises(ValueError, match="dataset=clients_mnist"):
         held.grouped("client")
     with pytest.raises(ValueError, match="expected the unit 'client'"):
@@ -311,8 +314,7 @@ def test_the_server_adds_its_noise_whoever_answers():
         torch.zeros(0, 1, 28, 28),
         torch.zeros(0, dtype=torch.int64),
         10,
-        Ledger(Budget(math.inf), 0),
-        Key.seeded("k"),
+        Services(Ledger(Budget(math.inf), 0), Key.seeded("k")),
         clients=np.zeros(0, np.int64),
         num_clients=N,
     )
@@ -354,13 +356,13 @@ def test_a_refused_answer_is_no_doubt(monkeypatch, tmp_path):
     ask = ask_one(held)
     monkeypatch.setattr(Client, "handle", lambda self, message: REFUSAL)
     assert ask(SCALE) is None
-    assert held._ledger.doubts == []
+    assert held._services.ledger.doubts == []
     assert "has given all" in (tmp_path / "faults.jsonl").read_text()
 
 
 def test_bytes_and_clients_are_counted():
     held = data()
-    context = Context(0, data=held)
+    context = Context(0, services=held._services)
     ask = ask_one(held)
     for _ in context.steps(3):
         ask(SCALE)
@@ -372,7 +374,7 @@ def test_bytes_and_clients_are_counted():
 
 def test_where_draws_are_secret_the_expected_number_of_clients_is_counted():
     held = data()
-    context = Context(0, data=held)
+    context = Context(0, services=held._services)
     ask = ask_many(held, Poisson(0.5))
     for _ in context.steps(3):
         ask(SCALE)
@@ -391,10 +393,10 @@ def test_a_budget_against_the_server_holds_against_it():
     sample = OneClient(N, "random", max_answers=3)
     held = data(budget=budget)
     ask = ask_one(held, times=40, std=None, sample=sample, bound=ROWS, against="server")
-    (seen,) = held._ledger.events_seen_by_server()
+    (seen,) = held._services.ledger.events_seen_by_server()
     assert seen == Event(Full(), ROWS.sensitivity, ask.std, 3)
     assert epsilon([seen], 1e-5, "replace_one", "pld") == pytest.approx(5.0, rel=1e-3)
-    assert epsilon(held._ledger.events, 1e-5, "replace_one", "pld") <= 5.0
+    assert epsilon(held._services.ledger.events, 1e-5, "replace_one", "pld") <= 5.0
     outsiders = ask_one(data(budget=budget), times=40, std=None, sample=sample, bound=ROWS)
     assert outsiders.std < ask.std
     with pytest.raises(BudgetExceeded):
@@ -404,7 +406,7 @@ def test_a_budget_against_the_server_holds_against_it():
 def test_a_server_that_adds_the_noise_itself_has_no_figure():
     held = data()
     ask_many(held, Poisson(0.5), std=1.0)
-    assert held._ledger.events_seen_by_server() is None
+    assert held._services.ledger.events_seen_by_server() is None
 
 
 def test_ledgers_of_clients_survive_their_file(tmp_path):
@@ -419,13 +421,13 @@ def test_ledgers_of_clients_survive_their_file(tmp_path):
 def test_a_round_goes_on_without_a_client_that_fails(kind, tmp_path):
     faulty = Settings(faults=Faults(**{kind: 0.5}))
     held = data(federation=faulty, tmp_path=tmp_path)
-    context = Context(0, data=held)
+    context = Context(0, services=held._services)
     ask = ask_one(held, times=20)
     answers = [ask(SCALE) for _ in context.steps(20)]
     lost = sum(answer is None for answer in answers)
     assert 3 <= lost <= 17
     assert ask.executed == 20  # each counts as a release all the same
-    assert held._ledger.doubts == []  # the coins of injected faults know no records
+    assert held._services.ledger.doubts == []  # the coins of injected faults know no records
     rows = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
     assert len(rows) == lost == sum("fault" in row for row in context.history)
     assert all(row["injected"] for row in rows)
@@ -441,17 +443,17 @@ def test_the_sum_goes_on_without_clients_that_fail(tmp_path):
 @pytest.mark.parametrize("wrong", ["raises", "shape", "global", "subclass", "subclass in state"])
 def test_a_program_that_fails_answers_zeros_and_nobody_hears_of_it(wrong, tmp_path):
     held = data(tmp_path=tmp_path)
-    context = Context(0, data=held)
+    context = Context(0, services=held._services)
     before = torch.get_rng_state()
     ask = ask_one(held, program=Toy(wrong=wrong))
     answers = [ask(SCALE) for _ in context.steps(8)]
     zeros = sum(torch.equal(answer, torch.zeros(SHAPE)) for answer in answers)
     assert zeros == (2 if wrong == "raises" else 8)  # the one client that has a record of class 3, twice
     assert torch.equal(torch.get_rng_state(), before)
-    assert held._ledger.doubts == []
+    assert held._services.ledger.doubts == []
     assert (tmp_path / "errors.txt").stat().st_mode & 0o077 == 0
     assert "Traceback" in (tmp_path / "errors.txt").read_text()
-    assert "secret" not in json.dumps(held._ledger.to_dict()) + json.dumps(context.history)
+    assert "secret" not in json.dumps(held._services.ledger.to_dict()) + json.dumps(context.history)
 
 
 def test_an_engine_that_lets_an_error_through_spoils_the_ledger(monkeypatch):
@@ -464,7 +466,7 @@ def test_an_engine_that_lets_an_error_through_spoils_the_ledger(monkeypatch):
     ask = ask_one(held)
     with pytest.raises(BrokenProgram):
         ask(SCALE)
-    (failure,) = held._ledger.failures
+    (failure,) = held._services.ledger.failures
     assert failure.what.startswith("a client program of 'toy' broke the rules")
     with pytest.raises(Spoiled):  # a method that catches it cannot go on
         ask(SCALE)
@@ -493,7 +495,7 @@ def test_a_real_fault_is_doubted_unless_the_user_vouches(dropout, doubts, monkey
     held = data(federation=Settings(dropout=dropout))
     ask = ask_one(held)
     assert ask(SCALE) is None
-    assert len(held._ledger.doubts) == doubts
+    assert len(held._services.ledger.doubts) == doubts
 
 
 def test_a_federation_in_which_nobody_answers_is_stopped(monkeypatch):
@@ -529,7 +531,9 @@ def run_rounds(folder, stop_after: int | None):
         calls.append(1)
         return 15 if stop_after is not None and len(calls) >= stop_after else None
 
-    context = Context(0, data=held, folder=folder, should_stop=should_stop, keep_steps=(10,), checkpoint_s=1e9)
+    context = Context(
+        0, services=held._services, folder=folder, should_stop=should_stop, keep_steps=(10,), due=lambda seconds: False
+    )
     ask = ask_one(held, times=20, std=0.3, sample=OneClient(N, "random", 9))
     net = torch.nn.Linear(1, 1)
     for _ in context.steps(20, net=net):

@@ -65,15 +65,15 @@ def test_bytes_are_added_up():
 def test_bytes_are_exact_after_a_kill_anywhere(tmp_path, die_at, every):
     """With a checkpoint after every step, and with one at the end of each loop only."""
     with pytest.raises(Killed):
-        federated(Context(folder=tmp_path, checkpoint_s=every), die_at)
-    assert federated(Context(folder=tmp_path, checkpoint_s=every)) == WHOLE
+        federated(Context(folder=tmp_path, due=lambda seconds: seconds >= every), die_at)
+    assert federated(Context(folder=tmp_path, due=lambda seconds: seconds >= every)) == WHOLE
 
 
 def test_bytes_are_exact_after_many_kills(tmp_path):
     for die_at in (2, 2, 2, 2, 2, 4, 4, 4, 1):  # a resumed attempt counts less before it gets as far
         with pytest.raises(Killed):
-            federated(Context(folder=tmp_path, checkpoint_s=0.0), die_at)
-    assert federated(Context(folder=tmp_path, checkpoint_s=0.0)) == WHOLE
+            federated(Context(folder=tmp_path, due=lambda seconds: True), die_at)
+    assert federated(Context(folder=tmp_path, due=lambda seconds: True)) == WHOLE
 
 
 @pytest.mark.parametrize("count", [-1, 1.0, True, "3"])
@@ -89,7 +89,7 @@ def test_a_run_that_sends_nothing_counts_nothing():
 
 def test_a_checkpoint_from_before_costs_were_counted_loads(tmp_path):
     with pytest.raises(Killed):
-        federated(Context(folder=tmp_path, checkpoint_s=0.0), die_at=3)
+        federated(Context(folder=tmp_path, due=lambda seconds: True), die_at=3)
     path = tmp_path / "checkpoints" / "last.pt"
     content = torch.load(path, weights_only=True)
     del content["seconds_outside"], content["peak_memory"]
@@ -124,10 +124,10 @@ def test_parameters_are_those_that_training_may_change():
 
 def test_time_is_in_the_loops_and_outside_of_them(tmp_path, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("dpgen_bench.method.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("dpgen_bench.training.loop.time.monotonic", lambda: now[0])
 
     def attempt(die_at: int | None) -> Context:
-        ctx = Context(folder=tmp_path, checkpoint_s=0.0)
+        ctx = Context(folder=tmp_path, due=lambda seconds: True)
         now[0] += 1  # before the loop
         for t in ctx.steps(3, net=nn.Linear(1, 1)):
             now[0] += 10
@@ -195,9 +195,9 @@ def test_the_peak_is_kept_in_the_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(cost, "_restart_host_peak", lambda: True)
     monkeypatch.setattr(cost, "_host_peak", lambda: peak[0])
     with pytest.raises(Killed):
-        federated(Context(folder=tmp_path, checkpoint_s=0.0, memory=PeakMemory()), die_at=3)
+        federated(Context(folder=tmp_path, due=lambda seconds: True, memory=PeakMemory()), die_at=3)
     peak[0] = 400.0
-    ctx = Context(folder=tmp_path, checkpoint_s=0.0, memory=PeakMemory())
+    ctx = Context(folder=tmp_path, due=lambda seconds: True, memory=PeakMemory())
     federated(ctx)
     assert ctx.cost(generator())["peak_memory_mib"] == {"host": 900.0, "accelerator": None, "since": "run start"}
 

@@ -16,6 +16,7 @@ from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Full
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.diagnostics import draw_norms, read_norms
 
 ROWS = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
@@ -33,7 +34,7 @@ ROWS = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
 def test_norms_are_of_rows_before_they_are_clipped(tmp_path, bound, norms):
     path = tmp_path / "private" / "diagnostics.jsonl"
     images, labels = torch.zeros(3, 1, 1, 1), torch.arange(3)
-    data = PrivateData(images, labels, 3, Ledger(Budget(math.inf), 3), Key.seeded("x"), diagnostics=path)
+    data = PrivateData(images, labels, 3, Services(Ledger(Budget(math.inf), 3), Key.seeded("x"), diagnostics=path))
     release = data.mechanism("query", sample=Full(), bound=bound, times=2, std=1.0)
     for _ in range(2):
         release(lambda images, labels: ROWS[labels] if bound.shape != (3,) else ROWS[labels, 0])
@@ -47,7 +48,7 @@ def test_norms_are_of_rows_before_they_are_clipped(tmp_path, bound, norms):
 def test_a_draw_without_records_has_no_norms(tmp_path):
     path = tmp_path / "private" / "diagnostics.jsonl"
     nobody = (torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.int64))
-    data = PrivateData(*nobody, 3, Ledger(Budget(math.inf), 0), Key.seeded("x"), diagnostics=path)
+    data = PrivateData(*nobody, 3, Services(Ledger(Budget(math.inf), 0), Key.seeded("x"), diagnostics=path))
     bound = PerRecord(C=1.0, shape=(2,))
     data.mechanism("query", sample=Full(), bound=bound, times=1, std=1.0)(lambda images, labels: ROWS[labels])
     assert json.loads(path.read_text())["norms_before_clipping"] == []

@@ -20,6 +20,7 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.record_rng import RecordRng
 from dpgen_bench.privacy.sampling import Full
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.testing import ClosedDoor
 from dpgen_bench.testing.doors import CLOSED, closed_doors
 from tests.toys import records
@@ -27,7 +28,7 @@ from tests.toys import records
 
 @pytest.fixture
 def data() -> PrivateData:
-    return PrivateData(*records(), 10, Ledger(Budget(10.0), 12), Key.seeded("test"))
+    return PrivateData(*records(), 10, Services(Ledger(Budget(10.0), 12), Key.seeded("test")))
 
 
 ROUTES: dict[str, Any] = {
@@ -55,7 +56,7 @@ def test_no_route_that_asks_the_object_leads_in(route, data):
         pytest.raises(ClosedDoor, match="names with a leading underscore, and keys, are private to the harness"),
     ):
         route(data)
-    assert data._key is not None  # open again, and as it was
+    assert data._services.key is not None  # open again, and as it was
 
 
 EXECUTED: dict[str, Any] = {}

@@ -19,6 +19,7 @@ from dpgen_bench.method import Context
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.config import build_method, compose_config
 from methods.dp_merf import DPMERF, CodeGenerator
 from tests.toys import Watcher
@@ -40,8 +41,8 @@ class Seen(Context):
 
 def fit(method: DPMERF, images: Tensor, labels: Tensor, classes: int, eps: float = math.inf) -> tuple[Watcher, Seen]:
     watcher, ledger = Watcher(), Ledger(Budget(eps, 1e-5, "replace_one", "pld"), len(labels))
-    data = PrivateData(images, labels, classes, ledger, Key.seeded("test"), observer=watcher)
-    context = Seen(SEED, data=data)
+    data = PrivateData(images, labels, classes, Services(ledger, Key.seeded("test"), observer=watcher))
+    context = Seen(SEED, services=data._services)
     method.fit(data, context)
     return watcher, context
 

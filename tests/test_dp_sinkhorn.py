@@ -28,6 +28,7 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.sampling import Poisson
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.config import build_method, compose_config
 from dpgen_bench.testing import ConformanceError, check_method
 from dpgen_bench.training.signals import Preempted
@@ -49,11 +50,11 @@ class Seen(Context):
 
 def private(eps: float = math.inf, n: int = 12, watcher: Watcher | None = None, **options: Any) -> PrivateData:
     ledger = Ledger(Budget(eps, 1e-5, "add_remove", "rdp"), n)
-    return PrivateData(*records(n), 10, ledger, Key.seeded("test"), observer=watcher, **options)
+    return PrivateData(*records(n), 10, Services(ledger, Key.seeded("test"), observer=watcher, **options))
 
 
 def fit(method: DPSinkhorn, data: PrivateData, **context: Any) -> tuple[Generator, Seen]:
-    ctx = Seen(3, data=data, **context)
+    ctx = Seen(3, services=data._services, **context)
     return method.fit(data, ctx), ctx
 
 

@@ -22,11 +22,13 @@ from dpgen_bench.method import Context, Scale
 from dpgen_bench.nets.dpgan import DiscriminatorNet, GeneratorNet
 from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
 from dpgen_bench.privacy.accountants.proven import epsilon
+from dpgen_bench.privacy.allowance import Observer
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.mechanism import Mechanism, Observer
+from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.sampling import Poisson
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.config import build_method, compose_config, specify
 from dpgen_bench.training.frequency import LADDER, StepFrequency
 from dpgen_bench.training.signals import Preempted
@@ -258,15 +260,17 @@ class Seen(Context):
         return super().steps(total, phase=phase, **stateful)
 
 
-def private(eps: float = math.inf, n: int = 12, watcher: Watcher | None = None, **options: Any) -> PrivateData:
+def private(
+    eps: float = math.inf, n: int = 12, watcher: Watcher | None = None, public_n: int | None = None
+) -> PrivateData:
     budget = Budget(eps, 1e-5, "add_remove", "rdp")
     return PrivateData(
-        *records(n), num_classes=10, ledger=Ledger(budget, n), key=Key.seeded("test"), observer=watcher, **options
+        *records(n), 10, Services(Ledger(budget, n), Key.seeded("test"), observer=watcher), public_n=public_n
     )
 
 
 def fit(method: DPGAN, data: PrivateData, **context: Any) -> tuple[Generator, Seen]:
-    ctx = Seen(3, data=data, **context)
+    ctx = Seen(3, services=data._services, **context)
     return method.fit(data, ctx), ctx
 
 
@@ -417,7 +421,7 @@ def test_noise_is_sigma_times_c_and_public_rows_are_fixed() -> None:
 def test_sigma_is_calibrated_from_steps() -> None:
     data = private(10.0)
     mechanism = planned(DPGAN(**TINY), data)
-    spent = epsilon(data._ledger.events, 1e-5, "add_remove", "rdp")
+    spent = epsilon(data._services.ledger.events, 1e-5, "add_remove", "rdp")
     assert mechanism.std > 0
     assert 9.9 < spent <= 10.0
 

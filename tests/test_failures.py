@@ -18,6 +18,7 @@ from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Full, OneShard
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.unseen import UNNAMED
 from dpgen_bench.runs.execute import RunFailed, execute
 from dpgen_bench.runs.listing import describe_run, is_unbounded
@@ -143,7 +144,7 @@ def test_a_child_inherits_the_doubts_of_its_parent_and_cannot_settle_them():
 def test_the_start_of_private_state_leaves_a_mark(tmp_path):
     images, labels = toys.records()
     ledger = Ledger(Budget(10.0), len(labels), path=tmp_path / "ledger.json")
-    data = PrivateData(images, labels, 10, ledger, Key.seeded("state"))
+    data = PrivateData(images, labels, 10, Services(ledger, Key.seeded("state")))
     sample = OneShard(3, "public_balanced")
 
     def start(records, coins):

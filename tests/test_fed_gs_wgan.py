@@ -29,6 +29,7 @@ from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import OneClient, Sampling
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.config import CONF, build_method, compose_config, specify
 from dpgen_bench.testing import ConformanceError, check_method
 from methods import fed_gs_wgan
@@ -198,8 +199,10 @@ class Seen(Context):
 def fit(**settings: Any) -> Seen:
     """A run on four clients with ten records each, of all labels, asked in turn, without noise."""
     ledger = Ledger(Budget(math.inf, DELTA, "replace_one", "pld"), 4)
-    data = PrivateData(*toys.records(40), 10, ledger, Key.seeded("test"), clients=np.arange(40) // 10, num_clients=4)
-    context = Seen(3, data=data)
+    data = PrivateData(
+        *toys.records(40), 10, Services(ledger, Key.seeded("test")), clients=np.arange(40) // 10, num_clients=4
+    )
+    context = Seen(3, services=data._services)
     context.released = FedGSWGAN(**{**TINY, "schedule": "public_balanced", "n_critic": 3, **settings}).fit(
         data, context
     )
@@ -258,8 +261,8 @@ def planned(method: FedGSWGAN, n: int, eps: float = math.inf) -> tuple[Ledger, C
     """The allowance that the method asks of n clients at 28x28 with 36 classes; there is no record."""
     ledger, key, nobody = Ledger(Budget(eps, DELTA, "replace_one", "pld"), n), Key.seeded("plan"), np.zeros(0, np.int64)
     none = torch.zeros(0, *SHAPE, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
-    data = PrivateData(*none, 36, ledger, key, clients=nobody, num_clients=n)
-    return ledger, method._mechanism(data.grouped("client"), Context(0, data=data), {})
+    data = PrivateData(*none, 36, Services(ledger, key), clients=nobody, num_clients=n)
+    return ledger, method._mechanism(data.grouped("client"), Context(0, services=data._services), {})
 
 
 def spent(ledger: Ledger, against: str) -> float:

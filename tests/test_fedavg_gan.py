@@ -30,6 +30,7 @@ from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import FixedSize, Poisson
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.config import CONF, build_method, compose_config, specify
 from dpgen_bench.testing import ConformanceError, check_method
 from methods import fedavg_gan
@@ -203,8 +204,10 @@ def test_the_mean_is_the_sum_of_clipped_answers_over_a_fixed_number(monkeypatch:
     monkeypatch.setattr(fedavg_gan, "DiscriminatorClient", Known)
     of, played = np.repeat(np.arange(5), [0, 1, 1, 8, 20]), Settings(faults=Faults(drop=0.5))
     ledger = Ledger(FREE, 5)
-    data = PrivateData(*toys.records(30), 10, ledger, Key.seeded("m"), clients=of, num_clients=5, federation=played)
-    context = Steps(3, data=data)
+    data = PrivateData(
+        *toys.records(30), 10, Services(ledger, Key.seeded("m")), clients=of, num_clients=5, federation=played
+    )
+    context = Steps(3, services=data._services)
     settings = {"steps": 12, "sigma": 1e-9, "clip_norm": 100.0, "lr_server": 0.01}
     FedAvgGAN(**{**TINY, **settings}).fit(data, context)
     (mechanism,) = data.mechanisms.values()
@@ -228,9 +231,9 @@ def test_a_round_is_algorithm_1_with_each_sides_own_optimiser_and_rate(monkeypat
     monkeypatch.setattr(fedavg_gan, "DiscriminatorClient", lambda *args: programs.append(Known(*args)) or programs[-1])
     monkeypatch.setattr(ClientMechanism, "__call__", lambda self, message: sent.append(message) or call(self, message))
     data = PrivateData(
-        *toys.records(30), 10, Ledger(FREE, 5), Key.seeded("m"), clients=np.arange(30) % 5, num_clients=5
+        *toys.records(30), 10, Services(Ledger(FREE, 5), Key.seeded("m")), clients=np.arange(30) % 5, num_clients=5
     )
-    context = Steps(3, data=data)
+    context = Steps(3, services=data._services)
     settings = {"steps": 1, "g_steps": 3, "lr_g": 0.5, "lr_d": 2e-4, "lr_server": 1e-3, "optimizer_d": "adam"}
     FedAvgGAN(**{**TINY, **settings}).fit(data, context)
     assert (programs[0].lr, programs[0].optimizer, programs[0].local_steps) == (2e-4, "adam", 1)
@@ -260,8 +263,10 @@ def test_the_generator_learns_how_bright_the_images_of_clients_are() -> None:
     learnt = []
     for pixel in (25, 230):
         images, of, ledger = torch.full((80, *SHAPE), pixel, dtype=torch.uint8), np.arange(80) % 20, Ledger(FREE, 20)
-        data = PrivateData(images, torch.arange(80) % 10, 10, ledger, Key.seeded("l"), clients=of, num_clients=20)
-        made = FedAvgGAN(**{**TINY, **adam, **sizes}).fit(data, Context(0, data=data))
+        data = PrivateData(
+            images, torch.arange(80) % 10, 10, Services(ledger, Key.seeded("l")), clients=of, num_clients=20
+        )
+        made = FedAvgGAN(**{**TINY, **adam, **sizes}).fit(data, Context(0, services=data._services))
         learnt.append(float(made.sample(torch.arange(80) % 10, 1).float().mean()))
     assert learnt[1] - learnt[0] > 100
 
@@ -273,8 +278,8 @@ def planned(method: FedAvgGAN, n: int, budget: Budget) -> ClientMechanism:
     """The allowance that the method asks of n clients; there is no record."""
     none = torch.zeros(0, *SHAPE, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
     key, nobody = Key.seeded("plan"), np.zeros(0, np.int64)
-    data = PrivateData(*none, 36, Ledger(budget, n), key, clients=nobody, num_clients=n)
-    return method._mechanism(data.grouped("client"), Context(0, data=data), program(), 1000)
+    data = PrivateData(*none, 36, Services(Ledger(budget, n), key), clients=nobody, num_clients=n)
+    return method._mechanism(data.grouped("client"), Context(0, services=data._services), program(), 1000)
 
 
 def test_the_published_setting() -> None:

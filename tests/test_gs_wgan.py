@@ -24,7 +24,9 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.sampling import OneShard
-from dpgen_bench.privacy.state import PrivateState, StatePlace
+from dpgen_bench.privacy.services import Services
+from dpgen_bench.privacy.state import PrivateState
+from dpgen_bench.privacy.state_file import StatePlace
 from dpgen_bench.runs.config import build_method, compose_config
 from dpgen_bench.testing import ConformanceError, check_method
 from dpgen_bench.training.signals import Preempted
@@ -39,11 +41,11 @@ TINY: dict[str, Any] = dict(
 
 def private(eps: float = math.inf, n: int = 12, watcher: Watcher | None = None, **options: Any) -> PrivateData:
     ledger = Ledger(Budget(eps, 1e-5, "replace_one", "pld"), n)
-    return PrivateData(*records(n), 10, ledger, Key.seeded("test"), observer=watcher, **options)
+    return PrivateData(*records(n), 10, Services(ledger, Key.seeded("test"), observer=watcher, **options))
 
 
 def fit(method: GSWGAN, data: PrivateData, **context: Any) -> Generator:
-    return method.fit(data, Context(3, data=data, **context))
+    return method.fit(data, Context(3, services=data._services, **context))
 
 
 def weights(generator: Generator) -> Tensor:
@@ -133,7 +135,7 @@ def test_both_networks_learn_at_the_configured_rate() -> None:
 
     data = private()
     method = GSWGAN(**{**TINY, "steps": 1, "lr": 3e-3, "betas": (0.4, 0.8)})
-    method.fit(data, Seen(3, data=data))
+    method.fit(data, Seen(3, services=data._services))
     (group,) = kept[-1].param_groups
     assert (group["lr"], group["betas"]) == (3e-3, (0.4, 0.8)) == (method.training.lr, method.training.betas)
 
@@ -151,7 +153,7 @@ def test_the_released_generator_is_the_moving_average() -> None:
     for ema in (0.6, 0.0):
         seen: list[list[Tensor]] = []
         data = private()
-        generator = GSWGAN(**{**TINY, "ema": ema}).fit(data, Trajectory(3, data=data))
+        generator = GSWGAN(**{**TINY, "ema": ema}).fit(data, Trajectory(3, services=data._services))
         assert isinstance(generator, NetGenerator)
         expected = [0.36 * (a + b) / 2 + 0.24 * c + 0.4 * d if ema else d for a, b, c, d in zip(*seen, strict=True)]
         for mean, parameter in zip(expected, generator.net.parameters(), strict=True):
@@ -253,11 +255,10 @@ def test_calibrated_noise_is_the_proven_one(schedule: str, sigma: float) -> None
         torch.zeros(0, *SHAPE, dtype=torch.uint8),
         torch.zeros(0, dtype=torch.int64),
         10,
-        Ledger(Budget(10.0, 1e-5, "replace_one", "pld"), 60_000),
-        Key.seeded("plan"),
+        Services(Ledger(Budget(10.0, 1e-5, "replace_one", "pld"), 60_000), Key.seeded("plan")),
         public_n=60_000,
     )
-    release, _ = GSWGAN(schedule=schedule)._mechanism(data, Context(0, data=data))  # type: ignore[arg-type]
+    release, _ = GSWGAN(schedule=schedule)._mechanism(data, Context(0, services=data._services))  # type: ignore[arg-type]
     assert release.std / 2 == pytest.approx(sigma, abs=0.006)
 
 
@@ -272,7 +273,7 @@ def test_too_little_noise_is_refused_before_any_record_is_seen() -> None:
 def test_no_steps_given_are_as_many_as_the_noise_allows() -> None:
     data = private(eps=10.0)
     method = GSWGAN(**{**TINY, "steps": None, "sigma": 6.0, "schedule": "public_balanced"})
-    release, _ = method._mechanism(data, Context(0, data=data))
+    release, _ = method._mechanism(data, Context(0, services=data._services))
     assert release.times % 3 == 0, "whole rounds"
     assert release.times > 3
 
@@ -423,22 +424,22 @@ def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path: Any) -> None:
         made = iter(range(100))
         return Context(
             3,
-            data=data,
+            services=data._services,
             folder=folder,
-            checkpoint_s=0.0,
+            due=lambda seconds: True,
             should_stop=lambda: 15 if stop_after is not None and next(made) >= stop_after else None,
         )
 
     settings = {**TINY, "steps": 6, "schedule": "public_balanced", "sigma": None}
-    straight = private(eps=10.0, state_place=StatePlace(tmp_path / "s0", tmp_path / "c0", {}))
+    straight = private(eps=10.0, place=StatePlace(tmp_path / "s0", tmp_path / "c0", {}))
     expected = weights(GSWGAN(**settings).fit(straight, context(straight, None, tmp_path / "run0")))
     for stop_after in (0, 2, 4, 7):
         folder = tmp_path / f"run-{stop_after}"
         place = StatePlace(folder / "private", folder / "cache", {})
-        data = private(eps=10.0, state_place=place)
+        data = private(eps=10.0, place=place)
         with pytest.raises(Preempted):
             GSWGAN(**settings).fit(data, context(data, stop_after, folder))
-        again = private(eps=10.0, state_place=place)
+        again = private(eps=10.0, place=place)
         resumed = GSWGAN(**settings).fit(again, context(again, None, folder))
         assert torch.equal(weights(resumed), expected), stop_after
 

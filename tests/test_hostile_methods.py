@@ -17,19 +17,20 @@ from dpgen_bench.data.private import PrivateData
 from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient, PerRow, Whole
 from dpgen_bench.privacy.clipping import clip_rows
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.journal import Journal
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger, Spoiled
-from dpgen_bench.privacy.mechanism import Journal
 from dpgen_bench.privacy.noise import add_noise
 from dpgen_bench.privacy.record_rng import RecordRng
 from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.unseen import UNNAMED, public_type
 
 
 def open_data(n=6, fill=0.5):
     ledger = Ledger(Budget(1e4), n)
     images, labels = torch.full((n, 1, 1, 2), fill), torch.zeros(n, dtype=torch.int64)
-    return PrivateData(images, labels, 2, ledger, Key.seeded("hostile")), ledger
+    return PrivateData(images, labels, 2, Services(ledger, Key.seeded("hostile"))), ledger
 
 
 def ask(data, name="sum", bound=None, **options):
@@ -216,7 +217,7 @@ def test_a_name_that_was_handed_out_is_refused_whatever_a_method_does_to_the_mec
         ask(data)
     resumed = Ledger.from_dict(copy.deepcopy(ledger.to_dict()))  # another process may ask again
     images, labels = torch.zeros(6, 1, 1, 2), torch.zeros(6, dtype=torch.int64)
-    assert ask(PrivateData(images, labels, 2, resumed, Key.seeded("hostile"))).std == release.std
+    assert ask(PrivateData(images, labels, 2, Services(resumed, Key.seeded("hostile")))).std == release.std
 
 
 @pytest.mark.parametrize("name", ["../../evil", "", "a/b", "a.b", ".", "1", "a\n", "a" * 101, 3, None])

@@ -27,7 +27,6 @@ LAYERS = (
     ("report",),
     ("cli",),
 )
-STILL = {("dpgen_bench.federation.data", "dpgen_bench.data.private")}  # cut by the services that both share
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 
@@ -54,8 +53,7 @@ def modules_of(node: ast.Import | ast.ImportFrom) -> set[str]:
 
 @cache
 def imported(module: str) -> frozenset[str]:
-    names = {name for node in nodes_of(MODULES[module]) for name in modules_of(node)} - {module}
-    return frozenset(name for name in names if (module, name) not in STILL)
+    return frozenset(name for node in nodes_of(MODULES[module]) for name in modules_of(node)) - {module}
 
 
 def part_of(module: str) -> str:
@@ -91,7 +89,7 @@ def test_the_harness_is_imported_at_the_top_of_a_module(module):
     tree = ast.parse(MODULES[module].read_text())
     inner = [node for top in tree.body for node in ast.walk(top) if node is not top]
     imports = [node for node in inner if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert not [name for node in imports for name in modules_of(node) if (module, name) not in STILL]
+    assert not [name for node in imports for name in modules_of(node)]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "methods").glob("*.py")), ids=lambda path: path.name)

@@ -23,6 +23,7 @@ from dpgen_bench.method import Context, Method
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.config import CONF, build_method, compose_config
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
@@ -77,8 +78,10 @@ def accuracy_of_samples(make_method: Callable[[], Method], seed: int, samples: i
     images, labels = two_classes()
     ledger = Ledger(Budget(math.inf, 1e-5, "replace_one", "rdp"), len(labels))
     owners = np.arange(len(labels)) // 2 % clients
-    data = PrivateData(images, labels, 2, ledger, Key.seeded(f"learn:{seed}"), clients=owners, num_clients=clients)
-    generator = make_method().fit(data, Context(seed, data=data))
+    data = PrivateData(
+        images, labels, 2, Services(ledger, Key.seeded(f"learn:{seed}")), clients=owners, num_clients=clients
+    )
+    generator = make_method().fit(data, Context(seed, services=data._services))
     wanted = torch.arange(samples) % 2
     made = generator.sample(wanted, seed).float() / 255.0
     means = torch.stack([images[labels == label].mean(0) for label in (0, 1)])

@@ -27,6 +27,7 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.noise import _BLOCK, add_noise
 from dpgen_bench.privacy.rounded_normal import MARGIN, grid_step, rounded_normal
 from dpgen_bench.privacy.sampling import FixedSize, Full, OneClient, OneShard, Poisson
+from dpgen_bench.privacy.services import Services
 from tests import float_attack
 from tests.toys import records
 
@@ -97,7 +98,7 @@ class Gradient:
 def attacked(setting, mode: str, releases: int) -> tuple[dict[str, int], np.ndarray]:
     """How often each attack names the right candidate, and the last release."""
     images, labels = records(1, (1, 10, 20))
-    data = PrivateData(images, labels, 10, Ledger(Budget(math.inf), 1, mode), key_of(mode, "attack"))
+    data = PrivateData(images, labels, 10, Services(Ledger(Budget(math.inf), 1, mode), key_of(mode, "attack")))
     release = data.mechanism("m", sample=Full(), bound=setting.bound, times=releases, std=setting.std)
     right = {"membership": 0, "residue": 0}
     for index in range(releases):
@@ -322,7 +323,7 @@ def test_a_key_keeps_its_mode_and_the_ledger_must_have_the_same():
     images, labels = records(4)
     for mode, other in (("os", "seeded"), ("seeded", "os")):
         with pytest.raises(ValueError, match=f"expected a key of the ledger's noise mode, privacy.noise={mode}"):
-            PrivateData(images, labels, 10, Ledger(Budget(1.0), 4, mode), key_of(other, "a"))
+            PrivateData(images, labels, 10, Services(Ledger(Budget(1.0), 4, mode), key_of(other, "a")))
 
 
 def test_poisson_draws_from_the_cryptographic_stream_have_their_rate_and_belong_to_ids():
@@ -370,7 +371,7 @@ def test_clients_and_servers_add_the_same_noise():
         ("server", Full(), PerRecord(C=1.0, shape=(2, 3))),
     ):
         ledger = Ledger(Budget(math.inf, relation="replace_one"), 12, "os")
-        data = PrivateData(images, labels, 10, ledger, os_key("fed"), clients=clients, num_clients=4)
+        data = PrivateData(images, labels, 10, Services(ledger, os_key("fed")), clients=clients, num_clients=4)
         ask = data.grouped("client").mechanism(
             "m", program=Toy(keeps=False), sample=sample, bound=bound, noise_at=noise_at, times=2, std=std
         )

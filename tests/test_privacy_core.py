@@ -14,20 +14,22 @@ from scipy import stats
 
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
+from dpgen_bench.privacy.allowance import AllowanceExhausted
 from dpgen_bench.privacy.bounds import Batch, PerRecord, PerRecordGradient, PerRow, Whole
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
+from dpgen_bench.privacy.journal import Journal
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.mechanism import AllowanceExhausted, Journal
 from dpgen_bench.privacy.sampling import Full, Poisson
+from dpgen_bench.privacy.services import Services
 
 
 def open_data(n=12, epsilon=10.0, key="test", journal=None, ledger=None, diagnostics=None, **budget):
     images = torch.arange(n * 4, dtype=torch.uint8).reshape(n, 1, 2, 2)
     ledger = ledger or Ledger(Budget(epsilon, **budget), n)
     labels = torch.arange(n) % 3
-    data = PrivateData(images, labels, 3, ledger, Key.seeded(key), journal=journal, diagnostics=diagnostics)
-    return data, ledger
+    services = Services(ledger, Key.seeded(key), journal=journal or Journal(None), diagnostics=diagnostics)
+    return PrivateData(images, labels, 3, services), ledger
 
 
 class Refuse:

@@ -17,8 +17,9 @@ from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger, Spoiled
 from dpgen_bench.privacy.sampling import OneShard, Poisson
-from dpgen_bench.privacy.state import PrivateState, StatePlace
-from dpgen_bench.privacy.state_file import Rows
+from dpgen_bench.privacy.services import Services
+from dpgen_bench.privacy.state import PrivateState
+from dpgen_bench.privacy.state_file import Rows, StatePlace
 
 BALANCED = OneShard(3, "public_balanced")
 BOUND = PerRow(C=1.0, shape=(2, 1))
@@ -28,7 +29,7 @@ def open_data(n=12, place=None, images=None):
     images = torch.arange(n).float().reshape(n, 1, 1, 1) / n if images is None else images
     ledger = Ledger(Budget(epsilon=1e4), n)
     labels = torch.zeros(len(images), dtype=torch.int64)
-    return PrivateData(images, labels, 2, ledger, Key.seeded("test"), state_place=place), ledger
+    return PrivateData(images, labels, 2, Services(ledger, Key.seeded("test"), place=place or StatePlace())), ledger
 
 
 def count(records, coins):
@@ -63,7 +64,7 @@ def taped(data):
         def before_records(self):
             pass
 
-    data._observer = Tape()
+    object.__setattr__(data._services, "observer", Tape())
     return exact
 
 
@@ -304,14 +305,14 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
             release, _ = prepare(data, bound=wide, std=1e5)
             for _ in range(checkpoint):
                 release(visit)
-            data._controls["query"].before_checkpoint()
-            data._controls["query"].after_checkpoint()
+            data._services.controls["query"].before_checkpoint()
+            data._services.controls["query"].after_checkpoint()
             for _ in range(lost):
                 release(visit)
             again, _ = open_data(place=folder)  # a new process
             exact = taped(again)
             release, _ = prepare(again, bound=wide, std=1e5)
-            again._controls["query"].resume_at(checkpoint)
+            again._services.controls["query"].resume_at(checkpoint)
             for _ in range(9 - checkpoint):
                 release(visit)
             assert exact == expected[checkpoint:], (checkpoint, lost)
@@ -350,7 +351,7 @@ def test_state_that_is_gone_is_missed(tmp_path):
         release(visit)
     again, _ = open_data(place=StatePlace(tmp_path / "elsewhere", place.cache, {}))
     release, _ = prepare(again)
-    again._controls["query"].resume_at(4)
+    again._services.controls["query"].resume_at(4)
     with pytest.raises(RuntimeError, match="does not fit its checkpoint"):
         release(visit)
 
@@ -455,7 +456,7 @@ def test_what_private_functions_give_is_checked(start, query, complaint):
 def test_releases_with_state_are_made_in_loops(tmp_path):
     """Elsewhere they would be made again after a kill, and the state that they had would be gone."""
     data, ledger = open_data()
-    context = Context(0, data=data)
+    context = Context(0, services=data._services)
     release, _ = prepare(data)
     with pytest.raises(RuntimeError, match=r"inside ctx\.steps"):
         release(visit)

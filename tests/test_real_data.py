@@ -20,6 +20,7 @@ from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.config import build_dataset, compose_config
 from dpgen_bench.runs.execute import RunFailed, execute
 from dpgen_bench.runs.store import Store
@@ -42,8 +43,8 @@ def numbers(images: Tensor) -> list[int]:
 
 def fit(images: Tensor, labels: Tensor, *, epsilon: float = math.inf, public_n: int | None = None) -> RealRecords:
     n = len(labels) if public_n is None else public_n
-    data = PrivateData(images, labels, 4, Ledger(Budget(epsilon), n), Key.seeded("test"), public_n=public_n)
-    return RealData().fit(data, Context(0, "cpu", data=data))
+    data = PrivateData(images, labels, 4, Services(Ledger(Budget(epsilon), n), Key.seeded("test")), public_n=public_n)
+    return RealData().fit(data, Context(0, "cpu", services=data._services))
 
 
 def configured(results, *overrides: str):

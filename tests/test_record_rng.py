@@ -20,11 +20,12 @@ from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.bounds import Batch, PerRecord, PerRecordGradient, PerRow, Whole, call
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.journal import Journal
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.mechanism import Journal
 from dpgen_bench.privacy.record_rng import RecordRng, _log, names_rng
 from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.testing import ConformanceError, check_method
 from tests.toys import Painter, release_painter
 
@@ -150,12 +151,20 @@ def test_a_function_is_given_rng_if_it_names_it(fn, named) -> None:
 # --- in mechanisms ----------------------------------------------------------------------------------------------------
 
 
-def open_data(ids=None, n=8, key="rng", **more) -> PrivateData:
+def open_data(ids=None, n=8, key="rng", journal=None, diagnostics=None, **more) -> PrivateData:
     """Records of which the label is the id."""
     ids = np.arange(n) if ids is None else np.asarray(ids)
     images = torch.rand(n, 1, 4, 4, generator=torch.Generator().manual_seed(3))[ids]
     ledger = Ledger(Budget(math.inf), n)
-    return PrivateData(images, torch.arange(n)[ids], n, ledger, Key.seeded(key), ids=ids, public_n=n, **more)
+    return PrivateData(
+        images,
+        torch.arange(n)[ids],
+        n,
+        Services(ledger, Key.seeded(key), journal=journal or Journal(None), diagnostics=diagnostics),
+        ids=ids,
+        public_n=n,
+        **more,
+    )
 
 
 BOUNDS = {

@@ -22,6 +22,7 @@ from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson
+from dpgen_bench.privacy.services import Services
 from tests.test_client_data import Toy
 
 SUM = PerRecord(C=0.5, shape=(2,))
@@ -34,8 +35,7 @@ def open_data(budget: Budget | None = None, ledger: Ledger | None = None) -> Pri
         torch.zeros(12, 1, 2, 2),
         torch.zeros(12, dtype=torch.int64),
         1,
-        ledger,
-        Key.seeded("shares"),
+        Services(ledger, Key.seeded("shares")),
         clients=np.arange(12) % 4,
         num_clients=4,
     )
@@ -233,7 +233,7 @@ def test_a_resumed_run_must_ask_for_the_same_share() -> None:
         data.mechanism(name, sample=Full(), bound=SUM, times=1, share=share)
 
     def resumed() -> PrivateData:
-        return open_data(ledger=Ledger.from_dict(json.loads(json.dumps(data._ledger.to_dict()))))
+        return open_data(ledger=Ledger.from_dict(json.loads(json.dumps(data._services.ledger.to_dict()))))
 
     again = resumed()
     for name, share in (("a", 0.3), ("b", None)):
@@ -247,7 +247,7 @@ def restarted(parent_share: float) -> PrivateData:
     parent = open_data()
     parent.mechanism("a", sample=Full(), bound=SUM, times=1, share=parent_share)
     ledger = Ledger(Budget(2.0), 12)
-    ledger.inherit(parent._ledger, "0123456789ab")
+    ledger.inherit(parent._services.ledger, "0123456789ab")
     return open_data(ledger=ledger)
 
 
@@ -256,7 +256,7 @@ def test_shares_of_a_restarted_run_are_of_the_whole_budget_and_the_last_takes_wh
     first = child.mechanism("a", sample=Full(), bound=SUM, times=1, share=0.3)
     rest = child.mechanism("b", sample=Full(), bound=SUM, times=1, share=0.7)  # makes 1, and gets 0.2
     assert rest.std == pytest.approx(first.std * math.sqrt(0.3 / 0.2), rel=1e-3)
-    assert epsilon(child._ledger.events, 1e-5, "add_remove", "pld") == pytest.approx(2.0, rel=1e-3)
+    assert epsilon(child._services.ledger.events, 1e-5, "add_remove", "pld") == pytest.approx(2.0, rel=1e-3)
 
 
 def test_a_share_that_the_parent_has_spent_is_refused() -> None:

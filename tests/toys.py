@@ -15,8 +15,9 @@ from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
+from dpgen_bench.privacy.allowance import Observer
 from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient
-from dpgen_bench.privacy.mechanism import Mechanism, Observer
+from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.sampling import Full, Poisson
 
 

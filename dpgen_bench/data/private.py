@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -14,18 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpgen_bench.federation.client_mechanism import ClientMechanism, PublicBooks
+from dpgen_bench.federation.client_mechanism import ClientMechanism
 from dpgen_bench.federation.data import ClientData
 from dpgen_bench.federation.settings import Settings
+from dpgen_bench.privacy.allowance import Allowance
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PerRow, Whole, unit_range
 from dpgen_bench.privacy.cautions import caution
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
-from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.mechanism import Control, Journal, Mechanism, Observer
+from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.planning import Request, planned
 from dpgen_bench.privacy.sampling import SAMPLINGS, OneShard, Sampling
-from dpgen_bench.privacy.state import PrivateState, Start, StatePlace
+from dpgen_bench.privacy.services import Services
+from dpgen_bench.privacy.state import PrivateState, Start
 
 
 class PrivateData:
@@ -39,12 +39,11 @@ class PrivateData:
         labels: int64 [n].
         ids: record ids [n], distinct and non-negative; a record keeps its id, and hence its coins, when others come
             or go. Default 0..n-1.
-        key: root of all draws and noise of the run; its mode is that of the ledger.
-        state_place: where private state lies; in memory by default.
+        services: what the run's mechanisms share.
+        public_n: the number of records that is public; the number of labels if not given.
         clients: client number [n] of each record, for `grouped`; None: the data know no clients.
         num_clients: N, public; clients 0..N-1, of which some may have no record.
         federation: where the programs of clients run, and which faults are played.
-        private_folder: for what clients raise, and for faults, neither of which is public.
     """
 
     def __init__(
@@ -52,23 +51,16 @@ class PrivateData:
         images: Tensor,
         labels: Tensor,
         num_classes: int,
-        ledger: Ledger,
-        key: Key,
+        services: Services,
         *,
         ids: np.ndarray | None = None,
         public_n: int | None = None,
-        device: torch.device | str = "cpu",
-        journal: Journal | None = None,
-        observer: Observer | None = None,
-        diagnostics: Path | None = None,
-        state_place: StatePlace | None = None,
         clients: np.ndarray | None = None,
         num_clients: int | None = None,
         federation: Settings | None = None,
-        private_folder: Path | None = None,
     ) -> None:
-        self.__images = images.to(device)
-        self.__labels = labels.to(device)
+        self.__images = images.to(services.device)
+        self.__labels = labels.to(services.device)
         self.__ids = np.arange(len(labels)) if ids is None else np.asarray(ids)
         self._ids_are_positions = ids is None
         if len(images) != len(labels) or len(np.unique(self.__ids)) != len(labels) or (self.__ids < 0).any():
@@ -76,40 +68,28 @@ class PrivateData:
                 "expected as many images as labels and distinct record ids >= 0, got "
                 f"{len(images)}, {len(labels)} and {len(np.unique(self.__ids))}, the least {self.__ids.min(initial=0)}."
             )
-        if key.mode != ledger.noise:
-            raise ValueError(
-                f"expected a key of the ledger's noise mode, privacy.noise={ledger.noise}, got one of mode {key.mode}: "
-                "the ledger would state another kind of noise than is added."
-            )
         self.__clients = clients
         self._num_clients = num_clients
         self._federation = federation or Settings()
-        self._private_folder = private_folder
-        self.books: PublicBooks | None = None  # the run's, set by its Context
         self._n = len(labels) if public_n is None else public_n
         self._n_was_read = False
         self.num_classes = num_classes
         self.image_shape: tuple[int, int, int] = (images.shape[1], images.shape[2], images.shape[3])
-        self.device = torch.device(device)
-        self.__mechanisms: dict[str, Mechanism | ClientMechanism] = {}
-        self._controls: dict[str, Control] = {}  # of the mechanisms; for the harness
-        self._ledger = ledger
-        self._key = key
-        self._journal = journal or Journal(None)
-        self._observer = observer
-        self._diagnostics = diagnostics
-        self._state_place = state_place or StatePlace()
+        self._services = services
         self._state_names: set[str] = set()
-        self.in_loop = True  # where no Context says otherwise
+
+    @property
+    def device(self) -> torch.device:
+        return self._services.device
 
     @property
     def budget(self) -> Budget:
-        return self._ledger.budget
+        return self._services.ledger.budget
 
     @property
-    def mechanisms(self) -> Mapping[str, Mechanism | ClientMechanism]:
+    def mechanisms(self) -> Mapping[str, Allowance]:
         """What was handed out, by name; read-only, because a second mechanism of a name would have the same noise."""
-        return MappingProxyType(self.__mechanisms)
+        return MappingProxyType(self._services.mechanisms)
 
     @property
     def n(self) -> int:
@@ -118,7 +98,7 @@ class PrivateData:
         Raises:
             ValueError: where the unit is the client: how many records there are depends on what one client holds.
         """
-        if self._ledger.unit == "client":
+        if self._services.ledger.unit == "client":
             raise ValueError("the number of records is private where the unit is the client; use that of clients.")
         self._n_was_read = True
         return self._n
@@ -144,7 +124,7 @@ class PrivateData:
                 "the number of records was read, which is private where the unit is the client: group the data first, "
                 "and use the number of clients."
             )
-        self._ledger.by_client(self._num_clients)
+        self._services.ledger.by_client(self._num_clients)
         images, labels, clients = self.__images, self.__labels, self.__clients
 
         def records_of(client: int) -> tuple[Tensor, Tensor]:
@@ -152,7 +132,15 @@ class PrivateData:
             return images[index], labels[index]
 
         number = max(self._num_clients, int(clients.max(initial=-1)) + 1)
-        return ClientData(self, self._num_clients, records_of, number)
+        return ClientData(
+            self._services,
+            self._federation,
+            records_of,
+            n=self._num_clients,
+            number=number,
+            num_classes=self.num_classes,
+            image_shape=self.image_shape,
+        )
 
     def mechanism(
         self,
@@ -189,44 +177,24 @@ class PrivateData:
                 not cover.
         """
         request = Request(name, sample, bound, times, std, share)
-        self._ledger.expect_new(name)
+        self._services.ledger.expect_new(name)
         _expect_proven(sample, SAMPLINGS, "sampling")
         _expect_proven(bound, (PerRecord, PerRecordGradient, PerRow, Whole), "bound")
-        if self._ledger.unit == "client":
+        if self._services.ledger.unit == "client":
             raise ValueError(
                 f"mechanism {name!r} would protect single records, and the ledger's unit is the client: ask the "
                 "grouped data for mechanisms, or do not group them."
             )
         if state is not None:
             _expect_covered(state, sample, bound)
-        entry = planned(self._ledger, request)
+        entry = planned(self._services.ledger, request)
         if not math.isfinite(bound.C) and entry.event.std > 0:
             raise ValueError(f"mechanism {name!r}: noise without clipping (C = inf) hides nothing; set a finite C.")
         if state is not None:
             entry = replace(entry, bound={**entry.bound, "private_state": state.name})
-        self._ledger.approve(entry)
-        caution(self._ledger, name, ids_are_positions=self._ids_are_positions)
-        mechanism = Mechanism(
-            entry,
-            bound,
-            draw=self.__batch,
-            ids=self.__ids,
-            device=self.device,
-            key=self._key,
-            ledger=self._ledger,
-            journal=self._journal,
-            observer=self._observer,
-            diagnostics=self._diagnostics,
-            controls=self._controls,
-            state=state,
-            in_loop=lambda: self.in_loop,
-        )
-        self._hand_out(mechanism)
-        return mechanism
-
-    def _hand_out(self, mechanism: Mechanism | ClientMechanism) -> None:
-        self._ledger.handed_out.add(mechanism.name)
-        self.__mechanisms[mechanism.name] = mechanism
+        self._services.ledger.approve(entry)
+        caution(self._services.ledger, name, ids_are_positions=self._ids_are_positions)
+        return Mechanism(entry, bound, self._services, draw=self.__batch, ids=self.__ids, state=state)
 
     def __batch(self, index: np.ndarray, key: Key) -> Batch:
         ids = torch.as_tensor(self.__ids[index], dtype=torch.int64, device=self.device)
@@ -272,15 +240,12 @@ class PrivateData:
             name,
             sample,
             start,
+            self._services,
             stack=stack,
             ids=self.__ids,
             draw=lambda index: (unit_range(self.__images[index]), self.__labels[index]),
-            device=self.device,
             fingerprint=self._fingerprint,
             identity=identity,
-            place=self._state_place,
-            spoil=self._ledger.spoil,
-            before_records=self._before_records,
         )
 
     def _fingerprint(self) -> str:
@@ -289,11 +254,6 @@ class PrivateData:
         for part in (self.__images.cpu().numpy(), self.__labels.cpu().numpy(), self.__ids):
             digest.update(f"{part.dtype}{part.shape}".encode() + np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()
-
-    def _before_records(self) -> None:
-        self._ledger.refuse_if_spoiled()
-        if self._observer is not None:
-            self._observer.before_records()
 
 
 def _expect_proven(given: object, proven: tuple[type, ...], what: str) -> None:

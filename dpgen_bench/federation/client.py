@@ -26,8 +26,8 @@ from dpgen_bench.federation.messages import Malformed, decode, encode
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, Whole, clip_rows
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.noise import add_noise
-from dpgen_bench.privacy.state import StatePlace, expect_parts, private_coins, public_randomness_untouched
-from dpgen_bench.privacy.state_file import Parts, Rows
+from dpgen_bench.privacy.state import expect_parts, private_coins, public_randomness_untouched
+from dpgen_bench.privacy.state_file import Parts, Rows, StatePlace
 from dpgen_bench.privacy.unseen import expect_plain
 from dpgen_bench.utils.files import make_private
 

@@ -6,8 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,12 +15,12 @@ from torch import Tensor
 from dpgen_bench.federation.client import BrokenProgram, ClientSetup
 from dpgen_bench.federation.engines import Engine, Fault
 from dpgen_bench.federation.messages import Malformed, decode, encode
+from dpgen_bench.privacy.allowance import Allowance, AllowanceExhausted
 from dpgen_bench.privacy.bounds import Bound, PerRecord, PerRow, Whole, clip_rows
-from dpgen_bench.privacy.key import Key
-from dpgen_bench.privacy.ledger import Entry, Ledger
-from dpgen_bench.privacy.mechanism import Allowance, AllowanceExhausted, Control, Observer
+from dpgen_bench.privacy.ledger import Entry
 from dpgen_bench.privacy.noise import add_noise
 from dpgen_bench.privacy.sampling import OneClient
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state import GlobalRandomness
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
 from dpgen_bench.privacy.unseen import public_type
@@ -29,16 +28,6 @@ from dpgen_bench.privacy.unseen import public_type
 NoiseAt = Literal["client", "server"]
 REFUSED = "it has given all the answers that it may give"
 SILENT_ROUNDS = 20  # at the start of a run, after which somebody must have answered
-
-
-class PublicBooks(Protocol):
-    """What a run keeps of its progress for everybody to see; `Context` is one."""
-
-    def count_bytes(self, *, server_to_client: int = 0, client_to_server: int = 0) -> None: ...
-
-    def count(self, **counters: int) -> None: ...
-
-    def log(self, **scalars: float | str) -> None: ...
 
 
 class ClientMechanism(Allowance):
@@ -66,27 +55,18 @@ class ClientMechanism(Allowance):
         self,
         entry: Entry,
         bound: Bound,
+        services: Services,
         *,
         clients: int,
-        key: Key,
-        ledger: Ledger,
         open_engine: Callable[[Callable[[int], ClientSetup]], Engine],
         setup: Callable[[int], ClientSetup],
-        books: Callable[[], PublicBooks | None],
-        vouched: bool,
-        before_records: Callable[[], None],
-        observer: Observer | None,
-        device: torch.device,
-        in_loop: Callable[[], bool],
-        folder: Path | None,
-        controls: dict[str, Control],
+        assume_independent_dropout: bool,
     ) -> None:
         super().__init__(entry, bound)
-        self._clients, self._ledger, self._device = clients, ledger, device
-        self._open_engine, self._setup, self._books = open_engine, setup, books
-        self._vouched, self._before_records, self._observer = vouched, before_records, observer
-        self._in_loop, self._folder = in_loop, folder
-        self._key = key.derive(entry.name)
+        self._clients, self._services = clients, services
+        self._open_engine, self._setup = open_engine, setup
+        self._assume_independent_dropout = assume_independent_dropout
+        self._key = services.key.derive(entry.name)
         self._rounds = list(entry.event.sampling.rounds(np.arange(clients), self._key.derive("rounds"), self.times))
         self._committed = 0
         self._engine: Engine | None = None
@@ -94,7 +74,7 @@ class ClientMechanism(Allowance):
         self._answers = 0
         with_state = self._rounds if entry.noise_at == "client" else []
         self._needed = sorted({int(client) for clients in with_state for client in clients})
-        controls[entry.name] = _Control(self)
+        services.hand_out(self, _Control(self))
 
     @property
     def groups(self) -> int:
@@ -102,17 +82,15 @@ class ClientMechanism(Allowance):
 
     @property
     def _parallel(self) -> int:
-        return 1 if self._observer is not None else max(self._opened().parallel, 1)
+        return 1 if self._services.observer is not None else max(self._opened().parallel, 1)
 
     def start(self, number: int) -> None:
         """Make the first states of group `number` in 0..groups-1 of the clients; a client makes it later otherwise."""
-        self._before_records()
+        self._services.before_records()
         size = self._parallel
         group = self._needed[number * size : (number + 1) * size]
         sent = encode({}, {"kind": "start"})
-        books = self._books()
-        if books is not None:
-            books.count(bytes_beside_rounds=len(group) * (len(sent) + len(encode({}))))
+        self._services.public.count(bytes_beside_rounds=len(group) * (len(sent) + len(encode({}))))
         with Uninterrupted():
             self._ask(dict.fromkeys(group, sent), round_=-1, public=True)
 
@@ -135,19 +113,19 @@ class ClientMechanism(Allowance):
                 f"mechanism {self.name!r} was approved for {self.times} rounds and has made them all; round "
                 f"{index + 1} is refused. Ask for a larger `times` when the mechanism is created."
             )
-        if not self._in_loop():
+        if not self._services.loop.inside:
             raise RuntimeError(
                 f"mechanism {self.name!r} asks clients that may keep state, so its rounds must be made inside "
                 "ctx.steps(...): only there can a killed run find the state that each of them had."
             )
-        self._ledger.refuse_if_spoiled()
-        self._before_records()
+        self._services.ledger.refuse_if_spoiled()
+        self._services.before_records()
         with Uninterrupted():
             return self._round(index, message)
 
     def _round(self, index: int, message: Mapping[str, Tensor]) -> Tensor | None:
         self._executed = index + 1
-        self._ledger.record(self.name, self._executed)
+        self._services.ledger.record(self.name, self._executed)
         asked = [int(client) for client in self._rounds[index]]
         header = {"round": index, "committed": self._committed}
         tensors = {name: tensor.detach().cpu() for name, tensor in message.items()}
@@ -164,21 +142,23 @@ class ClientMechanism(Allowance):
         self, index: int, message: Mapping[str, Tensor], asked: list[int], answers: dict[int, Tensor]
     ) -> Tensor:
         assert isinstance(self._bound, PerRecord)
-        total = torch.zeros(self._bound.shape, dtype=torch.float64, device=self._device)
+        total = torch.zeros(self._bound.shape, dtype=torch.float64, device=self._services.device)
         # Clipped here again: what is proven rests on no client's word.
-        rows = {client: clip_rows(row.to(self._device)[None], self._bound.C)[0] for client, row in answers.items()}
+        rows = {
+            client: clip_rows(row.to(self._services.device)[None], self._bound.C)[0] for client, row in answers.items()
+        }
         for row in rows.values():
             total += row.double()
-        if self._observer is not None:
-            self._observer.answers(rows)
+        if self._services.observer is not None:
+            self._services.observer.answers(rows)
         # By all that the sum depends on: a round that is made again in another way has noise of its own. When the last
         # checkpoint was made is no part of that, or noise would depend on the clock: as if there were none.
         question = encode(message, {"round": index, "committed": 0})
         made_of = hashlib.sha256(question + total.cpu().numpy().tobytes()).hexdigest()
         exact = {"value": total}
         noisy = {"value": add_noise(total, self.std, self._key.derive("noise", index, made_of))}
-        if self._observer is not None:
-            noisy = self._observer.release(self, index, np.array(asked, np.int64), exact, noisy)
+        if self._services.observer is not None:
+            noisy = self._services.observer.release(self, index, np.array(asked, np.int64), exact, noisy)
         return noisy["value"]
 
     def _ask(self, messages: dict[int, bytes], round_: int, public: bool) -> dict[int, Tensor]:
@@ -190,18 +170,19 @@ class ClientMechanism(Allowance):
         try:
             came = engine.ask(messages, round=round_)
         except (BrokenProgram, GlobalRandomness) as error:  # whether a program breaks may depend on records
-            self._ledger.spoil(f"a client program of {self.name!r} broke the rules ({public_type(error)})", error)
+            self._services.ledger.spoil(
+                f"a client program of {self.name!r} broke the rules ({public_type(error)})", error
+            )
             raise
         for client, answer in came.items():
             if isinstance(answer, bytes) and round_ < 0:
                 continue
             if isinstance(answer, bytes):
-                books = self._books()
-                if public and books is not None:
-                    books.count_bytes(client_to_server=len(answer))
+                if public:
+                    self._services.public.count_bytes(client_to_server=len(answer))
                 try:
                     tensors, _ = decode(answer, {"value": (torch.float32, self._shape)}, finite=True)
-                    answers[client] = tensors["value"].to(self._device)
+                    answers[client] = tensors["value"].to(self._services.device)
                     self._to_flush.add(client)
                     continue
                 except Malformed as error:
@@ -218,20 +199,19 @@ class ClientMechanism(Allowance):
 
     def _note(self, round_: int, client: int, fault: Fault, public: bool) -> None:
         """Write a fault down, and what it means for what is proven."""
-        if self._folder is not None:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._services.client_folder is not None:
+            self._services.client_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             row = {"mechanism": self.name, "round": round_, "client": client, **vars(fault)}
-            with open(self._folder / "faults.jsonl", "a") as out:
+            with open(self._services.client_folder / "faults.jsonl", "a") as out:
                 out.write(json.dumps(row) + "\n")
-        books = self._books()
-        if public and books is not None:
-            books.log(fault=fault.kind, client=client, round=round_)
-        if fault.injected or fault.detail == REFUSED or (self._vouched and fault.kind != "raised"):
+        if public:
+            self._services.public.write(fault=fault.kind, client=client, round=round_)
+        if fault.injected or fault.detail == REFUSED or (self._assume_independent_dropout and fault.kind != "raised"):
             return  # what a client has answered before is no matter of its records
         if fault.kind == "raised":
-            self._ledger.fail(f"a client of {self.name!r} raised an error")
+            self._services.ledger.fail(f"a client of {self.name!r} raised an error")
         else:
-            self._ledger.doubt(
+            self._services.ledger.doubt(
                 "a client did not answer, or not in time, or not in a form that could be read, and whether that "
                 "depends on its records is not known (federation.dropout=independent vouches that it does not)"
             )
@@ -244,21 +224,19 @@ class ClientMechanism(Allowance):
         if index + 1 >= self._committed + SILENT_ROUNDS and asked >= SILENT_ROUNDS:
             raise RuntimeError(
                 f"mechanism {self.name!r}: no client gave an answer that could be used in {index + 1} rounds; the "
-                f"faults are in {self._folder}/faults.jsonl, and what clients raised beside it."
+                f"faults are in {self._services.client_folder}/faults.jsonl, and what clients raised beside it."
             )
 
     def _count(self, asked: int, size: int) -> None:
         """Bytes and clients of a round. Where draws are secret, the expected number of clients stands for theirs."""
-        books = self._books()
-        if books is None:
-            return
+        public = self._services.public
         if isinstance(self.event.sampling, OneClient):
-            books.count(rounds=1, clients_asked=asked)
-            books.count_bytes(server_to_client=asked * size)  # answers are counted as they come
+            public.count(rounds=1, clients_asked=asked)
+            public.count_bytes(server_to_client=asked * size)  # answers are counted as they come
             return
         expected = round(self.event.sampling.rate * self._clients)
-        books.count(rounds=1, clients_asked=expected)
-        books.count_bytes(server_to_client=expected * size, client_to_server=expected * self._answer_size)
+        public.count(rounds=1, clients_asked=expected)
+        public.count_bytes(server_to_client=expected * size, client_to_server=expected * self._answer_size)
 
     @cached_property
     def _answer_size(self) -> int:

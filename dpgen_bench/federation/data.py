@@ -6,25 +6,25 @@ import math
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dpgen_bench.federation.client import BrokenProgram, ClientProgram, ClientSetup
 from dpgen_bench.federation.client_mechanism import ClientMechanism, NoiseAt
 from dpgen_bench.federation.engines import Engine, InProcess
+from dpgen_bench.federation.settings import Settings
 from dpgen_bench.privacy.bounds import Bound, PerRecord, PerRow, Whole
 from dpgen_bench.privacy.cautions import caution
 from dpgen_bench.privacy.events import Budget, Event
 from dpgen_bench.privacy.ledger import Entry
 from dpgen_bench.privacy.planning import Request, planned
 from dpgen_bench.privacy.sampling import FixedSize, Full, OneClient, Poisson, Sampling
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state import GlobalRandomness
 from dpgen_bench.privacy.state_file import Parts
-
-if TYPE_CHECKING:
-    from dpgen_bench.data.private import PrivateData
 
 # Who adds the noise decides which samplings and bounds are proven with it; see `ClientData.mechanism`.
 COVERED: dict[str, tuple[tuple[type, ...], tuple[type, ...]]] = {
@@ -43,17 +43,33 @@ class ClientData:
     """
 
     def __init__(
-        self, data: PrivateData, n: int, records_of: Callable[[int], tuple[Tensor, Tensor]], number: int
+        self,
+        services: Services,
+        federation: Settings,
+        records_of: Callable[[int], tuple[Tensor, Tensor]],
+        *,
+        n: int,
+        number: int,
+        num_classes: int,
+        image_shape: tuple[int, int, int],
     ) -> None:
+        """
+        Args:
+            federation: where the programs of clients run.
+            records_of: the images and labels of one client.
+            number: N, or one more where the conformance suite adds a client.
+        """
         self.__records_of = records_of
-        self._data = data
-        self._number = number  # N, and one more where the conformance suite adds a client
-        self.n = n
-        self.num_classes, self.image_shape, self.device = data.num_classes, data.image_shape, data.device
+        self._services, self._federation, self._number = services, federation, number
+        self.n, self.num_classes, self.image_shape = n, num_classes, image_shape
+
+    @property
+    def device(self) -> torch.device:
+        return self._services.device
 
     @property
     def budget(self) -> Budget:
-        return self._data.budget
+        return self._services.ledger.budget
 
     def mechanism(
         self,
@@ -92,9 +108,9 @@ class ClientData:
                 is left.
             ValueError: for a combination that nothing is proven of, or a name used twice.
         """
-        data = self._data
+        ledger = self._services.ledger
         request = Request(name, sample, bound, times, std, share)
-        data._ledger.expect_new(name)
+        ledger.expect_new(name)
         self._expect_covered(sample, bound, noise_at, against)
         entry = self._planned(request, noise_at, against)
         if entry.noise_at != noise_at:
@@ -108,31 +124,21 @@ class ClientData:
                 f"expected a client program that can be pickled, so that it can travel to clients; {type(program)} "
                 f"cannot ({error}). Define its class at the top of a module and keep settings in it, no networks."
             ) from error
-        data._ledger.approve(entry)
-        caution(data._ledger, name)
-        mechanism = ClientMechanism(
+        ledger.approve(entry)
+        caution(ledger, name)
+        return ClientMechanism(
             entry,
             bound,
+            self._services,
             clients=self._number,
-            key=data._key,
-            ledger=data._ledger,
             open_engine=self._open_engine,
             setup=lambda client: self._setup(entry, bound, pickled, client),
-            books=lambda: data.books,
-            vouched=data._federation.dropout == "independent",
-            before_records=data._before_records,
-            observer=data._observer,
-            device=self.device,
-            in_loop=lambda: data.in_loop,
-            folder=data._private_folder,
-            controls=data._controls,
+            assume_independent_dropout=self._federation.dropout == "independent",
         )
-        data._hand_out(mechanism)
-        return mechanism
 
     def _planned(self, request: Request, noise_at: NoiseAt, against: str) -> Entry:
         """The entry, found in the ledger on resume."""
-        ledger = self._data._ledger
+        ledger = self._services.ledger
         known = ledger.entries.get(request.name)
         if against == "outsiders" or known is not None:
             entry = planned(ledger, request)
@@ -168,15 +174,15 @@ class ClientData:
             raise ValueError(f"expected a sampling of the N = {self.n} clients, got {sample}.")
 
     def _setup(self, entry: Entry, bound: Bound, program: bytes, client: int) -> ClientSetup:
-        data, sampling = self._data, entry.event.sampling
+        services, sampling = self._services, entry.event.sampling
         images, labels = self.__records_of(client)
-        place = data._state_place
-        observer, seen = data._observer, None
+        place = services.place
+        observer, seen = services.observer, None
         at_client = entry.noise_at == "client"
         if observer is not None and at_client:
 
             def seen(round_: int, client: int, exact: Parts, noisy: Parts) -> Parts:
-                return observer.release(data.mechanisms[entry.name], round_, np.array([client]), exact, noisy)
+                return observer.release(services.mechanisms[entry.name], round_, np.array([client]), exact, noisy)
 
         return ClientSetup(
             entry.name,
@@ -186,30 +192,30 @@ class ClientData:
             program,
             bound,
             entry.event.std if at_client else 0.0,
-            data._key.derive("client", client),
+            services.key.derive("client", client),
             sampling.most_answers(entry.event.times) if isinstance(sampling, OneClient) else entry.event.times,
             keeps_state=at_client,
             place=replace(place, folder=place.folder and place.folder / entry.name),
             device=self.device,
-            diagnostics=data._diagnostics,
-            errors=data._private_folder and data._private_folder / "errors.txt",
+            diagnostics=services.diagnostics,
+            errors=services.client_folder and services.client_folder / "errors.txt",
             strict=observer is not None,
             seen=seen,
         )
 
     def _open_engine(self, setup: Callable[[int], ClientSetup]) -> Engine:
-        data, kept = self._data, self._data._state_place.folder is not None
-        if data._federation.name == "ray" and not kept:
+        services, kept = self._services, self._services.place.folder is not None
+        if self._federation.name == "ray" and not kept:
             raise ValueError(
                 "expected a folder for the state of clients with federation=ray, got none: a client whose process ends "
                 "would forget how often it has answered. Use federation=inproc where nothing is to be written."
             )
-        if data._observer is not None:  # it must see what answers are made of, and let its own errors through
+        if services.observer is not None:  # it must see what answers are made of, and let its own errors through
             return InProcess(setup, let_through=(BaseException,))
-        return data._federation.engine(
+        return self._federation.engine(
             setup,
-            data._key.derive("faults"),
-            private_log=data._private_folder and data._private_folder / "raised.txt",
+            services.key.derive("faults"),
+            private_log=services.client_folder and services.client_folder / "raised.txt",
             keep=KEEP if kept else None,
             let_through=(BrokenProgram, GlobalRandomness),
         )

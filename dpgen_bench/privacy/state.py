@@ -7,8 +7,6 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,27 +17,13 @@ from torch import Tensor
 from dpgen_bench.privacy.expect import expect_name
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.sampling import OneShard
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state_file import Parts, Rows
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
 from dpgen_bench.privacy.unseen import expect_plain, public_type
 from dpgen_bench.utils.files import make_private, write_atomic
 
 Start = Callable[[list[tuple[Tensor, Tensor]], list[torch.Generator]], Parts]
-
-
-@dataclass(frozen=True)
-class StatePlace:
-    """Where private state lies; nowhere but in memory by default.
-
-    Attributes:
-        folder: of one run, for what its releases leave; private.
-        cache: shared by runs, for first states; private.
-        identity: what a first state depends on that the harness knows (data set, seed, source); JSON-able.
-    """
-
-    folder: Path | None = None
-    cache: Path | None = None
-    identity: dict[str, Any] = field(default_factory=dict)
 
 
 class GlobalRandomness(ValueError):
@@ -65,23 +49,21 @@ class PrivateState:
         name: str,
         sampling: OneShard,
         make: Start,
+        services: Services,
         *,
         stack: int,
         ids: np.ndarray,
         draw: Callable[[np.ndarray], tuple[Tensor, Tensor]],
-        device: torch.device,
         fingerprint: Callable[[], str],
         identity: dict[str, Any],
-        place: StatePlace,
-        spoil: Callable[[str, BaseException], None],
-        before_records: Callable[[], None],
     ) -> None:
+        place = services.place
         expect_name(name, "private state")
         if isinstance(stack, bool) or not isinstance(stack, int) or stack < 1:
             raise ValueError(f"expected the number of shards made together >= 1, got {stack!r}.")
         self.name, self.sampling, self.groups = name, sampling, 0
         self._make, self._stack = make, min(stack, sampling.shards)
-        self._draw, self._device = draw, device
+        self._draw, self._services = draw, services
         shard_of = sampling.shard_of(ids)
         self._members = [np.flatnonzero(shard_of == shard) for shard in range(sampling.shards)]
         of_shards = {"shards": sampling.shards, "partition": sampling.seed}
@@ -101,12 +83,11 @@ class PrivateState:
         self._cache = None
         if place.cache is not None:
             # Bits depend on these, too; what they say of the records stays in the hash, in a private place.
-            where = f"{device.type}:{torch.get_num_threads()}:{fingerprint()}:{text}"
+            where = f"{services.device.type}:{torch.get_num_threads()}:{fingerprint()}:{text}"
             self._cache = place.cache / hashlib.sha256(where.encode()).hexdigest()[:16]
         self._text = text
         self._first = Rows(self._cache, sampling.shards, slots=1)
         self._later = Rows(place.folder and place.folder / name, sampling.shards, slots=2)
-        self._spoil, self._before_records = spoil, before_records
         self._visits: np.ndarray | None = None
         self._needed: list[int] = []
         self._committed = 0
@@ -133,7 +114,7 @@ class PrivateState:
         self._start_group(self._needed[number])
 
     def _start_group(self, group: int) -> None:
-        self._before_records()
+        self._services.before_records()
         shards = range(group * self._stack, min((group + 1) * self._stack, self.sampling.shards))
         with self._lock(f"group-{group}"):
             self._look_again()
@@ -157,7 +138,7 @@ class PrivateState:
             for place, shard in enumerate(shards):
                 self._first.write(shard, 0, 1, {name: part[place] for name, part in parts.items()})
         except BaseException as error:
-            self._spoil(f"making private state {self.name!r} raised {public_type(error)}", error)
+            self._services.ledger.spoil(f"making private state {self.name!r} raised {public_type(error)}", error)
             raise
 
     def _look_again(self) -> None:
@@ -202,7 +183,7 @@ class PrivateState:
         if len(earlier) == 0:
             if self._first.find(shard, 1) is None:
                 self._start_group(shard // self._stack)
-            return self._first.read(shard, 0, self._device)
+            return self._first.read(shard, 0, self._services.device)
         slot = self._later.find(shard, int(earlier[-1]) + 1)
         if slot is None:
             raise RuntimeError(
@@ -210,7 +191,7 @@ class PrivateState:
                 "private/ folder does not fit its checkpoint. Restore it, or delete the run's folder and start again, "
                 "which with privacy.noise=os spends its epsilon a second time."
             )
-        return self._later.read(shard, slot, self._device)
+        return self._later.read(shard, slot, self._services.device)
 
     def flush(self) -> None:
         """Push everything to disk, before a checkpoint that will ask for it."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import zlib
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +22,21 @@ WARNING = """\
 PRIVATE. state.npy holds what was trained on the records themselves, without clipping and without noise. It must never
 leave the machine that holds the records.
 """
+
+
+@dataclass(frozen=True)
+class StatePlace:
+    """Where private state lies; nowhere but in memory by default.
+
+    Attributes:
+        folder: of one run, for what its releases leave; private.
+        cache: shared by runs, for first states; private.
+        identity: what a first state depends on that the harness knows (data set, seed, source); JSON-able.
+    """
+
+    folder: Path | None = None
+    cache: Path | None = None
+    identity: dict[str, Any] = field(default_factory=dict)
 
 
 class Rows:

@@ -190,7 +190,7 @@ def _train(
     folder.write_json("environment.json", {**describe_environment(device), **made_by})
     ledger = open_ledger(spec, folder)
     _announce_warnings(spec, ledger)
-    data = open_data(spec, folder, ledger, device)
+    data, services = open_data(spec, folder, ledger, device)
     runtime = spec.config.runtime
 
     def spent() -> str:
@@ -207,14 +207,13 @@ def _train(
         spec.seed,
         device,
         scale=spec.scale(),
-        data=data,
+        services=services,
         folder=folder.path,
         parent=parent_checkpoint(spec),
-        checkpoint_s=float(runtime.checkpoint_s),
+        due=lambda seconds: seconds >= float(runtime.checkpoint_s),
         keep_steps=tuple(runtime.keep_steps),
         progress=ProgressBar(f"{spec.id} {_title(spec)}", spent) if runtime.progress else NoProgress(),
         should_stop=should_stop,
-        save_ledger=ledger.save,
         memory=memory,
     )
     context.append(ctx)

@@ -7,9 +7,10 @@ from typing import Any, NoReturn
 
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context
+from dpgen_bench.privacy.allowance import Observer
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.mechanism import Observer
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.config import compose_config, specify
 from dpgen_bench.runs.prepare import inherited_ledger, new_ledger
 
@@ -25,19 +26,19 @@ def plan(overrides: list[str]) -> Ledger:
     records = dataset.load("train")
     ledger = new_ledger(spec, len(records))
     # No record is handed over: the data are empty, only their number is known, and the first release ends the plan.
+    key = Key.from_os() if ledger.noise == "os" else Key.seeded("plan")
+    services = Services(ledger, key, observer=_Planned())
     data = PrivateData(
         records.images[:0],
         records.labels[:0],
         dataset.num_classes,
-        ledger,
-        Key.from_os() if ledger.noise == "os" else Key.seeded("plan"),
+        services,
         public_n=len(records),
         clients=None if records.clients is None else records.clients[:0].numpy(),
         num_clients=dataset.num_clients,
-        observer=_Planned(),
     )
     with contextlib.suppress(_PlanMade):
-        spec.method().fit(data, Context(spec.seed, "cpu", scale=spec.scale(), data=data))
+        spec.method().fit(data, Context(spec.seed, "cpu", scale=spec.scale(), services=services))
     return ledger
 
 

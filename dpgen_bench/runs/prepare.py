@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 
 from dpgen_bench.data.private import PrivateData
+from dpgen_bench.privacy.journal import Journal
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.mechanism import Journal
-from dpgen_bench.privacy.state import StatePlace
+from dpgen_bench.privacy.services import Services
+from dpgen_bench.privacy.state_file import StatePlace
 from dpgen_bench.runs.config import RunSpec, population_of
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.utils.files import write_atomic
@@ -55,7 +56,7 @@ def inherited_ledger(spec: RunSpec) -> Ledger | None:
     return ledger
 
 
-def open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.device) -> PrivateData:
+def open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.device) -> tuple[PrivateData, Services]:
     dataset = spec.dataset()
     records = dataset.load("train")
     if dataset.unaccounted is not None:
@@ -63,25 +64,29 @@ def open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.de
     private = folder.path / "private"
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     private.chmod(0o700)
-    return PrivateData(
-        records.images,
-        records.labels,
-        dataset.num_classes,
+    services = Services(
         ledger,
         _key(spec, folder, ledger),
-        clients=None if records.clients is None else records.clients.numpy(),
-        num_clients=dataset.num_clients,
-        federation=spec.federation(),
-        private_folder=private / "federation",
-        device=device,
-        journal=Journal(private / "journal"),
+        device,
+        Journal(private / "journal"),
         diagnostics=private / "diagnostics.jsonl" if ledger.diagnostics == "unsafe" else None,
-        state_place=StatePlace(
+        place=StatePlace(
             folder=private / "state",
             cache=results_of(spec) / "cache" / "private_state",
             identity={key: spec.training[key] for key in ("dataset", "seed", "source", "training_version")},
         ),
+        client_folder=private / "federation",
     )
+    data = PrivateData(
+        records.images,
+        records.labels,
+        dataset.num_classes,
+        services,
+        clients=None if records.clients is None else records.clients.numpy(),
+        num_clients=dataset.num_clients,
+        federation=spec.federation(),
+    )
+    return data, services
 
 
 def _key(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> Key:

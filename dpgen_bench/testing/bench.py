@@ -16,12 +16,14 @@ from torch import Tensor
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import Generator
 from dpgen_bench.method import Context, Method
+from dpgen_bench.privacy.allowance import Allowance
 from dpgen_bench.privacy.bounds import Batch, PublicRows
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.journal import Journal
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.mechanism import Allowance, Journal
-from dpgen_bench.privacy.state import StatePlace
+from dpgen_bench.privacy.services import Services
+from dpgen_bench.privacy.state_file import StatePlace
 from dpgen_bench.testing.digest import Digests, as_json, digests
 from dpgen_bench.testing.doors import closed_doors
 from dpgen_bench.testing.errors import ConformanceError
@@ -140,11 +142,11 @@ class WatchedContext(Context):
     """
 
     def __init__(self, *args: Any, kill_after: int | None = None, save_at: int | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, should_stop=self._stop, **kwargs)
+        self._kill_after, self._save_at = kill_after, save_at
+        super().__init__(*args, due=self._due, should_stop=self._stop, **kwargs)
         self.states: list[Digests] = []
         self.loops: list[tuple[str, int]] = []
         self.given: dict[str, Any] = {}
-        self._kill_after, self._save_at = kill_after, save_at
 
     def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Iterator[int]:
         self.loops.append((phase, total))
@@ -168,10 +170,9 @@ class WatchedContext(Context):
         if self._kill_after is not None and len(self.states) >= self._kill_after:
             raise Killed
 
-    def _save(self, phase: str, step: int, stateful: Any, keep: bool) -> None:
-        """A checkpoint at the step asked for, and at the end of a loop, where the harness always makes one."""
-        if self._save_at in (None, len(self.states)) or (phase, step) == self.loops[-1]:
-            super()._save(phase, step, stateful, keep)
+    def _due(self, seconds: float) -> bool:
+        """A checkpoint after the step asked for; the harness makes one at the end of a loop, too."""
+        return self._save_at in (None, len(self.states))
 
 
 @dataclass
@@ -190,6 +191,7 @@ class Fit:
     tape: Tape
     ledger: Ledger
     data: PrivateData
+    services: Services
     generator: Generator
     log: list[Digests]
     counts: dict[str, Any]
@@ -253,30 +255,26 @@ class Bench:
         if folder is not None:
             private = folder / "private"
             place = place or StatePlace(private / "state", folder / "cache", {})
+        services = Services(
+            ledger,
+            key.seeded(f"conformance:{self.seed}"),
+            observer=tape,
+            place=place or StatePlace(),
+            journal=Journal(private and private / "journal"),
+            client_folder=private and private / "federation",
+        )
         data = PrivateData(
             data_set.images,
             data_set.labels,
             self.num_classes,
-            ledger,
-            key.seeded(f"conformance:{self.seed}"),
+            services,
             ids=data_set.ids,
             public_n=len(self.base),
             clients=data_set.clients,
             num_clients=self.clients,
-            observer=tape,
-            state_place=place,
-            journal=Journal(private and private / "journal"),
-            private_folder=private and private / "federation",
         )
         context = WatchedContext(
-            self.seed,
-            "cpu",
-            data=data,
-            folder=folder,
-            checkpoint_s=0.0,
-            save_ledger=ledger.save,
-            kill_after=kill_after,
-            save_at=save_at,
+            self.seed, "cpu", services=services, folder=folder, kill_after=kill_after, save_at=save_at
         )
         method = self.make_method()
         with closed_doors(method) as tried:
@@ -302,6 +300,7 @@ class Bench:
             tape,
             ledger,
             data,
+            services,
             generator,
             log,
             counts,

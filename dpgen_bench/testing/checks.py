@@ -13,9 +13,9 @@ import torch
 from dpgen_bench.federation.client_mechanism import ClientMechanism
 from dpgen_bench.generator import Generator
 from dpgen_bench.privacy.accountants.proven import epsilon
+from dpgen_bench.privacy.allowance import AllowanceExhausted
 from dpgen_bench.privacy.events import Budget
-from dpgen_bench.privacy.mechanism import AllowanceExhausted
-from dpgen_bench.privacy.state import StatePlace
+from dpgen_bench.privacy.state_file import StatePlace
 from dpgen_bench.testing.bench import SAMPLE_SEED, SAMPLES, Bench, DataSet, Fit, Tape, flat
 from dpgen_bench.testing.digest import as_json, clocks, different, without, without_order
 from dpgen_bench.testing.errors import ConformanceError, expect
@@ -42,9 +42,9 @@ def check_budget(fit: Fit, budget: Budget) -> None:
             made <= entry.event.times, f"{name!r}: {made} releases were made, but {entry.event.times} were approved."
         )
         expect(mechanism.times == entry.event.times, f"{name!r}: its allowance was changed after approval.")
-        fit.data._controls[name].resume_at(entry.event.times)
+        fit.services.controls[name].resume_at(entry.event.times)
         try:
-            mechanism(lambda *_: torch.zeros(1))  # type: ignore[arg-type]  # refused before the value is used
+            mechanism(lambda *_: torch.zeros(1))  # type: ignore[operator]  # refused before the value is used
         except AllowanceExhausted:
             continue
         raise ConformanceError(f"{name!r}: release {entry.event.times + 1} was not refused.")

@@ -25,14 +25,18 @@ from typing import Any
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.federation.data import ClientData
 from dpgen_bench.method import Context
+from dpgen_bench.privacy.allowance import Allowance
+from dpgen_bench.privacy.journal import Journal
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.mechanism import Allowance, Journal
 from dpgen_bench.privacy.record_rng import RecordRng
+from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state import PrivateState
 from dpgen_bench.privacy.state_file import Rows
 from dpgen_bench.testing.errors import ClosedDoor
 from dpgen_bench.training.log import Log
+from dpgen_bench.training.loop import Loop
+from dpgen_bench.training.public import PublicRecord
 
 # Every class of the harness that gives access to records, noise or the ledger; subclasses are included.
 CLOSED: tuple[type, ...] = (
@@ -46,7 +50,10 @@ CLOSED: tuple[type, ...] = (
     Key,
     RecordRng,
     Context,
+    Loop,
     Log,
+    PublicRecord,
+    Services,
 )
 HARNESS = "dpgen_bench"
 COPIES = {"__dict__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__"}

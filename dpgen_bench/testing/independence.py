@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from dpgen_bench.method import Context
+from dpgen_bench.privacy.allowance import Allowance
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PublicRows, unit_range
 from dpgen_bench.privacy.gradients import clipped_gradient_sum
-from dpgen_bench.privacy.mechanism import Allowance
 from dpgen_bench.privacy.record_rng import RecordRng, names_rng
 from dpgen_bench.testing.bench import Bench, Tape, made_up_images
 from dpgen_bench.testing.errors import ConformanceError

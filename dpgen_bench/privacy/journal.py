@@ -1,0 +1,50 @@
+"""Noisy values that were released, stored so that a resumed run repeats them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dpgen_bench.privacy.expect import expect_name
+from dpgen_bench.utils.files import atomic
+
+
+class Journal:
+    """Noisy values already released, so that a resumed run gets the same value back instead of a second one.
+
+    Kept for mechanisms whose releases fit in `limit` bytes together. Larger ones (a gradient per step) are
+    recomputed on resume: same state, same randomness, same noise, hence the same value, bit by bit on a CPU.
+
+    Guarantees: the parts of a value are read back in the order in which they were released, since a method may walk
+    through gradients and parameters together.
+    """
+
+    def __init__(self, folder: Path | None, limit: int = 64 * 2**20) -> None:
+        self.folder = folder
+        self.limit = limit
+
+    def _path(self, name: str, index: int) -> Path | None:
+        expect_name(name, "a mechanism")
+        return None if self.folder is None else self.folder / f"{name}-{index}.safetensors"
+
+    def get(self, name: str, index: int, device: torch.device) -> dict[str, Tensor] | None:
+        path = self._path(name, index)
+        if path is None or not path.exists():
+            return None
+        with safe_open(path, "pt") as kept:  # safetensors keeps an order of its own
+            order = json.loads((kept.metadata() or {}).get("order", "null")) or list(kept.keys())
+            return {part: kept.get_tensor(part).to(device) for part in order}
+
+    def put(self, name: str, index: int, times: int, noisy: dict[str, Tensor]) -> None:
+        path = self._path(name, index)
+        size = sum(value.numel() * value.element_size() for value in noisy.values())
+        if path is None or size * times > self.limit:
+            return
+        with atomic(path) as temporary:
+            parts = {key: value.contiguous().cpu() for key, value in noisy.items()}
+            save_file(parts, temporary, {"order": json.dumps(list(parts))})

@@ -1,0 +1,94 @@
+"""What everything that handles records in one run shares, in one object that is made once for a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from dpgen_bench.privacy.allowance import Allowance, Control, Observer
+from dpgen_bench.privacy.journal import Journal
+from dpgen_bench.privacy.key import Key
+from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.state_file import StatePlace
+from dpgen_bench.training.loop import LoopState
+from dpgen_bench.training.public import PublicRecord
+
+
+@dataclass(frozen=True)
+class Services:
+    """What mechanisms, private state and clients of a run share.
+
+    Attributes:
+        ledger: what was approved and executed.
+        key: the root of all draws and all noise.
+        device: where records and releases lie.
+        journal: noisy values that a resumed run repeats.
+        observer: sees what releases are made of; for the conformance suite.
+        diagnostics: a private file for norms before clipping, on public data.
+        place: where private state is stored.
+        client_folder: a private folder for the faults of clients; None keeps none.
+        loop: whether the run is within `ctx.steps`.
+        public: the run's public log and counters.
+
+    Raises:
+        ValueError: for a key of another noise mode than the ledger states.
+    """
+
+    ledger: Ledger
+    key: Key
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    journal: Journal = field(default_factory=lambda: Journal(None))
+    observer: Observer | None = None
+    diagnostics: Path | None = None
+    place: StatePlace = field(default_factory=StatePlace)
+    client_folder: Path | None = None
+    loop: LoopState = field(default_factory=LoopState)
+    public: PublicRecord = field(default_factory=PublicRecord)
+    mechanisms: dict[str, Allowance] = field(default_factory=dict)
+    controls: dict[str, Control] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.key.mode != self.ledger.noise:
+            raise ValueError(
+                f"expected a key of the ledger's noise mode, privacy.noise={self.ledger.noise}, got one of mode "
+                f"{self.key.mode}: the ledger would state another kind of noise than is added."
+            )
+
+    def hand_out(self, mechanism: Allowance, control: Control) -> None:
+        """Register a mechanism that a method is given."""
+        self.ledger.handed_out.add(mechanism.name)
+        self.mechanisms[mechanism.name] = mechanism
+        self.controls[mechanism.name] = control
+
+    def before_records(self) -> None:
+        """To be called before records are used outside a release: refuses after a failure, and tells the observer.
+
+        Raises:
+            Spoiled: if a private function of the run has raised.
+        """
+        self.ledger.refuse_if_spoiled()
+        if self.observer is not None:
+            self.observer.before_records()
+
+    # What `dpgen_bench.training.loop.Releases` asks for: checkpoints of the releases that were made.
+
+    def refuse_if_spoiled(self) -> None:
+        self.ledger.refuse_if_spoiled()
+
+    def executed(self) -> dict[str, int]:
+        return {name: mechanism.executed for name, mechanism in self.mechanisms.items()}
+
+    def resume_at(self, executed: dict[str, int]) -> None:
+        for name, count in executed.items():
+            self.controls[name].resume_at(count)
+
+    def before_checkpoint(self) -> None:
+        self.ledger.save()
+        for control in self.controls.values():
+            control.before_checkpoint()
+
+    def after_checkpoint(self) -> None:
+        for control in self.controls.values():
+            control.after_checkpoint()
