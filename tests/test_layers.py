@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -96,3 +97,34 @@ def test_the_harness_is_imported_at_the_top_of_a_module(module):
 def test_methods_import_the_harness_up_to_method(path):
     names = {name for node in nodes_of(path) for name in modules_of(node)}
     assert not [name for name in names if LEVEL[part_of(name)] > LEVEL["method"]]
+
+
+PAGE = ROOT / "docs" / "architecture" / "README.md"
+
+
+def test_the_picture_of_the_layers_is_that_of_the_code():
+    """The arrows of docs/architecture are the imports between parts, without those that follow from others."""
+    below: dict[str, set[str]] = {part: set() for part in LEVEL}
+    for module in MODULES:
+        parts = {part_of(other) for other in imported(module)} - {"", part_of(module)}
+        if part_of(module):
+            below[part_of(module)] |= parts
+
+    @cache
+    def reached(part: str) -> frozenset[str]:
+        return frozenset(below[part]).union(*(reached(other) for other in below[part]))
+
+    drawn = {tuple(line.split(" --> ")) for line in map(str.strip, PAGE.read_text().splitlines()) if " --> " in line}
+    needed = {
+        (part, other)
+        for part, others in below.items()
+        for other in others
+        if not any(other in reached(between) for between in others - {other})
+    }
+    assert drawn == needed
+
+
+def test_the_files_that_the_architecture_page_names_are_there():
+    named = set(re.findall(r"`((?:dpgen_bench|methods|tests|conf)/[\w/]+\.py)`", PAGE.read_text()))
+    assert len(named) > 15
+    assert not [path for path in named if not (ROOT / path).is_file()]
