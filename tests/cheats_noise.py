@@ -80,7 +80,7 @@ class Spy:
     """Handed to ctx.steps; a state dict is asked for by the harness, and made by functions of C alone."""
 
     def __init__(self, release: Mechanism, secrets: list[bytes]) -> None:
-        got = map(secrets.append, map(operator.attrgetter("_key.secret"), [release] * 1000))
+        got = map(secrets.append, map(operator.attrgetter("_services.key.secret"), [release] * 1000))
         self.state_dict = functools.partial(next, got, None)
 
     def load_state_dict(self, state: None) -> None:

@@ -32,18 +32,18 @@ def data() -> PrivateData:
 
 
 ROUTES: dict[str, Any] = {
-    "name": lambda thing: thing._key,
-    "getattr": lambda thing: getattr(thing, "_key"),  # noqa: B009
-    "hasattr": lambda thing: hasattr(thing, "_key"),
-    "attrgetter": operator.attrgetter("_key"),
+    "name": lambda thing: thing._services,
+    "getattr": lambda thing: getattr(thing, "_services"),  # noqa: B009
+    "hasattr": lambda thing: hasattr(thing, "_services"),
+    "attrgetter": operator.attrgetter("_services"),
     "vars": vars,
     "dict": lambda thing: thing.__dict__,
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "pickle": pickle.dumps,
     "getmembers": inspect.getmembers,
-    "set": lambda thing: setattr(thing, "_key", None),
-    "delete": lambda thing: delattr(thing, "_key"),
+    "set": lambda thing: setattr(thing, "_services", None),
+    "delete": lambda thing: delattr(thing, "_services"),
     "class": lambda thing: setattr(thing, "__class__", type("Open", (PrivateData,), {})),
     "mangled": lambda thing: thing._PrivateData__images,
 }
@@ -60,9 +60,9 @@ def test_no_route_that_asks_the_object_leads_in(route, data):
 
 
 EXECUTED: dict[str, Any] = {}
-exec("def route(thing): return thing._key", EXECUTED)
+exec("def route(thing): return thing._services", EXECUTED)
 CLAIMED: dict[str, Any] = {"__name__": "dpgen_bench.method"}
-exec(compile("def route(thing): return thing._key", "<frozen os>", "exec"), CLAIMED)
+exec(compile("def route(thing): return thing._services", "<frozen os>", "exec"), CLAIMED)
 
 
 @pytest.mark.parametrize("route", [EXECUTED["route"], CLAIMED["route"]], ids=["exec", "claimed"])
@@ -73,7 +73,7 @@ def test_executed_code_is_the_plugins_whatever_it_calls_itself(route, data):
 
 def test_executed_code_in_the_namespace_of_the_harness_is_the_plugins(data, monkeypatch):
     monkeypatch.setattr(dpgen_bench.method, "route", None, raising=False)
-    exec("def route(thing): return thing._key", vars(dpgen_bench.method))
+    exec("def route(thing): return thing._services", vars(dpgen_bench.method))
     with closed_doors(object()), pytest.raises(ClosedDoor):
         dpgen_bench.method.route(data)  # type: ignore[attr-defined]
 

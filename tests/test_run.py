@@ -416,7 +416,7 @@ def test_a_restart_inherits_the_ledger_and_the_weights_of_its_parent(tmp_path):
     private = ["method.sigma=1.0", "method.clip_norm=1.0"]
     parent = execute(gan("method.sigma=null"))
     child = execute(
-        gan("method.sigma=1.0", "method.clip_norm=1.0", f"restart={{run: {parent.id[:6]}, checkpoint: step-2}}")
+        gan("method.sigma=1.0", "method.clip_norm=1.0", f"restart={{run: '{parent.id[:6]}', checkpoint: step-2}}")
     )
     assert child.id != parent.id
     ledger = Ledger.load(child.path / "ledger.json")

@@ -201,7 +201,7 @@ class RaisesTheBudget(MeanImage):
     """Cheat: the ledger is given a larger budget."""
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
-        object.__getattribute__(data, "_ledger").budget = replace(data.budget, epsilon=20.0)
+        object.__getattribute__(data, "_services").ledger.budget = replace(data.budget, epsilon=20.0)
         return super().fit(data, ctx)
 
 
