@@ -20,7 +20,7 @@ from dpgen_bench.training.checkpoint import (
 )
 from dpgen_bench.training.cost import PeakMemory, trainable_parameters
 from dpgen_bench.training.plain import plain
-from dpgen_bench.training.progress import Progress, Silent
+from dpgen_bench.training.progress import NoProgress, Progress
 from dpgen_bench.training.public import PublicRecord
 from dpgen_bench.training.signals import Preempted
 
@@ -105,7 +105,7 @@ class Loop:
     ) -> None:
         self._generator, self._releases, self._public, self._state = generator, releases, public, state
         self._folder, self._due, self._keep_steps = folder, due, frozenset(keep_steps)
-        self._progress, self._should_stop, self._memory = progress or Silent(), should_stop, memory
+        self._progress, self._should_stop, self._memory = progress or NoProgress(), should_stop, memory
         self.seconds: dict[str, float] = {}
         self.steps_done: dict[str, int] = {}
         self.parameters: dict[str, int] = {}
