@@ -15,6 +15,7 @@ from hydra.utils import get_class, instantiate
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import vector_to_parameters
 
 from dpgen_bench.nets.latents import Law
 from dpgen_bench.privacy.key import Key
@@ -287,6 +288,14 @@ def make_net(config: Config, device: torch.device) -> nn.Module:
     """A fresh network of a config, on the device."""
     net: nn.Module = instantiate(config)
     return net.to(device)
+
+
+def net_with_parameters(config: Config, values: Tensor) -> nn.Module:
+    """The network of a config with these parameters, one vector, on its device; PyTorch's generators are untouched."""
+    with torch.random.fork_rng(devices=[]):
+        net = make_net(config, values.device)
+    vector_to_parameters(values.clone(), net.parameters())  # parameters become views of the vector
+    return net
 
 
 def public_rng(seed: int, purpose: str, *path: int) -> np.random.Generator:

@@ -13,20 +13,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from dpgen_bench.data.private import PrivateData
+from dpgen_bench.federation.client import Answer, Parts, Program, Records
 from dpgen_bench.federation.client_mechanism import ClientMechanism
 from dpgen_bench.federation.data import ClientData
 from dpgen_bench.generator import Config, NetGenerator, config_of, in_eval_mode, make_net
 from dpgen_bench.method import Context
 from dpgen_bench.nets.gs_wgan import AveragedGenerator, GSWGANSettings
-from dpgen_bench.nets.wasserstein import CriticTraining, Records, draw_matching
+from dpgen_bench.nets.wasserstein import CriticTraining, draw_matching
 from dpgen_bench.nets.wgan import ProjectionCritic
 from dpgen_bench.privacy.accountants.claims import if_memoryless, paper_count, wor_rdp
 from dpgen_bench.privacy.bounds import PerRow
@@ -34,12 +34,9 @@ from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.sampling import OneClient
 from dpgen_bench.utils.validation import Count
 
-Tensors = dict[str, Tensor]  # by name
-Answer = tuple[Tensor, Tensors]  # the gradient, and the critic afterwards
-
 
 @dataclass(frozen=True)
-class CriticClient:
+class CriticClient(Program):
     """What runs on a client: ClientWarmStart (`iterations`, against a throw-away generator) and ClientUpdate."""
 
     training: CriticTraining
@@ -48,16 +45,13 @@ class CriticClient:
     iterations: int
     num_classes: int
 
-    def identity(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def start(self, records: Records, coins: torch.Generator) -> Tensors:
+    def start(self, records: Records, coins: torch.Generator) -> Parts:
         """ClientWarmStart, lines 17-31."""
         critic, generator = (partial(make_net, net, records[0].device) for net in (self.critic, self.generator))
         tensors = self.training.warm_start(critic, generator, self.iterations, self.num_classes, [records], [coins])
         return {name: tensor[0] for name, tensor in tensors.items()}
 
-    def answer(self, message: Tensors, records: Records, state: Tensors, coins: torch.Generator) -> Answer:
+    def answer(self, message: Parts, records: Records, state: Parts, coins: torch.Generator) -> Answer:
         """ClientUpdate, lines 33-37, for every batch of the message; the gradient in the images of the last.
 
         Labels come from the server, so each image is set against a record of the same label. Those of labels that the

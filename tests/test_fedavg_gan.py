@@ -21,6 +21,7 @@ from dpgen_bench.federation.client_mechanism import ClientMechanism
 from dpgen_bench.federation.faults import Faults
 from dpgen_bench.federation.settings import Settings
 from dpgen_bench.method import Context
+from dpgen_bench.nets.fedavg_gan import DiscriminatorNet, GeneratorNet, Norm, make_optimizer
 from dpgen_bench.nets.latents import draw_latents
 from dpgen_bench.nets.wasserstein import CriticTraining, draw_batch
 from dpgen_bench.privacy.accountants.claims import opacus_rdp
@@ -34,7 +35,7 @@ from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.config import CONF, build_method, compose_config, specify
 from dpgen_bench.testing import ConformanceError, check_method
 from methods import fedavg_gan
-from methods.fedavg_gan import DiscriminatorClient, DiscriminatorNet, FedAvgGAN, GeneratorNet, Norm, make_optimizer
+from methods.fedavg_gan import DiscriminatorClient, FedAvgGAN
 from tests import toys
 
 SHAPE, B, DELTA = (1, 28, 28), 4, 1e-5
@@ -110,7 +111,7 @@ def test_norm_is_batch_normalisation_with_a_shift_and_no_scale() -> None:
 
 def program(**changes: Any) -> DiscriminatorClient:
     d_config, config = (
-        {"_target_": f"methods.fedavg_gan.{name}", "image_shape": [*SHAPE], "num_classes": 10, "width": 0.03}
+        {"_target_": f"dpgen_bench.nets.fedavg_gan.{name}", "image_shape": [*SHAPE], "num_classes": 10, "width": 0.03}
         for name in ("DiscriminatorNet", "GeneratorNet")
     )
     training = CriticTraining(B, 1, drift=0.0, latent="normal", latent_dim=4)

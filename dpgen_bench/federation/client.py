@@ -11,7 +11,7 @@ import pickle
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +32,7 @@ from dpgen_bench.privacy.unseen import expect_plain
 from dpgen_bench.utils.files import make_private
 
 Records = tuple[Tensor, Tensor]
+Answer = tuple[Tensor, Parts]
 Seen = Callable[[int, int, dict[str, Tensor], dict[str, Tensor]], dict[str, Tensor]]
 
 
@@ -54,9 +55,19 @@ class ClientProgram(Protocol):
         """
         ...
 
-    def answer(self, message: Parts, records: Records, state: Parts, coins: torch.Generator) -> tuple[Tensor, Parts]:
+    def answer(self, message: Parts, records: Records, state: Parts, coins: torch.Generator) -> Answer:
         """(what the mechanism's bound expects, before it is clipped; the client's next state)."""
         ...
+
+
+class Program:
+    """Base class of a `ClientProgram` that is a dataclass of settings, and by default keeps nothing on a client."""
+
+    def identity(self) -> dict[str, Any]:
+        return asdict(self)  # type: ignore[call-overload]
+
+    def start(self, records: Records, coins: torch.Generator) -> Parts:
+        return {}
 
 
 class BrokenProgram(TypeError):

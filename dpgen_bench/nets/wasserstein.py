@@ -105,6 +105,23 @@ class CriticTraining:
         drift = self.drift * real_scores.square().mean(1)
         return fake_scores.mean(1) - real_scores.mean(1) + self.gp_weight * penalty + drift
 
+    def loss_of_one(self, D: nn.Module, G: nn.Module, records: Records, coins: torch.Generator) -> Tensor:
+        """L_D of one network D, a scalar, on a batch of its records and images that G makes for their labels.
+
+        Records and images go through D in passes of their own, because its batch normalisation may couple rows.
+        """
+        size = self.batch_size
+
+        def scores(x: Tensor, y: Tensor) -> Tensor:
+            return torch.cat([D(*part) for part in zip(x[0].split(size), y[0].split(size), strict=True)])[None]
+
+        real, labels = draw_batch(records, size, coins)
+        z = draw_latents(self.latent, (size, self.latent_dim), coins, real.device)
+        mix = torch.rand(1, size, 1, 1, 1, generator=coins).to(real.device)
+        with torch.no_grad():
+            fake = G(z, labels)
+        return self.loss(scores, real[None], fake[None], labels[None], mix).sum()
+
     def improve(
         self,
         critics: Stack,
