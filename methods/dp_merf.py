@@ -10,46 +10,24 @@ Gaussian noise. Everything after that release is post-processing, so the generat
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
+from dpgen_bench.nets.code_generator import CodeGenerator
 from dpgen_bench.privacy.bounds import PerRecord
 from dpgen_bench.privacy.sampling import Full
-
-
-class CodeGenerator(nn.Module):
-    """G(ζ [b, latent_dim], y [b]) -> images [b, c, h, w] in [0, 1]: two linear layers, then two 5x5 convolutions.
-
-    166,161 parameters for 28x28 grey images, ten classes and latent_dim 5. Height and width are multiples of 4.
-    """
-
-    def __init__(self, latent_dim: int, num_classes: int, image_shape: tuple[int, int, int], hidden: int = 200) -> None:
-        super().__init__()
-        c, h, w = image_shape
-        if h % 4 or w % 4:
-            raise ValueError(f"expected a height and width that are multiples of 4, got {h}x{w}.")
-        self.num_classes, self.grid = num_classes, (16, h // 4, w // 4)
-        pixels = 16 * (h // 4) * (w // 4)
-        first = [nn.Linear(latent_dim + num_classes, hidden), nn.BatchNorm1d(hidden), nn.ReLU()]
-        second = [nn.Linear(hidden, pixels), nn.BatchNorm1d(pixels), nn.ReLU()]
-        self.code = nn.Sequential(*first, *second)
-        twice = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)
-        coarse, fine = nn.Conv2d(16, 8, 5, padding=2), nn.Conv2d(8, c, 5, padding=2)
-        self.image = nn.Sequential(twice, coarse, nn.ReLU(), twice, fine, nn.Sigmoid())
-
-    def forward(self, z: Tensor, y: Tensor) -> Tensor:
-        code = self.code(torch.cat([z, F.one_hot(y, self.num_classes).to(z.dtype)], dim=1))
-        return self.image(code.reshape(-1, *self.grid))
+from dpgen_bench.utils.validation import Checked, Count, Positive
 
 
 @dataclass
-class DPMERF:
+class DPMERF(Checked):
     """One release, then `steps` of Adam on its distance to the fakes' mean embedding.
 
     Guarantees: one record exchanged moves the sum of embeddings by at most 2 (by 1 when it joins or leaves), so noise
@@ -63,18 +41,23 @@ class DPMERF:
         lr: of Adam, multiplied by `lr_decay` after every `decay_steps` steps (one epoch of MNIST).
     """
 
-    features: int = 10_000
-    length_scale2: float = 105.0
-    latent_dim: int = 5
-    batch_size: int = 100
-    steps: int = 3_000
-    lr: float = 0.01
-    lr_decay: float = 0.9
-    decay_steps: int = 600
+    features: Count = 10_000
+    length_scale2: Positive = 105.0
+    latent_dim: Count = 5
+    batch_size: Count = 100
+    steps: Count = 3_000
+    lr: Positive = 0.01
+    lr_decay: Positive = 0.9
+    decay_steps: Count = 600
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.features % 2:
+            raise ValueError(f"method.features: expected an even number (cosines and sines), got {self.features}.")
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
-        c, h, w = data.image_shape
-        frequencies = torch.randn(self.features // 2, c * h * w, generator=ctx.generator) / self.length_scale2**0.5
+        pixels = math.prod(data.image_shape)
+        frequencies = torch.randn(self.features // 2, pixels, generator=ctx.generator) / self.length_scale2**0.5
         frequencies = frequencies.to(ctx.device)
 
         def embed(images: Tensor) -> Tensor:  # [b, c, h, w] -> [b, D], every row of norm 1
@@ -91,22 +74,16 @@ class DPMERF:
             times=1,
         )
         total = release(lambda x, y: embed(x)[:, :, None] * one_hot(y)[:, None, :])
-        target = total / data.n
+        target = total / data.n  # μ + N(0, (2σ/m)² I)
 
-        config = {
-            "_target_": "methods.dp_merf.CodeGenerator",
-            "latent_dim": self.latent_dim,
-            "num_classes": data.num_classes,
-            "image_shape": [c, h, w],
-        }
-        net = CodeGenerator(self.latent_dim, data.num_classes, (c, h, w)).to(ctx.device)
+        generator = NetGenerator.build(CodeGenerator, data, ctx.device, latent_dim=self.latent_dim)
+        net = generator.net
         adam = torch.optim.Adam(net.parameters(), lr=self.lr)
         decay = torch.optim.lr_scheduler.StepLR(adam, self.decay_steps, self.lr_decay)
 
         for t in ctx.steps(ctx.limit(self.steps), net=net, adam=adam, decay=decay):
-            zeta = torch.randn(self.batch_size, self.latent_dim, generator=ctx.generator).to(ctx.device)
-            y = torch.randint(data.num_classes, (self.batch_size,), generator=ctx.generator).to(ctx.device)
-            fakes = embed(net(zeta, y)).T @ one_hot(y) / self.batch_size
+            zeta, y = ctx.latents(generator, self.batch_size)
+            fakes = embed(net(zeta, y)).T @ one_hot(y) / self.batch_size  # (1/b) Σ_j z(G(ζ_j, y_j)) ⊗ onehot(y_j)
             loss = (target - fakes).square().sum()
             adam.zero_grad()
             loss.backward()
@@ -114,4 +91,4 @@ class DPMERF:
             decay.step()
             if t % 50 == 0:
                 ctx.log(loss=float(loss.detach()))
-        return NetGenerator(net, config, self.latent_dim, data.num_classes, (c, h, w))
+        return generator

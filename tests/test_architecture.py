@@ -43,9 +43,6 @@ def test_a_method_file_and_its_yaml_share_their_name(path):
     assert type(build_method(config)).__module__ == f"methods.{path.stem}"
 
 
-STILL_WITH_NETWORKS = {"dp_merf"}
-
-
 @pytest.mark.parametrize("path", sorted((ROOT / "methods").glob("[!_]*.py")), ids=lambda p: p.name)
 def test_a_method_is_short_and_holds_no_network(path):
     """A method reads like its paper's algorithm: networks lie in dpgen_bench/nets, plumbing in the harness."""
@@ -53,7 +50,7 @@ def test_a_method_is_short_and_holds_no_network(path):
     own = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
     assert own
     assert len(path.read_text().splitlines()) < 150
-    assert not [each for each in own if issubclass(each, nn.Module)] or path.stem in STILL_WITH_NETWORKS
+    assert not [each for each in own if issubclass(each, nn.Module)]
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context
+from dpgen_bench.nets.code_generator import CodeGenerator
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.config import build_method, compose_config
-from methods.dp_merf import DPMERF, CodeGenerator
+from methods.dp_merf import DPMERF
 from tests.toys import Watcher
 
 SHAPE, PIXELS, SEED = (1, 8, 8), 64, 3
@@ -167,3 +168,17 @@ def test_the_generator_is_the_published_one_and_the_yaml_is_the_class() -> None:
 def test_sides_that_two_doublings_do_not_reach_are_refused(shape: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="multiples of 4"):
         CodeGenerator(5, 10, shape)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"features": 41}, "method.features: expected an even number"),
+        ({"length_scale2": 0.0}, r"method.length_scale2: expected a number in \(0, inf\), got 0.0"),
+        ({"decay_steps": 0}, r"method.decay_steps: expected a number in \[1, inf\), got 0"),
+        ({"lr": -1.0}, r"method.lr: expected a number in \(0, inf\), got -1.0"),
+    ],
+)
+def test_values_that_are_out_of_range_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DPMERF(**change)

@@ -77,25 +77,6 @@ def check_types(cls: type, given: Mapping[str, Any], where: str) -> None:
             raise ValueError(f"{where}.{name}: expected a number in {interval.text}, got {value!r}.")
 
 
-def check_bounds(of: Any, where: str, bounds: Mapping[str, Sequence[str]]) -> None:
-    """Compare numeric fields of `of` with the intervals that they must lie in. None passes; of a tuple, each item.
-
-    Args:
-        bounds: interval -> names of fields, the interval as in "[1, inf)": a square bracket includes its end.
-
-    Raises:
-        ValueError: naming the first field outside its interval (a NaN is outside of all).
-    """
-    for interval, names in bounds.items():
-        low, high = (float(end) for end in interval[1:-1].split(","))
-        for name in names:
-            given = getattr(of, name)
-            for value in given if isinstance(given, tuple | list) else (given,):
-                above = value is None or (value >= low if interval[0] == "[" else value > low)
-                if not (above and (value is None or (value <= high if interval[-1] == "]" else value < high))):
-                    raise ValueError(f"{where}.{name}: expected a number in {interval}, got {given!r}.")
-
-
 def _fits(value: Any, hint: Any) -> bool:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
