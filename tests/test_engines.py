@@ -8,6 +8,7 @@ import pickle
 import sys
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from dpgen_bench.federation.engines import Fault, InProcess
-from dpgen_bench.federation.faults import Faults, FaultyEngine, damage
+from dpgen_bench.federation.faults import Faults, FaultyEngine
 from dpgen_bench.federation.messages import DTYPES, Malformed, decode, encode
 from dpgen_bench.federation.ray_engine import RayEngine
 from dpgen_bench.federation.settings import Settings, settings
@@ -235,7 +236,7 @@ def test_clients_are_opened_when_they_are_asked_and_stay_open():
     assert bench.books == [(2, "opened"), (2, "b"), (5, "opened"), (5, "a")]
     assert {client: asked(answer) for client, answer in engine.ask({2: b"c", 3: b"c"}, round=1).items()} == {2: 2, 3: 1}
     assert engine.ask({}, round=2) == {}
-    assert (engine.parallel, engine.injected(0, 2)) == (1, None)
+    assert engine.parallel == 1
     engine.close()
     assert asked(engine.ask({2: b"d"}, round=3)[2]) == 1
 
@@ -307,12 +308,12 @@ def test_ray_is_asked_for_only_where_clients_are_to_run_on_it(monkeypatch):
 
 @pytest.mark.parametrize(
     "rates",
-    [{"drop": -0.1}, {"late": 1.5}, {"malformed": float("nan")}, {"drop": 0.5, "late": 0.5, "malformed": 0.1}],
+    [{"drop": -0.1}, {"drop": 1.5}, {"drop": float("nan")}],
 )
-def test_rates_are_probabilities_of_one_fault_at_most(rates):
+def test_rates_are_probabilities(rates):
     with pytest.raises(ValueError, match=r"federation\.faults"):
         Faults(**rates)
-    assert Faults(0.1, 0.2, 0.7).any
+    assert Faults(0.1).any
     assert not Faults().any
 
 
@@ -322,47 +323,34 @@ def test_without_rates_an_engine_is_the_one_below():
     messages = {3: b"x", 1: b"raise", 2: b"y"}
     assert engine.ask(messages, round=4) == InProcess(plain.setup).ask(messages, round=4)
     assert engine.parallel == 1
-    assert {engine.injected(round_, client) for round_ in range(20) for client in range(20)} == {None}
+    assert not any(engine.dropped(round_, client) for round_ in range(20) for client in range(20))
 
 
-def test_faults_come_at_their_rates_independently_of_rounds_and_clients():
-    rates = {"lost": 0.2, "late": 0.1, "malformed": 0.3}
-    engine = FaultyEngine(InProcess(Bench().setup), Faults(0.2, 0.1, 0.3), KEY)
-    kinds = [[engine.injected(round_, client) for client in range(60)] for round_ in range(60)]
-    counts = {kind: sum(row.count(kind) for row in kinds) for kind in rates}
-    for kind, rate in rates.items():
-        assert abs(counts[kind] - 3600 * rate) < 5 * (3600 * rate * (1 - rate)) ** 0.5
-    both = sum(row[i] == row[i + 1] == "lost" for row in kinds for i in range(0, 60, 2))
+def test_faults_come_at_their_rate_independently_of_rounds_and_clients():
+    engine = FaultyEngine(InProcess(Bench().setup), Faults(0.2), KEY)
+    lost = [[engine.dropped(round_, client) for client in range(60)] for round_ in range(60)]
+    assert abs(sum(map(sum, lost)) - 3600 * 0.2) < 5 * (3600 * 0.2 * 0.8) ** 0.5
+    both = sum(row[i] and row[i + 1] for row in lost for i in range(0, 60, 2))
     assert abs(both - 1800 * 0.04) < 5 * (1800 * 0.04 * 0.96) ** 0.5
-    again = sum(kinds[i][c] == kinds[i + 1][c] == "lost" for i in range(0, 60, 2) for c in range(60))
+    again = sum(lost[i][c] and lost[i + 1][c] for i in range(0, 60, 2) for c in range(60))
     assert abs(again - 1800 * 0.04) < 5 * (1800 * 0.04 * 0.96) ** 0.5
 
 
 def test_the_coins_are_the_same_for_good():
     """Golden: other coins would be other runs under the same id."""
-    engine = FaultyEngine(InProcess(Bench().setup), Faults(0.25, 0.25, 0.25), KEY)
-    assert [engine.injected(round_, 7) for round_ in range(8)] == [
-        "late",
-        "malformed",
-        "lost",
-        None,
-        "lost",
-        None,
-        "malformed",
-        "malformed",
-    ]
+    engine = FaultyEngine(InProcess(Bench().setup), Faults(0.25), KEY)
+    assert [round_ for round_ in range(8) if engine.dropped(round_, 7)] == [2, 4]
 
 
-def test_a_lost_message_reaches_nobody_and_a_late_answer_is_worked_for():
+def test_a_lost_message_reaches_nobody():
     bench = Bench()
-    engine = FaultyEngine(InProcess(bench.setup), Faults(drop=0.5, late=0.5), KEY)
+    engine = FaultyEngine(InProcess(bench.setup), Faults(drop=0.5), KEY)
     answers = engine.ask(dict.fromkeys(range(40), b"x"), round=1)
-    kinds = {client: engine.injected(1, client) for client in range(40)}
     assert list(answers) == list(range(40))
-    assert answers == {client: Fault(kind, "injected", injected=True) for client, kind in kinds.items()}
-    late = [client for client, kind in kinds.items() if kind == "late"]
-    assert 0 < len(late) < 40
-    assert bench.got() == [(client, "x") for client in late]
+    lost = [client for client in range(40) if engine.dropped(1, client)]
+    assert [client for client in answers if answers[client] == Fault("lost", "injected", injected=True)] == lost
+    assert 0 < len(lost) < 40
+    assert bench.got() == [(client, "x") for client in range(40) if client not in lost]
 
 
 def test_all_are_lost_at_rate_one_and_none_beside_the_rounds():
@@ -371,56 +359,36 @@ def test_all_are_lost_at_rate_one_and_none_beside_the_rounds():
     assert set(engine.ask({0: b"x", 1: b"x"}, round=0).values()) == {Fault("lost", "injected", True)}
     assert bench.books == []
     assert asked(engine.ask({0: b"x"}, round=-1)[0]) == 1
-    assert engine.injected(-1, 0) is None
+    assert not engine.dropped(-1, 0)
 
 
 def test_a_fault_depends_on_nobody_else_and_comes_again_on_resume():
-    engines = [FaultyEngine(InProcess(Bench().setup), Faults(0.2, 0.2, 0.5), KEY) for _ in range(2)]
+    engines = [FaultyEngine(InProcess(Bench().setup), Faults(0.6), KEY) for _ in range(2)]
     whole = engines[0].ask(dict.fromkeys(range(30), b"x"), round=2)
     alone = {client: engines[1].ask({client: b"x"}, round=2)[client] for client in reversed(range(30))}
     assert alone == whole
-    assert sum(isinstance(answer, bytes) for answer in whole.values()) > 10
+    assert 5 < sum(isinstance(answer, bytes) for answer in whole.values()) < 25
 
 
-def test_a_damaged_answer_is_always_found_and_damaged_in_every_way():
-    expect = {"value": (torch.float32, (2, 3))}
-    engine = FaultyEngine(InProcess(Bench().setup), Faults(malformed=1.0), KEY)
-    said = []
-    for client, answer in engine.ask(dict.fromkeys(range(200), b"x"), round=0).items():
-        assert isinstance(answer, bytes)
-        assert engine.injected(0, client) == "malformed"
-        with pytest.raises(Malformed) as refused:
-            decode(answer, expect, finite=True)
-        said.append(str(refused.value))
-    whole = len(encode({"value": torch.zeros(2, 3)}, {"asked": 1}))
-    ways = {
-        "cut": sum("whole message" in text and f"got {whole} bytes" not in text for text in said),
-        "shape": sum("float32 [7]" in text for text in said),
-        "NaN": sum("finite" in text for text in said),
-        "rubbish": sum(f"got {whole} bytes" in text for text in said),
-    }
-    assert sum(ways.values()) == 200
-    assert all(abs(count - 50) < 5 * (200 * 0.25 * 0.75) ** 0.5 for count in ways.values())
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [b"", b"x", b"no message", encode({}), encode({"n": torch.arange(3)}), encode({"e": torch.zeros(0)})],
-)
-def test_whatever_a_client_answers_can_be_damaged(answer):
-    tensors = decode(answer)[0] if len(answer) > 10 else {}
-    expect = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    for i in range(40):
-        damaged = damage(answer, KEY.derive(i))
-        assert damaged != answer
-        with pytest.raises(Malformed):
-            decode(damaged, expect, finite=True)
+def test_an_answer_that_was_damaged_is_always_refused():
+    """Cut short, of another shape, with NaN, or rubbish of the same length."""
+    rng = np.random.default_rng(0)
+    for tensor in (torch.zeros(2, 3), torch.arange(3), torch.zeros(0)):
+        answer = encode({"value": tensor}, {"asked": 1})
+        damaged = [answer[:n] for n in range(len(answer))] + [rng.bytes(len(answer)) for _ in range(50)]
+        damaged.append(encode({"value": torch.cat([tensor.flatten(), tensor.new_zeros(1)])}, {"asked": 1}))
+        if tensor.is_floating_point() and tensor.numel():
+            damaged.append(encode({"value": torch.full_like(tensor, torch.nan)}, {"asked": 1}))
+        decode(answer, {"value": (tensor.dtype, tuple(tensor.shape))}, finite=True)
+        for each in damaged:
+            with pytest.raises(Malformed):
+                decode(each, {"value": (tensor.dtype, tuple(tensor.shape))}, finite=True)
 
 
 def test_a_real_fault_is_not_hidden():
-    engine = FaultyEngine(InProcess(Bench().setup), Faults(late=0.5, malformed=0.5), KEY)
+    engine = FaultyEngine(InProcess(Bench().setup), Faults(drop=0.5), KEY)
     real = engine.ask(dict.fromkeys(range(20), b"raise"), round=0)
-    assert set(real.values()) == {Fault("raised", "OSError", injected=False)}
+    assert set(real.values()) == {Fault("raised", "OSError"), Fault("lost", "injected", injected=True)}
 
 
 # Settings
@@ -440,8 +408,8 @@ def test_the_configs_are_settings():
         ({"dropout": "never"}, "federation.dropout"),
         ({"faults": {"drop": "often"}}, "federation.faults.drop: expected a number"),
         ({"faults": {"drop": 1.5}}, "federation.faults.drop"),
-        ({"faults": {"lost": 0.5}}, "federation.faults.lost: expected a field among drop, late, malformed"),
-        ({"faults": 0.5}, "federation.faults: expected rates"),
+        ({"faults": {"lost": 0.5}}, "federation.faults.lost: expected a field among drop"),
+        ({"faults": 0.5}, "federation.faults: expected a mapping such as"),
         ({"actor": 3, "name": "ray"}, "federation.actor: expected a field among"),
         ({"actors": 3}, "federation.actors: of no effect"),
         ({"name": "ray", "actors": 0}, "federation.actors"),
@@ -463,9 +431,9 @@ def test_the_engine_of_the_settings(tmp_path):
     assert len(plain._open) == 1
     with pytest.raises(Rule):
         Settings().engine(bench.setup, KEY, let_through=(Rule,)).ask({0: b"rule"}, round=0)
-    faulty = Settings(faults=Faults(late=1.0)).engine(bench.setup, KEY)
+    faulty = Settings(faults=Faults(drop=1.0)).engine(bench.setup, KEY)
     assert type(faulty) is FaultyEngine
-    assert faulty.ask({0: b"x"}, round=0)[0] == Fault("late", "injected", True)
+    assert faulty.ask({0: b"x"}, round=0)[0] == Fault("lost", "injected", True)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")

@@ -215,7 +215,7 @@ def test_the_mean_is_the_sum_of_clipped_answers_over_a_fixed_number(monkeypatch:
     assert isinstance(mechanism, ClientMechanism)
     answered = []
     for (before, after), (t, asked) in zip(context.rounds, enumerate(mechanism._rounds), strict=True):
-        answered.append([int(c) for c in asked if mechanism._opened().injected(t, int(c)) is None])
+        answered.append([int(c) for c in asked if not mechanism._opened().dropped(t, int(c))])
         highest = settings["clip_norm"] / math.sqrt(len(before))
         total = sum(min((0.0, 1.0, 1.0, 8.0, 20.0)[c], highest) for c in answered[-1])
         assert torch.allclose(after - before, torch.full_like(before, 0.01 * total / 3), atol=1e-6)

@@ -186,9 +186,7 @@ class ClientMechanism(Allowance):
                     self._to_flush.add(client)
                     continue
                 except Malformed as error:
-                    injected = engine.injected(round_, client) == "malformed"
-                    refused = _is_refusal(answer)
-                    answer = Fault("lost", REFUSED) if refused else Fault("malformed", str(error), injected)
+                    answer = Fault("lost", REFUSED) if _is_refusal(answer) else Fault("malformed", str(error))
             self._note(round_, client, answer, public)
         return answers
 

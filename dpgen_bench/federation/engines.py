@@ -80,10 +80,6 @@ class Engine(Protocol):
         """
         ...
 
-    def injected(self, round: int, client: int) -> Kind | None:
-        """The fault that is injected into a client's answer of a round, as it was or will be; None for none."""
-        ...
-
     def close(self) -> None:
         """Let go of all clients. A second time changes nothing."""
         ...

@@ -89,7 +89,7 @@ def settings(config: Mapping[str, Any]) -> Settings:
         raise ValueError(f"federation.{idle[0]}: of no effect in one process; take federation=ray, or leave it out.")
     faults = given.pop("faults", {})
     if not isinstance(faults, Mapping):
-        raise ValueError(f"federation.faults: expected rates of drop, late and malformed, got {faults!r}.")
+        raise ValueError(f"federation.faults: expected a mapping such as {{drop: 0.1}}, got {faults!r}.")
     _expect_fields(faults, [entry.name for entry in fields(Faults)], "federation.faults")
     check_types(Faults, faults, "federation.faults")
     return Settings(faults=Faults(**faults), **given)
