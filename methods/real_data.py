@@ -18,6 +18,7 @@ from dpgen_bench.generator import Generator, public_rng
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
 from dpgen_bench.privacy.bounds import Whole
+from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.sampling import Full
 
 
@@ -95,14 +96,14 @@ class RealData:
     """Releases the training records as they are. Guarantees nothing.
 
     Raises:
-        BudgetExceeded: in `fit`, before any record is touched, if the budget is finite.
+        BudgetExceeded: in `fit`, before any record is touched, unless the budget is infinite.
     """
 
     def fit(self, data: PrivateData, ctx: Context) -> RealRecords:
-        if math.isfinite(data.budget.epsilon):
+        if not data.budget.without_privacy:
             raise BudgetExceeded(
                 "real_data releases the records themselves, which no finite epsilon covers, got privacy.epsilon="
-                f"{data.budget.epsilon:g}; set privacy.epsilon=inf."
+                f"{budget_text(data.budget.epsilon)}; set privacy.epsilon=inf."
             )
         size = math.prod(data.image_shape)
         bound = Whole(C=math.inf, shape=(data.n, size + 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +49,7 @@ def make_run(
     ledger = spec.new_ledger(1437)
     event = Event(Poisson(0.25), Sensitivity(1.0, 2.0), std=7.5, times=40)
     ledger.approve(Entry("mean_embedding", {"kind": "PerRecord", "C": 1.0, "rows": 1}, event, 40, "std"))
-    budget = "inf" if math.isinf(spec.budget().epsilon) else spec.budget().epsilon
+    budget = "inf" if spec.budget().without_privacy else spec.budget().epsilon
     terms = {key: config.privacy[key] for key in ("delta", "relation", "accountant")}
     ledger.epsilon = {"proven": budget, "claimed": 12.5, "conditional": None, **terms}
     ledger.epsilon["table"] = {"add_remove": {"rdp": 9.5, "pld": 8.25}, "replace_one": {"rdp": "inf", "pld": 16.5}}

@@ -49,7 +49,8 @@ def ledger(privacy, **epsilon) -> dict[str, Any]:
     """What a run with that configuration leaves of its ledger, as far as tables read it."""
     terms = {key: privacy[key] for key in ("delta", "relation", "accountant")}
     figures = {"proven": 9.5, "claimed": 10.0, **terms, **epsilon}
-    return {"unit": "record", "budget": {"epsilon": float(privacy.epsilon), **terms}, "doubts": [], "epsilon": figures}
+    budget = None if privacy.epsilon is None else float(privacy.epsilon)
+    return {"unit": "record", "budget": {"epsilon": budget, **terms}, "doubts": [], "epsilon": figures}
 
 
 def line_for(built, **of):

@@ -60,7 +60,7 @@ def caption(table: DictConfig, rows: Sequence[TableRow], folders: Mapping[int, S
     parts = [f"scale {', '.join(scales)}"]
     parts.append(f"protocol {', '.join(_different(row.protocol for row in drawn))}")
     parts.append(f"{_range(seeds)} seed{'' if seeds == [1] else 's'} each")
-    private = [row.specs[0].config.privacy for row in drawn if not math.isinf(row.specs[0].config.privacy.epsilon)]
+    private = [row.specs[0].config.privacy for row in drawn if row.specs[0].config.privacy.epsilon != math.inf]
     parts.append(f"ε proven {_epsilons(runs, 'proven')}")
     if private:
         relations = ", ".join(_different(str(privacy.relation).replace("_", "-") for privacy in private))

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from dpgen_bench.plots.captions import Picture, finished
 from dpgen_bench.plots.parts import check_keys, listed, order_of, proven_words, row_name, same, words_of
+from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.tables.rows import TableRow
 
@@ -72,8 +73,9 @@ def samples(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Pi
     return finished(figure, table, rows, shown, "\n".join([how, *(f"{why}." for why in damaged)]))
 
 
-def _budget(row: TableRow) -> float:
-    return float(row.specs[0].config.privacy.epsilon)
+def _budget(row: TableRow) -> float | str:
+    epsilon = row.specs[0].config.privacy.epsilon
+    return budget_text(epsilon) if epsilon is None else float(epsilon)
 
 
 def _grid(row: TableRow, per_class: int) -> tuple[np.ndarray | None, RunFolder | None, str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.listing import describe_dataset, epsilon_number, format_epsilon
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.tables.rows import TableRow
@@ -78,7 +79,8 @@ def value_of(row: TableRow, key: str) -> Any:
     """A row's value of a dotted config key, or of epsilon_proven and epsilon_claimed; None where it has none."""
     if key in ("epsilon_proven", "epsilon_claimed"):
         return row.epsilon_value(key.removeprefix("epsilon_"))
-    return OmegaConf.select(row.specs[0].config, key)
+    value = OmegaConf.select(row.specs[0].config, key)
+    return budget_text(value) if key == "privacy.epsilon" and value is None else value
 
 
 def check_keys(rows: Sequence[TableRow], keys: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ def caution(ledger: Ledger, name: str, ids_are_positions: bool = False) -> None:
             is removed.
     """
     budget, entry = ledger.budget, ledger.entries[name]
-    if math.isinf(budget.epsilon):
+    if budget.without_privacy:
         return
     if ledger.records > 0 and budget.delta >= 1.0 / ledger.records:
         ledger.warn(
@@ -59,7 +59,7 @@ def caution_unassigned(ledger: Ledger) -> None:
     shares = own_shares(ledger)
     own = [entry for entry in ledger.entries.values() if entry.inherited_from is None]
     took_the_rest = any(entry.share is None and entry.calibrated != "nothing" for entry in own)
-    if not shares or took_the_rest or math.isinf(ledger.budget.epsilon):
+    if not shares or took_the_rest or math.isinf(ledger.budget.limit):
         return
     # A budget may be kept against the server, which the ledger does not say: then its view is the one that is spent.
     views = [ledger.events, ledger.events_seen_by_server()]

@@ -61,22 +61,27 @@ class Event:
 class Budget:
     """The privacy a run may spend: (epsilon, delta) under one neighbouring relation, measured by one accountant.
 
+    epsilon: inf trains without privacy. None is no budget: every mechanism states its noise and its number of releases,
+        and what these prove is reported, however much it is.
+
     Raises:
         ValueError: for a negative epsilon, a delta outside (0, 1), an unknown relation or accountant.
     """
 
-    epsilon: float
+    epsilon: float | None
     delta: float = 1e-5
     relation: Relation = "add_remove"
     accountant: Literal["rdp", "prv", "pld"] = "pld"
 
     def __post_init__(self) -> None:
-        if not self.epsilon > 0.0:
-            raise ValueError(f"expected privacy.epsilon > 0 (inf for a non-private run), got {self.epsilon!r}.")
-        if 1e5 < self.epsilon < math.inf:
+        if self.epsilon is not None and not self.epsilon > 0.0:
+            raise ValueError(
+                f"expected privacy.epsilon > 0 (inf for a non-private run, null for no budget), got {self.epsilon!r}."
+            )
+        if self.epsilon is not None and 1e5 < self.epsilon < math.inf:
             raise ValueError(
                 f"expected privacy.epsilon of at most 1e5, got {self.epsilon!r}: accountants need gigabytes beyond it, "
-                "and it protects nothing. Use inf for a non-private run."
+                "and it protects nothing. Use inf for a non-private run, or null to report what stated noise proves."
             )
         if not 0.0 < self.delta < 1.0:
             raise ValueError(f"expected privacy.delta in (0, 1), got {self.delta!r}.")
@@ -85,9 +90,24 @@ class Budget:
         if self.accountant not in ("rdp", "prv", "pld"):
             raise ValueError(f"expected privacy.accountant rdp, prv or pld, got {self.accountant!r}.")
 
+    @property
+    def limit(self) -> float:
+        """The most that may be spent; inf without a budget."""
+        return math.inf if self.epsilon is None else self.epsilon
+
+    @property
+    def without_privacy(self) -> bool:
+        """Whether the run is trained without privacy. A run without a budget is not."""
+        return self.epsilon is not None and math.isinf(self.epsilon)
+
     def clip_norm(self, C: float, sigma: float | None) -> float:
         """The norm that a method clips to: inf, no clipping, where no noise is stated and the budget is infinite.
 
         Such a release gets no noise either (`calibration.calibrate_std`), so that the run is the non-private method.
         """
-        return math.inf if sigma is None and math.isinf(self.epsilon) else C
+        return math.inf if sigma is None and self.without_privacy else C
+
+
+def budget_text(epsilon: float | str | None) -> str:
+    """The epsilon of a budget for tables and messages: `10`, `inf`, or `none` where there is no budget."""
+    return "none" if epsilon is None else f"{float(epsilon):g}"

@@ -329,7 +329,8 @@ class Ledger:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Ledger:
-        budget = Budget(**{**data["budget"], "epsilon": float(data["budget"]["epsilon"])})
+        epsilon = data["budget"]["epsilon"]
+        budget = Budget(**{**data["budget"], "epsilon": None if epsilon is None else float(epsilon)})
         entries = {}
         for row in data["entries"]:
             noise, diagnostics = entry_modes(row, data)

@@ -8,6 +8,9 @@ approved. A mechanism is calibrated when it is declared, by what was declared be
   accountant. So the whole run costs the budget, to the rounding of the noise.
 - `times` and `std`, or `std` alone: as stated, if it is within what is left.
 
+Where privacy.epsilon is null there is no budget: `times` and `std` of every mechanism are stated, shares are refused,
+and what the releases prove is reported. Clipping and noise stay on, unlike with an infinite epsilon.
+
 A run that was restarted from another inherits what that one was approved for. Its own shares still are shares of the
 whole budget, and the last mechanism takes what the parent and the others left.
 """
@@ -81,6 +84,8 @@ def planned(ledger: Ledger, request: Request, spent: Sequence[Event] | None = No
     if known is not None:
         _expect_same(known, request)
         return known
+    if ledger.budget.epsilon is None:
+        return _planned_without_budget(request)
     rest = _takes_the_rest(ledger, request)
     spent = ledger.events if spent is None else spent
     budget, sensitivity, times, std = ledger.budget, request.bound.sensitivity, request.times, request.std
@@ -89,7 +94,7 @@ def planned(ledger: Ledger, request: Request, spent: Sequence[Event] | None = No
         assert times is not None
         if rest and times > 0 and is_nearly_spent(budget, spent):
             raise BudgetExceeded(
-                f"mechanism {request.name!r} would take what is left of the budget (epsilon {budget.epsilon:g} at "
+                f"mechanism {request.name!r} would take what is left of the budget (epsilon {budget.limit:g} at "
                 f"delta {budget.delta:g}), and that is less than {LEAST_SHARE:.0%} of it. {_remedy(ledger, request)}"
             )
         if rest:
@@ -99,23 +104,52 @@ def planned(ledger: Ledger, request: Request, spent: Sequence[Event] | None = No
             std = calibrate_share(budget, request.share, request.sample, sensitivity, times)
         calibrated = "std"
     elif times is None:
-        if math.isinf(budget.epsilon):
+        if math.isinf(budget.limit):
             raise ValueError(
                 f"mechanism {request.name!r}: an infinite budget sets no limit on T, the number of releases: give "
                 "`times` (of a method of the bench: method.steps)."
             )
         times, calibrated = calibrate_times(budget, spent, request.sample, sensitivity, std), "times"
     event = Event(request.sample, sensitivity, float(std), int(times))
-    if (calibrated == "nothing" or not rest) and math.isfinite(budget.epsilon):
+    if (calibrated == "nothing" or not rest) and math.isfinite(budget.limit):
         cost = epsilon([*spent, event], budget.delta, budget.relation, budget.accountant)
-        if cost > budget.epsilon:
+        if cost > budget.limit:
             otherwise = "Take fewer releases, more noise, or raise privacy.epsilon."
             raise BudgetExceeded(
                 f"mechanism {request.name!r} ({times} releases, noise std {std:g}) would bring epsilon to {cost:.4g} "
-                f"by {budget.accountant} under {budget.relation}; the budget is {budget.epsilon:g} at delta "
+                f"by {budget.accountant} under {budget.relation}; the budget is {budget.limit:g} at delta "
                 f"{budget.delta:g}. {otherwise if request.share is None else _remedy(ledger, request)}"
             )
     return Entry(request.name, request.bound.describe(), event, calibrated=calibrated, share=request.share)
+
+
+def _planned_without_budget(request: Request) -> Entry:
+    """The entry for a request where privacy.epsilon is null: as stated, at whatever epsilon it has.
+
+    Raises:
+        ValueError: if the noise or the number of releases is not stated, or the release is not clipped or has no noise.
+    """
+    name, times, std = request.name, request.times, request.std
+    if request.share is not None:
+        raise ValueError(
+            f"mechanism {name!r}: expected no share where privacy.epsilon is null, got share={request.share:g}: there "
+            "is no budget to share. State std and times instead, or set privacy.epsilon to a number."
+        )
+    if times is None or std is None:
+        raise ValueError(
+            f"mechanism {name!r}: expected std and times where privacy.epsilon is null, got std={std} and "
+            f"times={times}: without a budget, neither can be calibrated. State both (in a "
+            "method's config: its noise multiplier and its steps), or set privacy.epsilon to a number."
+        )
+    sensitivity = request.bound.sensitivity
+    if std == 0.0 or math.isinf(sensitivity.add_remove):
+        what = "no noise (std=0)" if std == 0.0 else "a release that is not clipped"
+        raise ValueError(
+            f"mechanism {name!r}: expected clipping and noise where privacy.epsilon is null, got {what}, of which "
+            "nothing is proven. State both, or set privacy.epsilon=inf to train without privacy."
+        )
+    event = Event(request.sample, sensitivity, std, times)
+    return Entry(name, request.bound.describe(), event, calibrated="nothing", share=None)
 
 
 def _takes_the_rest(ledger: Ledger, request: Request) -> bool:

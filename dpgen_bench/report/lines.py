@@ -125,7 +125,8 @@ def leaderboard(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _order(line: Mapping[str, Any]) -> tuple[Any, ...]:
     filters = line["filters"]
-    key = filters["dataset"], filters["protocol"], float(filters["epsilon"]), filters["method"]
+    budget = math.inf if filters["epsilon"] == "none" else float(filters["epsilon"])
+    key = filters["dataset"], filters["protocol"], budget, filters["method"]
     return *key, line["settings"], [run["id"] for run in line["runs"]]
 
 
@@ -138,7 +139,7 @@ def _varying(lines: Sequence[_Line]) -> set[str]:
 
 def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
     run, config = line.first, line.first.config
-    private = not math.isinf(float(run.identity["privacy"]["epsilon"]))
+    private = run.budget != "inf"
     counted = {key: _together(_counted_by(each)[key] for each in line.runs) for key in COUNTED}
     relation = counted["relation"] if private else NO_RELATION
     record = line.report and line.report["protocol"]
@@ -154,7 +155,7 @@ def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
     }
     cells: dict[str, dict[str, Any]] = {name: {"text": text, "value": text} for name, text in words.items()}
     terms = {**{name: words.get(name) for name in TERMS}, **(counted if private else dict.fromkeys(counted))}
-    cells["epsilon"] = {"text": run.budget, "value": plain(float(run.identity["privacy"]["epsilon"]))}
+    cells["epsilon"] = {"text": run.budget, "value": None if run.budget == "none" else plain(float(run.budget))}
     cells["proven"] = {"text": _epsilon(worst, "proven"), "value": _sortable(worst, "proven")}
     cells["claimed"] = {"text": _epsilon(worst, "claimed"), "value": _sortable(worst, "claimed")}
     for column, other, words_of in (

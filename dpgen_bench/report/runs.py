@@ -15,6 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.sampling import sampling_from_dict
 from dpgen_bench.report.text import (
     describe_value,
@@ -84,8 +85,8 @@ class Run:
 
     @property
     def budget(self) -> str:
-        """The epsilon of the budget in words: `10`, `inf`."""
-        return f"{float(self.identity['privacy']['epsilon']):g}"
+        """The epsilon of the budget in words: `10`, `inf`, `none`."""
+        return budget_text(self.identity["privacy"]["epsilon"])
 
 
 def read_runs(results: Path) -> list[Run]:
@@ -249,7 +250,7 @@ def ledger_panel(run: Run) -> dict[str, Any]:
     accountants = once(name for row in table.values() for name in row)
     return {
         "pairs": [
-            ["budget", f"ε {format_epsilon(float(budget['epsilon']))}, δ {float(budget['delta']):g}"],
+            ["budget", f"ε {budget_text(budget['epsilon'])}, δ {float(budget['delta']):g}"],
             ["relation, accountant", f"{budget['relation']}, {budget['accountant']}"],
             ["unit", f"{unit}; {ledger['records']:,} {unit}s"],
             ["ε proven", describe_proven(epsilon)],

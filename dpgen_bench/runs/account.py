@@ -15,7 +15,7 @@ from typing import Any
 from dpgen_bench.privacy.accountants.claims import classical_rdp, memoryless_event, opacus_rdp, wor_rdp
 from dpgen_bench.privacy.accountants.proven import ACCOUNTANTS, epsilon
 from dpgen_bench.privacy.accountants.table import Table, claimed_epsilon, conditional_epsilon, epsilon_table
-from dpgen_bench.privacy.events import RELATIONS, Event, Sensitivity
+from dpgen_bench.privacy.events import RELATIONS, Event, Sensitivity, budget_text
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson, Sampling
 from dpgen_bench.runs.config import compose_config, specify
@@ -291,7 +291,7 @@ def _print(
         )
     if plan.ledger is not None:
         budget = plan.ledger.budget
-        console.print(f"budget: epsilon {budget.epsilon:g} ({budget.relation}, {budget.accountant})")
+        console.print(f"budget: epsilon {budget_text(budget.epsilon)} ({budget.relation}, {budget.accountant})")
     view = RichTable(title=f"epsilon at delta = {plan.delta:g}", title_justify="left")
     for column in ("count", "add/remove", "replace-one"):
         view.add_column(column, overflow="fold")

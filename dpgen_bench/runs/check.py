@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from dpgen_bench.data.datasets import DatasetSpec
+from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.runs.config import RunSpec, build_dataset, build_method, compose_config
 from dpgen_bench.testing.bench import DataSet
@@ -73,7 +74,7 @@ def check_configured_method(arguments: list[str]) -> int:
     console.print(f"{config.method.name}: its yaml builds {config.method['_target_']}")
     console.print(
         f"  at  {len(data)} {kind} {'x'.join(map(str, data.images.shape[1:]))}, {dataset.num_classes} classes; "
-        f"epsilon {budget.epsilon:g}, delta {budget.delta:g}, {budget.relation}; "
+        f"epsilon {budget_text(budget.epsilon)}, delta {budget.delta:g}, {budget.relation}; "
         f"seed {int(config.seed)}; {threads} {'thread' if threads == 1 else 'threads'}; "
         + ("thorough" if given.thorough else "fast (--thorough checks more)")
     )

@@ -57,10 +57,12 @@ class RunSpec:
     def budget(self) -> Budget:
         privacy = self.config.privacy
         try:
-            epsilon, delta = float(privacy.epsilon), float(privacy.delta)
+            epsilon = None if privacy.epsilon is None else float(privacy.epsilon)
+            delta = float(privacy.delta)
         except (TypeError, ValueError):
             raise ValueError(
-                f"expected numbers for privacy.epsilon and privacy.delta, got {privacy.epsilon!r}, {privacy.delta!r}."
+                "expected numbers for privacy.epsilon (or null for no budget) and privacy.delta, got "
+                f"{privacy.epsilon!r}, {privacy.delta!r}."
             ) from None
         return Budget(epsilon, delta, privacy.relation, privacy.accountant)
 

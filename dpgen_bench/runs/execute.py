@@ -18,6 +18,7 @@ from dpgen_bench.evaluate.protocol import build_metrics
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.cautions import caution_unassigned
+from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.config import RunSpec, check_evaluation, compose_config, specify
 from dpgen_bench.runs.diagnostics import draw_norms
@@ -278,7 +279,7 @@ def _write_config(spec: RunSpec, folder: RunFolder) -> None:
 
 def _title(spec: RunSpec) -> str:
     c = spec.config
-    return f"{c.method.name} {c.dataset.name} ε={float(c.privacy.epsilon):g} seed {c.seed}"
+    return f"{c.method.name} {c.dataset.name} ε={budget_text(c.privacy.epsilon)} seed {c.seed}"
 
 
 def _device(spec: RunSpec) -> torch.device:

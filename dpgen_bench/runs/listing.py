@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
+from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.config import CONF, RunSpec, compose_config, is_stale
 from dpgen_bench.runs.measurements import Protocol, Report
 from dpgen_bench.runs.statistics import format_figure, summarise
@@ -86,7 +87,7 @@ def describe_run(folder: RunFolder) -> list[str]:
         f"{config.method.name} {describe_dataset(config)} seed {config.seed}",
         config.scale.name,
         describe_status(folder),
-        f"{float(config.privacy.epsilon):g}",
+        budget_text(config.privacy.epsilon),
         describe_proven(epsilon),
         describe_claims(epsilon),
         "\n".join(describe_report(report) for report in folder.reports.all()),

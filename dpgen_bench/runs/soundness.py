@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.ledger import entry_modes
 from dpgen_bench.runs.listing import epsilon_number
 
@@ -18,7 +19,8 @@ def unsound(ledger: Mapping[str, Any], privacy: DictConfig, unit: str | None = N
     Its words are believed: whoever edits a ledger by hand can lie here.
 
     Args:
-        privacy: the run's configuration of that name; with an infinite budget nothing needs to be proven.
+        privacy: the run's configuration of that name; with an infinite budget nothing needs to be proven, and
+            without a budget (epsilon null) any finite epsilon will do.
         unit: whom the figures must protect; None: anyone.
     """
     if "unit" not in ledger or not isinstance(ledger.get("budget"), dict):
@@ -26,10 +28,12 @@ def unsound(ledger: Mapping[str, Any], privacy: DictConfig, unit: str | None = N
     if unit is not None and ledger["unit"] != unit:
         return f"its epsilon protects a {ledger['unit']}, not a {unit}"
     epsilon = ledger.get("epsilon") or {}
-    budget, approved = float(privacy.epsilon), _number(ledger["budget"].get("epsilon"))
+    budget = None if privacy.epsilon is None else float(privacy.epsilon)
+    said = ledger["budget"].get("epsilon")
+    approved = None if said is None and "epsilon" in ledger["budget"] else _number(said)
     if approved != budget:
-        return f"its ledger has a budget of {approved:g}, not {budget:g}"
-    if math.isinf(budget):
+        return f"its ledger has a budget of {budget_text(approved)}, not {budget_text(budget)}"
+    if budget is not None and math.isinf(budget):
         return ""
     if doubts := ledger.get("doubts"):
         return f"nothing is proven: {'; '.join(map(str, doubts)) if isinstance(doubts, list) else doubts}"
@@ -43,7 +47,7 @@ def unsound(ledger: Mapping[str, Any], privacy: DictConfig, unit: str | None = N
     proven = epsilon_number(epsilon, "proven")
     if proven is None or not math.isfinite(proven):
         return "nothing is proven"
-    return f"proven {proven:.4g} is above {budget:g}" if proven > budget else ""
+    return f"proven {proven:.4g} is above {budget:g}" if budget is not None and proven > budget else ""
 
 
 def not_for_release(ledger: Mapping[str, Any]) -> list[str]:

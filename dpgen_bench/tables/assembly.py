@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.listing import describe_dataset, is_changed
 from dpgen_bench.tables.leaderboard import ranked
 from dpgen_bench.tables.lines import CONDITIONAL, ILLEGIBLE, SERVER, Built, Cell, Line
@@ -181,12 +182,12 @@ def _head(table: DictConfig, printed: PublishedRow | None, row: TableRow | None)
     )
     return {
         **head,
-        "ε budget": f"{float(privacy.epsilon):g}",
+        "ε budget": budget_text(privacy.epsilon),
         "ε proven": row.epsilon("proven"),
         SERVER: row.epsilon("server"),
         "ε claimed": row.epsilon("claimed"),
         CONDITIONAL: row.epsilon("conditional"),
-        "relation, δ, by": "–" if math.isinf(privacy.epsilon) else by,
+        "relation, δ, by": "–" if privacy.epsilon == math.inf else by,
     }
 
 
@@ -222,6 +223,6 @@ def _remarks(rows: Iterable[TableRow]) -> list[str]:
     lines = []
     for row in rows:
         config = row.specs[0].config
-        who = f"{config.method.name} {config.dataset.name} ε={float(config.privacy.epsilon):g}"
+        who = f"{config.method.name} {config.dataset.name} ε={budget_text(config.privacy.epsilon)}"
         lines += [f"{who}: {note}" for note in row.notes()]
     return list(dict.fromkeys(lines))

@@ -28,6 +28,7 @@ from torch import Tensor
 from dpgen_bench.data.debugging import DebuggingClients, error_rate, expected_intensity, inverted_score, verdict
 from dpgen_bench.data.records import DatasetSpec
 from dpgen_bench.generator import Generator
+from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.listing import epsilon_figure, format_epsilon, make_console
 from dpgen_bench.runs.samples import sample_labels
@@ -118,7 +119,7 @@ class Group:
     @property
     def title(self) -> str:
         config = self.models[0].spec.config
-        words = [f"{config.method.name} on {config.dataset.name}", f"ε = {float(config.privacy.epsilon):g}"]
+        words = [f"{config.method.name} on {config.dataset.name}", f"ε = {budget_text(config.privacy.epsilon)}"]
         return ", ".join([*words, f"scale {config.scale.name}", *(f"{k}={v}" for k, v in self.settings.items())])
 
     @property
@@ -153,7 +154,7 @@ class Group:
         privacy = self.models[0].spec.config.privacy
         unit = next((model.ledger["unit"] for model in self.models if "unit" in model.ledger), None)
         terms = f"{privacy.relation} of {unit}s, δ = {privacy.delta:g}, accountant {privacy.accountant}"
-        told = [] if math.isinf(float(privacy.epsilon)) or unit is None else [f"ε is under {terms}"]
+        told = [] if privacy.epsilon == math.inf or unit is None else [f"ε is under {terms}"]
         told += [reason for model in self.models for reason in model.reasons()]
         return list(dict.fromkeys([f"the detector: {self.errors()}", *told, *self.unpaired()]))
 
@@ -215,7 +216,7 @@ def report_frame(groups: list[Group]) -> pd.DataFrame:
             "method": config.method.name,
             "dataset": config.dataset.name,
             "settings": " ".join(f"{name}={value}" for name, value in group.settings.items()),
-            "epsilon_budget": float(config.privacy.epsilon),
+            "epsilon_budget": config.privacy.epsilon,
             "scale": config.scale.name,
             "seed": model.spec.seed,
             "clients": model.select,

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
+from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Column, Table
 
+from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.tables.lines import CONDITIONAL, SERVER, Built, Line
 from dpgen_bench.tables.rows import TableRow
 
@@ -96,7 +98,7 @@ def _long(built: Built, line: Line, metric: str) -> dict[str, Any]:
     return {
         **{name: value for name, value in line.head.items() if name not in _EPSILONS},
         **({"run_method": config.method.name} if config and built.published else {}),
-        "epsilon_budget": float(config.privacy.epsilon) if config else None,
+        "epsilon_budget": _budget(config),
         "epsilon_proven": _unrounded(row, "proven"),
         "epsilon_claimed": _unrounded(row, "claimed"),
         "epsilon_server": _unrounded(row, "server"),
@@ -120,6 +122,13 @@ def _long(built: Built, line: Line, metric: str) -> dict[str, Any]:
         "status": line.tail["status"],
         "runs": " ".join(folder.id for folder in row.measured) if row else "",
     }
+
+
+def _budget(config: DictConfig | None) -> float | str | None:
+    """The epsilon of the budget, "none" without a budget; None where there is no run."""
+    if config is None:
+        return None
+    return budget_text(None) if config.privacy.epsilon is None else float(config.privacy.epsilon)
 
 
 def _unrounded(row: TableRow | None, name: str) -> float | str:
@@ -209,7 +218,7 @@ def show(built: Built, console: Console) -> None:
     for row in built.rows:
         for folder in row.measured:
             config = folder.config
-            what = f"{config.method.name} ε={float(config.privacy.epsilon):g} seed {config.seed}"
+            what = f"{config.method.name} ε={budget_text(config.privacy.epsilon)} seed {config.seed}"
             console.print(f"  samples of {what}: {folder.path / 'samples.png'}", highlight=False, soft_wrap=True)
     for remark in [built.reproduced(), *built.remarks]:
         console.print(f"  {remark}", highlight=False, soft_wrap=True)

@@ -54,7 +54,8 @@ def ranked(table: DictConfig, lines: Sequence[Line]) -> list[Line]:
     for line, row in zip(lines, rows, strict=True):
         summary, why = line.cells[by].ours, unplaced(row, by, unit)
         value = math.inf if summary is None or why or not row.measured else sign * summary.mean
-        group = (str(line.head["dataset"]), float(row.specs[0].config.privacy.epsilon))
+        epsilon = row.specs[0].config.privacy.epsilon  # lines without a budget, which have no place, come first
+        group = (str(line.head["dataset"]), -1.0 if epsilon is None else float(epsilon))
         placed.setdefault(group, []).append((value, line, why))
     out = []
     for group in sorted(placed):
@@ -127,6 +128,8 @@ def _unfit(ledger: Mapping[str, Any], privacy: DictConfig, unit: str) -> str:
     """Why a run's ledger is not what the board compares; "" if it is."""
     if why := unsound(ledger, privacy, unit):
         return why
+    if privacy.epsilon is None:
+        return "it has no budget that it could share with other lines"
     budget = float(privacy.epsilon)
     if math.isinf(budget):
         return ""

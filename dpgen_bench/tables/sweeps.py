@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.table import Table
 
+from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.config import RunSpec, compose_config, specify
 from dpgen_bench.runs.listing import make_console
 from dpgen_bench.runs.overrides import parse_override, quoted
@@ -196,4 +197,6 @@ def print_plan(name: str, results: Path, overrides: Sequence[str] = (), scale: s
 def _title(spec: RunSpec, settings: Iterable[str] = ()) -> str:
     config = spec.config
     told = "".join(f" {name}={config.method[name]}" for name in settings if name in config.method)
-    return f"{config.method.name} {config.dataset.name} ε={float(config.privacy.epsilon):g}{told} seed {config.seed}"
+    return (
+        f"{config.method.name} {config.dataset.name} ε={budget_text(config.privacy.epsilon)}{told} seed {config.seed}"
+    )

@@ -29,7 +29,7 @@ def check_budget(fit: Fit, budget: Budget) -> None:
     fit.ledger.refuse_if_spoiled()
     expect(not fit.ledger.doubts, f"the ledger's epsilon is not proven: {'; '.join(fit.ledger.doubts)}.")
     cost = epsilon(fit.ledger.events, budget.delta, budget.relation, budget.accountant)
-    expect(cost <= budget.epsilon, f"the ledger's epsilon is {cost:.4g}, over the budget of {budget.epsilon:g}.")
+    expect(cost <= budget.limit, f"the ledger's epsilon is {cost:.4g}, over the budget of {budget.limit:g}.")
     for name, mechanism in fit.data.mechanisms.items():
         entry = fit.ledger.entries[name]
         made = sum(release.mechanism == name for release in fit.tape.releases)

@@ -13,7 +13,7 @@ from torch import Tensor
 from dpgen_bench.method import Method
 from dpgen_bench.privacy.accountants.proven import Accountant
 from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient
-from dpgen_bench.privacy.events import Budget, Event, Relation
+from dpgen_bench.privacy.events import Budget, Event, Relation, budget_text
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.testing.bench import (
@@ -96,7 +96,7 @@ def _check(bench: Bench, first: Fit, fresh: FreshSamples, thorough: bool, tell: 
         f"{sum(release.mechanism == name for release in first.tape.releases)} of {name!r}" for name in entries
     )
     unit = "one record" if first.ledger.unit == "record" else f"one of {first.ledger.records} clients"
-    within = f"ledger within epsilon = {bench.budget.epsilon:g}, unit: {unit}"
+    within = f"ledger within epsilon = {budget_text(bench.budget.epsilon)}, unit: {unit}"
     tell(f"{within}; releases: {made or 'none'}; one more is refused")
     check_noise(first)
     tell("noise has the ledger's standard deviation and is never used twice")

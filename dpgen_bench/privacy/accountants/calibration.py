@@ -48,7 +48,7 @@ def round_up(value: float, digits: int = SIGNIFICANT_DIGITS) -> float:
 def _overdraft(accountant: Accountant, budget: Budget, events: Sequence[Event]) -> float:
     """log(epsilon / budget), floored at log(1e-3): positive over budget, and smooth enough to interpolate."""
     used = accountant.epsilon(events, budget.delta, budget.relation)
-    return math.log(max(used / budget.epsilon, 1e-3))
+    return math.log(max(used / budget.limit, 1e-3))
 
 
 def _ever_closer(budget: Budget) -> list[Accountant]:
@@ -60,9 +60,9 @@ def _ever_closer(budget: Budget) -> list[Accountant]:
 
 def _require_room(budget: Budget, spent: Sequence[Event]) -> None:
     used = ACCOUNTANTS[budget.accountant].epsilon(spent, budget.delta, budget.relation)
-    if used >= budget.epsilon:
+    if used >= budget.limit:
         raise BudgetExceeded(
-            f"earlier mechanisms already spend epsilon={used:.4g} of {budget.epsilon:g} (delta={budget.delta:g}, "
+            f"earlier mechanisms already spend epsilon={used:.4g} of {budget.limit:g} (delta={budget.delta:g}, "
             f"{budget.relation}, {budget.accountant}): plan fewer releases, more noise or a larger budget."
         )
 
@@ -86,7 +86,8 @@ def calibrate_std(
         ValueError: the record is drawn so rarely that delta alone covers it.
         NotCovered: the budget's accountant has no theory for this sampling under the budget's relation.
     """
-    if math.isinf(budget.epsilon) or times == 0:
+    _require_budget(budget)
+    if math.isinf(budget.limit) or times == 0:
         return 0.0
     _require_clipping(budget, sensitivity)
     _require_room(budget, spent)
@@ -102,10 +103,18 @@ def calibrate_std(
     return std
 
 
+def _require_budget(budget: Budget) -> None:
+    if budget.epsilon is None:
+        raise ValueError(
+            "expected a budget to calibrate noise or releases to, got privacy.epsilon=null; state both the noise and "
+            "the number of releases, or set privacy.epsilon to a number."
+        )
+
+
 def _require_clipping(budget: Budget, sensitivity: Sensitivity) -> None:
     if math.isinf(sensitivity.add_remove):
         raise BudgetExceeded(
-            f"an unclipped release has no finite sensitivity, so no noise fits epsilon={budget.epsilon:g}: "
+            f"an unclipped release has no finite sensitivity, so no noise fits epsilon={budget.limit:g}: "
             "give the bound a finite clipping norm, or set privacy.epsilon=inf."
         )
 
@@ -137,7 +146,7 @@ def gaussian_mu(budget: Budget) -> float:
     Raises:
         ValueError: for an infinite budget.
     """
-    if math.isinf(budget.epsilon):
+    if math.isinf(budget.limit):
         raise ValueError("expected a finite budget, got epsilon = inf, to which no Gaussian mechanism is equivalent.")
     return 1.0 / _smallest_std(budget, (), Full(), _UNIT, 1)
 
@@ -163,7 +172,8 @@ def calibrate_share(budget: Budget, share: float, sampling: Sampling, sensitivit
         ValueError: delta alone covers the share, or the record is drawn so rarely that delta alone covers it.
         NotCovered: as calibrate_std.
     """
-    if math.isinf(budget.epsilon) or times == 0:
+    _require_budget(budget)
+    if math.isinf(budget.limit) or times == 0:
         return 0.0
     _require_clipping(budget, sensitivity)
     whole = _gaussian(budget, share)
@@ -172,7 +182,7 @@ def calibrate_share(budget: Budget, share: float, sampling: Sampling, sensitivit
     own = ACCOUNTANTS[budget.accountant].epsilon([whole], budget.delta, budget.relation)
     if own <= 0.0:
         raise ValueError(
-            f"delta={budget.delta:g} alone covers a share of {share:g} of epsilon={budget.epsilon:g}, so any noise "
+            f"delta={budget.delta:g} alone covers a share of {share:g} of epsilon={budget.limit:g}, so any noise "
             "meets it on paper: state the noise (std), raise the share, or lower delta."
         )
     return calibrate_std(replace(budget, epsilon=own), [], sampling, sensitivity, times)
@@ -180,10 +190,10 @@ def calibrate_share(budget: Budget, share: float, sampling: Sampling, sensitivit
 
 def is_nearly_spent(budget: Budget, spent: Sequence[Event]) -> bool:
     """Whether `spent` leaves less than 1 % of the budget: no room for a Gaussian mechanism of 1 % of its mu²."""
-    if math.isinf(budget.epsilon) or not spent:
+    if math.isinf(budget.limit) or not spent:
         return False
     own = ACCOUNTANTS[budget.accountant]
-    return own.epsilon([*spent, _gaussian(budget, LEAST_SHARE)], budget.delta, budget.relation) > budget.epsilon
+    return own.epsilon([*spent, _gaussian(budget, LEAST_SHARE)], budget.delta, budget.relation) > budget.limit
 
 
 def _smallest(excess: Callable[[float], float], guess: float, step: float) -> float:
@@ -220,7 +230,8 @@ def calibrate_times(
         NotCovered: the budget's accountant has no theory for this sampling under the budget's relation.
         ValueError: the budget is infinite, or allows 100 million releases.
     """
-    if math.isinf(budget.epsilon):
+    _require_budget(budget)
+    if math.isinf(budget.limit):
         raise ValueError("an infinite budget allows any number of releases: state the number (times).")
 
     length = sampling.period
@@ -232,7 +243,7 @@ def calibrate_times(
     if excess(own, 1) > 0.0:
         raise BudgetExceeded(
             f"not even one release of noise std {std:g} at sensitivity {getattr(sensitivity, budget.relation):g} fits "
-            f"epsilon={budget.epsilon:g} (delta={budget.delta:g}, {budget.relation}, {budget.accountant}) after what "
+            f"epsilon={budget.limit:g} (delta={budget.delta:g}, {budget.relation}, {budget.accountant}) after what "
             "is already planned: use more noise, a smaller clipping norm or a larger budget."
         )
     guess, step = 1, 4.0
