@@ -30,7 +30,6 @@ USAGE = """dpgen VERB [OVERRIDES]
   sample RUN --n N --out F   draw images from a finished generator
   tables NAME... | --all [scale=quick] [--format md,tex,csv,html] [--overwrite]
                              tables, a paper's with the distance to each printed figure, into results/tables/
-  debugging [NAME]           the bug in the samples of a debugging table's runs: verdicts, errors, a picture
   sweep NAME [scale=quick] [--dry-run] [OVERRIDES]
                              launch the runs that a table lacks, or only list them with their steps
   report [--overwrite]       everything under results/ in one HTML file, which needs no server and no network
@@ -211,18 +210,6 @@ def _expect_folder(results: Path) -> None:
         )
 
 
-def _debugging(argv: list[str]) -> int:
-    from dpgen_bench.tables.debugging import print_debugging
-
-    parser = argparse.ArgumentParser("dpgen debugging")
-    parser.add_argument("name", nargs="?", default="debugging", help="a table in conf/table/ of debugging runs")
-    parser.add_argument("--results", type=Path, default=_results())
-    given = parser.parse_args(argv)
-    _expect_folder(given.results)
-    print_debugging(given.name, given.results)
-    return 0
-
-
 def _sweep(argv: list[str]) -> int:
     from dpgen_bench.tables.sweeps import launch_sweeps, print_plan
 
@@ -260,7 +247,6 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "sample": _sample,
     "tables": _tables,
     "report": _report,
-    "debugging": _debugging,
     "sweep": _sweep,
     "fetch": _fetch,
 }

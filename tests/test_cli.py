@@ -391,7 +391,7 @@ def test_what_stands_in_the_way_of_one_table_costs_no_other(toy, capsys, monkeyp
     assert not (toy / "tables" / "toy.csv").exists()
 
 
-@pytest.mark.parametrize("verb", [["tables", "demo"], ["tables", "--all"], ["report"], ["runs"], ["debugging"]])
+@pytest.mark.parametrize("verb", [["tables", "demo"], ["tables", "--all"], ["report"], ["runs"]])
 def test_results_that_are_not_there_are_an_error(verb, tmp_path, monkeypatch, capsys):
     assert main([*verb, f"--results={tmp_path / 'reslts'}"]) == 2
     monkeypatch.setenv("DPGEN_RESULTS", str(tmp_path / "reslts"))

@@ -1,4 +1,4 @@
-"""The debugging task: which clients are inverted, which are kept, what that costs, and the detector by intensity."""
+"""The debugging task: which clients are inverted, which are kept, and what that costs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 
 from dpgen_bench.data import debugging
 from dpgen_bench.data.datasets import Digits
-from dpgen_bench.data.debugging import DebuggingClients, error_rate, expected_intensity, inverted_score, verdict
+from dpgen_bench.data.debugging import DebuggingClients
 from dpgen_bench.data.federations import Clients
 from dpgen_bench.evaluate.networks import RecordClassifier
 
@@ -208,74 +206,6 @@ def test_identity_holds_what_matters_and_nothing_else():
     )
     assert task(root="there").identity() == task().identity()
     assert task(root="there").federation.part.root == "there"
-
-
-# The detector
-
-
-@given(st.lists(st.integers(0, 255), min_size=1, max_size=40))
-def test_intensity_of_inverted_images_is_the_complement(pixels):
-    images = torch.tensor(pixels, dtype=torch.uint8).reshape(-1, 1, 1, 1)
-    e = expected_intensity(images)
-    assert e == pytest.approx(np.mean(pixels) / 255)
-    assert expected_intensity(255 - images) == pytest.approx(1 - e)
-    assert expected_intensity(images.float()) == pytest.approx(e)
-    if abs(1 - 2 * e) > 1e-6:
-        assert inverted_score(e, e) == 0
-        assert inverted_score(expected_intensity(255 - images), e) == pytest.approx(1)
-        assert not verdict(e, e)
-        assert verdict(expected_intensity(255 - images), e)
-
-
-def test_intensity_counts_every_pixel_exactly():
-    """In whole numbers, or float64: exact for 2 ** 25 pixels, more than float32 can count."""
-    images = torch.ones(4097, 1, 128, 64, dtype=torch.uint8)
-    assert expected_intensity(images) == 1 / 255
-    assert expected_intensity(torch.full((1, 1, 1, 2), 127.5)) == 0.5
-
-
-@pytest.mark.parametrize(
-    ("mean", "expected", "score"),
-    [(0.13, 0.13, 0), (0.87, 0.13, 1), (0.5, 0.13, 0.5), (0.2, 0.1, 0.125), (0.1, 0.9, 1)],
-)
-def test_score_is_linear_between_the_two_intensities(mean, expected, score):
-    assert inverted_score(mean, expected) == pytest.approx(score)
-    if score != 0.5:
-        assert verdict(mean, expected) == (score > 0.5)
-
-
-def test_a_half_is_no_verdict_of_inversion():
-    assert not verdict(0.5, 0.25)
-    assert verdict(0.5 + 1e-9, 0.25)
-
-
-def test_detector_on_real_clients():
-    """Each client's own mean tells whether it has the bug: ink covers a third of a digit's image at most."""
-    records, expected = task().load("train"), expected_intensity(Digits().load("test").images)
-    bugs = set(task().inverted_clients().tolist())
-    outcomes = [
-        (verdict(expected_intensity(records.images[records.clients == k]), expected), k in bugs) for k in range(20)
-    ]
-    assert error_rate(outcomes) == 0
-
-
-def test_error_rate_counts_both_kinds():
-    assert error_rate([(True, True), (True, False), (False, True), (False, False), (True, True)]) == 0.4
-    with pytest.raises(ValueError, match="at least one"):
-        error_rate([])
-
-
-@pytest.mark.parametrize(("mean", "expected"), [(0.3, 0.5), (-0.1, 0.2), (0.2, 1.1), (float("nan"), 0.2)])
-def test_what_tells_nothing_is_refused(mean, expected):
-    with pytest.raises(ValueError, match="intensity"):
-        inverted_score(mean, expected)
-
-
-def test_no_images_have_no_intensity():
-    with pytest.raises(ValueError, match="at least one image"):
-        expected_intensity(torch.zeros(0, 1, 2, 2, dtype=torch.uint8))
-    with pytest.raises(ValueError, match=r"within 0\.\.255"):
-        expected_intensity(torch.full((1, 1, 2, 2), 300.0))
 
 
 # Configs

@@ -1,13 +1,12 @@
 """The debugging task of GS-WGAN, section 5.4 (after Augenstein et al., ICLR 2020): devices that invert their pixels.
 
 `DebuggingClients` makes the data: some clients of a federation have inverted images, and one generator is trained on
-the clients that are suspected of it, another on the others. The functions below tell from samples which generator saw
-the bug, by the mean intensity: ink covers little of an image, so that inverted ones are bright.
+the clients that are suspected of it, another on the others. `dpgen_bench.evaluate.inversion` tells from samples which
+generator saw the bug.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol
@@ -223,51 +222,3 @@ def _accuracies(federation: DatasetSpec, share: float, seed: int, classifier: Cl
     found = np.where(of > 0, correct / np.maximum(of, 1), 1.0)
     found.setflags(write=False)
     return found
-
-
-def expected_intensity(images: Tensor) -> float:
-    """Mean intensity in [0, 1] of images [n, c, h, w], uint8 or float32 within 0..255.
-
-    Raises:
-        ValueError: for other images, or none.
-    """
-    records = Records(images, torch.zeros(len(images), dtype=torch.int64))  # checks them
-    if not records.images.numel():
-        raise ValueError("expected at least one image, got none.")
-    kind = torch.float64 if images.is_floating_point() else torch.int64
-    return float(images.sum(dtype=kind)) / (255 * images.numel())
-
-
-def inverted_score(mean: float, expected: float) -> float:
-    """How far `mean` lies on the way from e, that of images as they should be, to 1 - e, that of inverted ones.
-
-    (mean - e) / (1 - 2 e), so 0 at e and 1 at 1 - e; e is `expected`.
-
-    Raises:
-        ValueError: for intensities outside [0, 1], or e = 0.5, which inversion does not change.
-    """
-    for what, value in (("mean", mean), ("expected mean", expected)):
-        if not 0 <= value <= 1:
-            raise ValueError(f"expected the {what} intensity within [0, 1], got {value!r}.")
-    if abs(1 - 2 * expected) < 1e-9:
-        raise ValueError(
-            "the expected mean intensity is 0.5, and inverted images have it, too: the mean tells nothing."
-        )
-    return (mean - expected) / (1 - 2 * expected)
-
-
-def verdict(mean: float, expected: float) -> bool:
-    """Whether images of this mean intensity look inverted: `inverted_score` above one half."""
-    return inverted_score(mean, expected) > 0.5
-
-
-def error_rate(outcomes: Iterable[tuple[bool, bool]]) -> float:
-    """The share of (verdict, truth) that differ.
-
-    Raises:
-        ValueError: for no outcome.
-    """
-    wrong = [found != truth for found, truth in outcomes]
-    if not wrong:
-        raise ValueError("expected at least one (verdict, truth), got none.")
-    return sum(wrong) / len(wrong)

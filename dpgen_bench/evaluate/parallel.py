@@ -42,7 +42,7 @@ def evaluate_apart(
     workers = workers or loky.cpu_count()
     ctx = replace(ctx, device="cpu")
     left = dict(metrics)
-    bar = ProgressBar("measuring", lambda: f"{len(left)} left: {', '.join(left)}")
+    bar = ProgressBar("measuring", lambda: f"not yet: {', '.join(left)}" if left else "")
     bar.start("metrics", len(metrics))
     try:
         for key, result in _together(left, samples, real_test, ctx, workers):
