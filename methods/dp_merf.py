@@ -41,14 +41,14 @@ class DPMERF(Checked):
         lr: of Adam, multiplied by `lr_decay` after every `decay_steps` steps (one epoch of MNIST).
     """
 
-    features: Count = 10_000
-    length_scale2: Positive = 105.0
-    latent_dim: Count = 5
-    batch_size: Count = 100
-    steps: Count = 3_000
-    lr: Positive = 0.01
-    lr_decay: Positive = 0.9
-    decay_steps: Count = 600
+    features: Count
+    length_scale2: Positive
+    latent_dim: Count
+    batch_size: Count
+    steps: Count
+    lr: Positive
+    lr_decay: Positive
+    decay_steps: Count
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -58,28 +58,28 @@ class DPSinkhorn(Checked):
         label_dim, activation: of the generator "dcgan" alone.
     """
 
-    batch_size: Count = 50
-    p: Fraction = 0.4
-    cost: Literal["l1+l2", "l2", "l1"] = "l1+l2"
-    m: NonNegative = 1.0
-    lam: float = 0.05
-    exponent: float = 1.0
-    scaling: float = 0.5
-    alpha_c: NonNegative = 15.0
-    debias_labels: Literal["fresh", "repeated"] = "fresh"
-    perturb: Literal["image", "parameter"] = "image"
-    clip: Literal["per_row", "whole"] = "per_row"
-    clip_norm: Positive = 0.5
-    sigma: Positive | None = None
-    steps: Count | None = 160_000
-    lr: Positive = 1e-4
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    weight_decay: NonNegative = 2e-5
-    generator: Literal["dcgan", "biggan"] = "dcgan"
-    latent_dim: Count = 12
-    label_dim: Count = 4
-    activation: Literal["relu", "leaky_relu"] = "relu"
-    width: Count | None = None
+    batch_size: Count
+    p: Fraction
+    cost: Literal["l1+l2", "l2", "l1"]
+    m: NonNegative
+    lam: float
+    exponent: float
+    scaling: float
+    alpha_c: NonNegative
+    debias_labels: Literal["fresh", "repeated"]
+    perturb: Literal["image", "parameter"]
+    clip: Literal["per_row", "whole"]
+    clip_norm: Positive
+    sigma: Positive | None
+    steps: Count | None
+    lr: Positive
+    betas: tuple[Decay, Decay]
+    weight_decay: NonNegative
+    generator: Literal["dcgan", "biggan"]
+    latent_dim: Count
+    label_dim: Count
+    activation: Literal["relu", "leaky_relu"]
+    width: Count | None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -50,20 +50,20 @@ class DPGAN(Checked):
         ValueError: for a value outside its range, or a (σ, T, budget) that leaves T open.
     """
 
-    batch_size: Count = 128
-    clip_norm: Positive = 1.0
-    sigma: Positive | None = None
-    steps: Count | None = 450_000
-    n_d: Count | Literal["adaptive"] = 50
-    beta: Decay = 0.99
-    threshold: Fraction = 0.6
-    lr_d: Positive = 2e-4
-    lr_g: Positive = 2e-4
-    betas: tuple[Decay, Decay] = (0.5, 0.999)
-    d_d: Count = 128
-    d_g: Count = 128
-    latent_dim: Count = 128
-    microbatch: Count | None = None
+    batch_size: Count
+    clip_norm: Positive
+    sigma: Positive | None
+    steps: Count | None
+    n_d: Count | Literal["adaptive"]
+    beta: Decay
+    threshold: Fraction
+    lr_d: Positive
+    lr_g: Positive
+    betas: tuple[Decay, Decay]
+    d_d: Count
+    d_g: Count
+    latent_dim: Count
+    microbatch: Count | None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -86,9 +86,9 @@ class FedGSWGAN(GSWGANSettings):
         steps: T, of the generator. A step sends n_critic batches, of which the last moves the generator.
     """
 
-    max_answers: Count | None = None
-    against: Literal["outsiders", "server"] = "outsiders"
-    steps: Count = 30_000
+    max_answers: Count | None
+    against: Literal["outsiders", "server"]
+    steps: Count
 
     def epsilon_claimed(self, events: Sequence[Event], delta: float) -> float | None:
         """The paper's count for a client: Theorem A.1, T B releases subsampled at rate 1/N without replacement."""

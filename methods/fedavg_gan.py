@@ -76,25 +76,25 @@ class FedAvgGAN(Checked):
         norm: of the discriminator, "batch" (paper), by the batch of each pass, or "layer".
     """
 
-    clients_per_round: Count = 10
-    selection: Literal["poisson", "fixed"] = "poisson"
-    steps: Count = 1000
-    local_steps: Count = 6
-    g_steps: Count = 6
-    batch_size: Count = 32
-    sigma: Positive | None = None
-    clip_norm: Positive = 0.1
-    lr_d: Positive = 5e-4
-    lr_g: Positive = 5e-3
-    lr_server: Positive = 1.0
-    optimizer_d: Literal["sgd", "adam"] = "sgd"
-    optimizer_g: Literal["sgd", "adam"] = "sgd"
-    gp_weight: NonNegative = 10.0
-    latent_dim: Count = 128
-    width: Positive = 1.0
-    conditional: bool = True
-    norm: Literal["batch", "layer"] = "batch"
-    weight_decay: NonNegative = 2.5e-5
+    clients_per_round: Count
+    selection: Literal["poisson", "fixed"]
+    steps: Count
+    local_steps: Count
+    g_steps: Count
+    batch_size: Count
+    sigma: Positive | None
+    clip_norm: Positive
+    lr_d: Positive
+    lr_g: Positive
+    lr_server: Positive
+    optimizer_d: Literal["sgd", "adam"]
+    optimizer_g: Literal["sgd", "adam"]
+    gp_weight: NonNegative
+    latent_dim: Count
+    width: Positive
+    conditional: bool
+    norm: Literal["batch", "layer"]
+    weight_decay: NonNegative
 
     def epsilon_claimed(self, events: Sequence[Event], delta: float) -> float | None:
         """DP-FedAvg's count: RDP of R Poisson-sampled Gaussians of sensitivity C. The paper's table prints none."""

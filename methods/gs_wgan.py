@@ -52,10 +52,10 @@ class GSWGAN(GSWGANSettings):
         ValueError: for a value outside its range, or a (σ, T, budget) that leaves T open.
     """
 
-    shards: Count = 1000
-    steps: Count | None = 20_000
-    clip: Literal["per_row", "whole"] = "per_row"
-    stack: Count = 1
+    shards: Count
+    steps: Count | None
+    clip: Literal["per_row", "whole"]
+    stack: Count
 
     def __post_init__(self) -> None:
         super().__post_init__()

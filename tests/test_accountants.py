@@ -32,6 +32,7 @@ from dpgen_bench.privacy.accountants.proven import (
 from dpgen_bench.privacy.events import RELATIONS, Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
 from methods.dpgan import DPGAN as PaperDPGAN
+from tests.defaults import build
 
 RECORD = Sensitivity(1.0, 2.0)  # a clipped sum over records, C = 1
 ROW = Sensitivity(2.0, 2.0)  # one row, any function of the batch, C = 1
@@ -295,10 +296,10 @@ def test_a_short_run_of_dpgan_claims_what_opacus_orders_give() -> None:
     A claim is the same for steps that a restart divides, and for another clipping bound."""
     q, steps = 1 / 469, 1500
     event = sampled(q, 1.0, steps)
-    assert PaperDPGAN().epsilon_claimed([event], DELTA) == pytest.approx(0.8700763, rel=1e-5)
+    assert build(PaperDPGAN).epsilon_claimed([event], DELTA) == pytest.approx(0.8700763, rel=1e-5)
     assert epsilon([event], DELTA, "add_remove", "rdp") == pytest.approx(0.8496, rel=1e-3)
     parts = [sampled(q, 0.5, 1000, Sensitivity(0.5, 1.0)), sampled(q, 1.0, 500)]
-    assert PaperDPGAN().epsilon_claimed(parts, DELTA) == pytest.approx(0.8700763, rel=1e-5)
+    assert build(PaperDPGAN).epsilon_claimed(parts, DELTA) == pytest.approx(0.8700763, rel=1e-5)
 
 
 def test_opacus_count_of_events() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 
 import pytest
+from hydra.utils import get_class
 from torch import nn
 
 from dpgen_bench.runs.config import CONF, build_dataset, build_method, compose_config
@@ -41,6 +43,16 @@ def test_a_method_file_and_its_yaml_share_their_name(path):
     assert config.method.name == path.stem
     assert config.method["_target_"].startswith(f"methods.{path.stem}.")
     assert type(build_method(config)).__module__ == f"methods.{path.stem}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "methods").glob("[!_]*.py")), ids=lambda p: p.name)
+def test_a_default_stands_in_the_yaml_alone(path):
+    """The yaml names each setting with its value and its source; the class declares types and ranges."""
+    config = compose_config([f"method={path.stem}"])
+    cls = get_class(config.method["_target_"])
+    declared = fields(cls) if is_dataclass(cls) else ()
+    assert set(config.method) - {"name", "_target_", "check"} == {field.name for field in declared}
+    assert not [field.name for field in declared if (field.default, field.default_factory) != (MISSING, MISSING)]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "methods").glob("[!_]*.py")), ids=lambda p: p.name)

@@ -23,6 +23,7 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.config import build_method, compose_config
 from methods.dp_merf import DPMERF
+from tests.defaults import build
 from tests.toys import Watcher
 
 SHAPE, PIXELS, SEED = (1, 8, 8), 64, 3
@@ -51,7 +52,7 @@ def fit(method: DPMERF, images: Tensor, labels: Tensor, classes: int, eps: float
 def embeddings_of(images: Tensor, eps: float = math.inf, **settings: Any) -> Tensor:
     """What the method makes of each image, float64 [n, D]: each has a label of its own, hence a column of the sum."""
     n = len(images)
-    watcher, _ = fit(DPMERF(**{**TINY, **settings}), images, torch.arange(n), n, eps)
+    watcher, _ = fit(build(DPMERF, **{**TINY, **settings}), images, torch.arange(n), n, eps)
     ((_, exact, _),) = watcher.releases
     return exact.T.double()
 
@@ -110,7 +111,7 @@ def test_inner_products_of_embeddings_are_the_gaussian_kernel() -> None:
 def test_the_target_at_infinite_epsilon_is_the_exact_mean_embedding() -> None:
     """Nothing is clipped or noised, every record counts once under its own label, and a class may be empty."""
     images, labels = binary_images(12), torch.tensor([0, 3, 1, 1, 0, 0, 3, 0, 1, 0, 3, 0])
-    watcher, _ = fit(DPMERF(**TINY), images, labels, 4)
+    watcher, _ = fit(build(DPMERF, **TINY), images, labels, 4)
     ((drawn, exact, noisy),) = watcher.releases
     expected = 12 * mean_embedding(images, labels, 4, frequencies(40, 8.0))
     assert len(drawn) == 12
@@ -125,7 +126,7 @@ def test_a_step_descends_on_the_squared_distance_to_the_noisy_target() -> None:
     Adam's first step is -lr g / (|g| + 1e-8), so every coordinate with a clear gradient moves against it by lr.
     """
     images, labels = binary_images(12), torch.arange(12) % 4
-    watcher, context = fit(DPMERF(**TINY, lr=0.02), images, labels, 4, eps=10.0)
+    watcher, context = fit(build(DPMERF, **TINY, lr=0.02), images, labels, 4, eps=10.0)
     ((_, _, noisy),) = watcher.releases
     torch.manual_seed(SEED)
     before = CodeGenerator(3, 4, SHAPE)
@@ -153,15 +154,24 @@ def test_a_step_descends_on_the_squared_distance_to_the_noisy_target() -> None:
 
 
 def test_the_learning_rate_decays_by_its_factor_after_every_period() -> None:
-    method = DPMERF(**{**TINY, "steps": 8}, lr=0.08, lr_decay=0.25, decay_steps=3)
+    method = build(DPMERF, **{**TINY, "steps": 8}, lr=0.08, lr_decay=0.25, decay_steps=3)
     _, context = fit(method, binary_images(4), torch.arange(4), 4)
     assert context.rates == pytest.approx([0.08] * 3 + [0.02] * 3 + [0.005] * 2)
 
 
-def test_the_generator_is_the_published_one_and_the_yaml_is_the_class() -> None:
-    """Golden: the number of parameters of the authors' conditional generator for MNIST."""
+def test_the_generator_and_the_settings_are_the_published_ones() -> None:
+    """Golden: the authors' label-balanced script for MNIST, and the size of its conditional generator."""
     assert sum(p.numel() for p in CodeGenerator(5, 10, (1, 28, 28)).parameters()) == 166_161
-    assert build_method(compose_config(["method=dp_merf"])) == DPMERF()
+    assert build_method(compose_config(["method=dp_merf"])) == DPMERF(
+        features=10_000,
+        length_scale2=105.0,
+        latent_dim=5,
+        batch_size=100,
+        steps=3000,
+        lr=0.01,
+        lr_decay=0.9,
+        decay_steps=600,
+    )
 
 
 @pytest.mark.parametrize("shape", [(1, 30, 28), (3, 32, 30)])
@@ -181,4 +191,4 @@ def test_sides_that_two_doublings_do_not_reach_are_refused(shape: tuple[int, int
 )
 def test_values_that_are_out_of_range_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        DPMERF(**change)
+        build(DPMERF, **change)

@@ -34,6 +34,7 @@ from dpgen_bench.testing import ConformanceError, check_method
 from dpgen_bench.training.signals import Preempted
 from methods import dp_sinkhorn
 from methods.dp_sinkhorn import DPSinkhorn
+from tests.defaults import build
 from tests.toys import Watcher, records
 
 TINY: dict[str, Any] = dict(batch_size=5, p=0.4, latent_dim=3, label_dim=2, width=2, sigma=None, steps=1)
@@ -117,7 +118,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-3) -> None:
 @pytest.mark.parametrize("cost", ["l1+l2", "l2", "l1"])
 def test_the_released_rows_are_the_loss_gradient(cost: Any, p: float, debias_labels: Any) -> None:
     """Without privacy: rows 0..n-1 of the gradient of Definition 4.3, on q = 5/12 of the records."""
-    method = DPSinkhorn(**{**TINY, "p": p}, cost=cost, m=3.0, debias_labels=debias_labels)
+    method = build(DPSinkhorn, **{**TINY, "p": p}, cost=cost, m=3.0, debias_labels=debias_labels)
     watcher = Watcher()
     fit(method, private(watcher=watcher))
     ((drawn, exact, _),) = watcher.releases
@@ -139,7 +140,7 @@ def test_parameters_get_the_backprop_of_the_sanitised_image_gradient(
     clip: Any, by_hand: Any, p: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Noisy rows as released, debiasing rows clipped alone and without noise: then exactly autograd.grad."""
-    method = DPSinkhorn(**{**TINY, "p": p, "sigma": 0.7}, clip=clip, clip_norm=0.05)
+    method = build(DPSinkhorn, **{**TINY, "p": p, "sigma": 0.7}, clip=clip, clip_norm=0.05)
     watcher, given = grads_of_a_fit(method, monkeypatch)
     ((drawn, exact, noisy),) = watcher.releases
     step = FirstStep(method, drawn)
@@ -151,7 +152,7 @@ def test_parameters_get_the_backprop_of_the_sanitised_image_gradient(
 
 
 def test_without_privacy_nothing_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = DPSinkhorn(**TINY)
+    method = build(DPSinkhorn, **TINY)
     watcher, given = grads_of_a_fit(method, monkeypatch)
     ((drawn, exact, noisy),) = watcher.releases
     assert torch.equal(exact, noisy)
@@ -162,7 +163,7 @@ def test_without_privacy_nothing_is_clipped(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_step_is_adams_along_the_gradient_with_weight_decay() -> None:
-    method = DPSinkhorn(**TINY, lr=3e-3, betas=(0.6, 0.9), weight_decay=0.1)
+    method = build(DPSinkhorn, **TINY, lr=3e-3, betas=(0.6, 0.9), weight_decay=0.1)
     _, ctx = fit(method, private())
     torch.manual_seed(3)
     by_hand = ConvGenerator(SHAPE, 10, latent_dim=3, label_dim=2, width=2)
@@ -177,7 +178,7 @@ def test_a_step_is_adams_along_the_gradient_with_weight_decay() -> None:
 
 @pytest.mark.parametrize("p", [0.0, 0.4])
 def test_the_parameter_gradient_is_the_backprop_of_the_whole_loss(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    method = DPSinkhorn(**{**TINY, "p": p, "sigma": 0.5}, perturb="parameter", clip_norm=0.03)
+    method = build(DPSinkhorn, **{**TINY, "p": p, "sigma": 0.5}, perturb="parameter", clip_norm=0.03)
     watcher, given = grads_of_a_fit(method, monkeypatch)
     ((drawn, exact, noisy),) = watcher.releases
     step = FirstStep(method, drawn)
@@ -188,7 +189,9 @@ def test_the_parameter_gradient_is_the_backprop_of_the_whole_loss(p: float, monk
 
 def test_an_empty_draw_releases_the_public_term_with_noise() -> None:
     watcher = Watcher()
-    generator, _ = fit(DPSinkhorn(**{**TINY, "batch_size": 1, "steps": 12, "sigma": 1.0}), private(watcher=watcher))
+    generator, _ = fit(
+        build(DPSinkhorn, **{**TINY, "batch_size": 1, "steps": 12, "sigma": 1.0}), private(watcher=watcher)
+    )
     empty = [(exact, noisy) for drawn, exact, noisy in watcher.releases if len(drawn) == 0]
     assert empty
     for exact, noisy in empty:
@@ -199,7 +202,7 @@ def test_an_empty_draw_releases_the_public_term_with_noise() -> None:
 
 def test_the_batch_never_changes_how_many_images_are_generated() -> None:
     watcher = Watcher()
-    fit(DPSinkhorn(**{**TINY, "steps": 8, "sigma": 1.0}), private(watcher=watcher))
+    fit(build(DPSinkhorn, **{**TINY, "steps": 8, "sigma": 1.0}), private(watcher=watcher))
     assert len({len(drawn) for drawn, _, _ in watcher.releases}) > 1
     assert {tuple(exact.shape) for _, exact, _ in watcher.releases} == {(5, *SHAPE)}
 
@@ -207,8 +210,8 @@ def test_the_batch_never_changes_how_many_images_are_generated() -> None:
 @pytest.mark.parametrize(("n", "p", "rest"), [(50, 0.4, 20), (50, 0.2, 10), (50, 1.0, 50), (50, 0.0, 0), (7, 0.4, 2)])
 def test_debiasing_group(n: int, p: float, rest: int) -> None:
     """n' = floor(n p); 0.29 x 100 is 28.999999999999996 in floating point."""
-    assert DPSinkhorn(batch_size=n, p=p).debiasing == rest
-    assert DPSinkhorn(batch_size=100, p=0.29).debiasing == 29
+    assert build(DPSinkhorn, batch_size=n, p=p).debiasing == rest
+    assert build(DPSinkhorn, batch_size=100, p=0.29).debiasing == 29
 
 
 # --- privacy ----------------------------------------------------------------------------------------------------
@@ -236,12 +239,12 @@ FAST = ("per_row", "whole", "parameter")  # the ways to clip; the other variants
     ],
 )
 def test_variants_conform(variant: dict[str, Any]) -> None:
-    check_method(lambda: DPSinkhorn(**{**TINY, "steps": 5, **variant}))
+    check_method(lambda: build(DPSinkhorn, **{**TINY, "steps": 5, **variant}))
 
 
 @pytest.mark.slow
 def test_biggan_conforms() -> None:
-    make = partial(DPSinkhorn, **{**TINY, "batch_size": 4, "steps": 4}, generator="biggan", cost="l2", lam=5.0)
+    make = partial(build, DPSinkhorn, **{**TINY, "batch_size": 4, "steps": 4}, generator="biggan", cost="l2", lam=5.0)
     check_method(make, image_shape=(3, 32, 32), num_classes=2)
 
 
@@ -296,17 +299,17 @@ class HalfTheNoise(DPSinkhorn):
 
 def test_rows_that_follow_the_batch_are_refused() -> None:
     with pytest.raises(ValueError, match="may not depend on the draw"):
-        check_method(lambda: RowsOfTheBatch(**{**TINY, "steps": 5}))
+        check_method(lambda: build(RowsOfTheBatch, **{**TINY, "steps": 5}))
 
 
 def test_debias_rows_that_know_the_batch_are_caught() -> None:
     with pytest.raises(ConformanceError, match=r"other than through releases|records outside of its draw"):
-        check_method(lambda: DebiasRowsFromInside(**{**TINY, "steps": 5}))
+        check_method(lambda: build(DebiasRowsFromInside, **{**TINY, "steps": 5}))
 
 
 def test_half_the_noise_is_caught() -> None:
     with pytest.raises(ConformanceError, match="used '_add_noise' of Mechanism"):
-        check_method(lambda: HalfTheNoise(**{**TINY, "steps": 5}))
+        check_method(lambda: build(HalfTheNoise, **{**TINY, "steps": 5}))
 
 
 @pytest.mark.parametrize(
@@ -319,7 +322,7 @@ def test_half_the_noise_is_caught() -> None:
     ],
 )
 def test_noise_is_two_delta_sigma_and_rows_count_jointly(change: Any, bound: type, multiplier: float) -> None:
-    mechanism = planned(DPSinkhorn(**{**TINY, "sigma": 1.5}, clip_norm=0.3, **change), private())
+    mechanism = planned(build(DPSinkhorn, **{**TINY, "sigma": 1.5}, clip_norm=0.3, **change), private())
     assert type(mechanism.bound) is bound
     assert mechanism.bound.C == 0.3
     assert mechanism.std == pytest.approx(2 * 0.3 * 1.5, rel=1e-12)
@@ -344,26 +347,26 @@ def event(bound: PerRow | Whole, sigma: float, steps: int) -> Event:
 def test_claims_are_the_papers_counts(settings: Any, sigma: float, steps: int, claimed: float) -> None:
     rows = settings["clip"] == "per_row" and "perturb" not in settings
     bound = PerRow(C=0.5, shape=(50, 784)) if rows else Whole(C=0.5, shape=(50, 784))
-    count = DPSinkhorn(**settings).epsilon_claimed([event(bound, sigma, steps)], 1e-5)
+    count = build(DPSinkhorn, **settings).epsilon_claimed([event(bound, sigma, steps)], 1e-5)
     assert count == pytest.approx(claimed, abs=0.005)
 
 
 def test_there_is_no_claim_for_inherited_releases_and_none_without_noise() -> None:
     one = event(Whole(C=0.5, shape=(1,)), 1.1, 10)
-    assert DPSinkhorn(clip="whole").epsilon_claimed([one, one], 1e-5) is None
+    assert build(DPSinkhorn, clip="whole").epsilon_claimed([one, one], 1e-5) is None
     free = Event(Poisson(0.5), Whole(C=math.inf, shape=(1,)).sensitivity, 0.0, 10)
-    assert DPSinkhorn().epsilon_claimed([free], 1e-5) == math.inf
+    assert build(DPSinkhorn).epsilon_claimed([free], 1e-5) == math.inf
 
 
 def test_budgets() -> None:
-    assert planned(DPSinkhorn(**{**TINY, "steps": 100}), private(10.0)).std > 0.0
-    assert planned(DPSinkhorn(**{**TINY, "sigma": 40.0, "steps": None}), private(10.0)).times > 10
+    assert planned(build(DPSinkhorn, **{**TINY, "steps": 100}), private(10.0)).std > 0.0
+    assert planned(build(DPSinkhorn, **{**TINY, "sigma": 40.0, "steps": None}), private(10.0)).times > 10
     with pytest.raises(BudgetExceeded):
-        fit(DPSinkhorn(**{**TINY, "sigma": 0.5, "steps": 1000}), private(1.0))
+        fit(build(DPSinkhorn, **{**TINY, "sigma": 0.5, "steps": 1000}), private(1.0))
     with pytest.raises(ValueError, match="no limit on T"):
-        fit(DPSinkhorn(batch_size=5, sigma=1.0, steps=None), private())
+        fit(build(DPSinkhorn, batch_size=5, sigma=1.0, steps=None), private())
     with pytest.raises(ValueError, match=r"n <= N = 12 records"):
-        fit(DPSinkhorn(batch_size=13), private())
+        fit(build(DPSinkhorn, batch_size=13), private())
 
 
 # --- settings, resuming, restarting -----------------------------------------------------------------------------
@@ -394,12 +397,12 @@ def test_budgets() -> None:
 )
 def test_bad_values_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        DPSinkhorn(**change)
+        build(DPSinkhorn, **change)
 
 
 @pytest.mark.parametrize("variant", ["per_row", "whole", "parameter"])
 def test_a_resumed_fit_ends_where_an_undisturbed_one_does(tmp_path: Path, variant: str) -> None:
-    method = DPSinkhorn(**{**TINY, "steps": 5, "sigma": 1.0, **VARIANTS[variant]})
+    method = build(DPSinkhorn, **{**TINY, "steps": 5, "sigma": 1.0, **VARIANTS[variant]})
     whole, _ = fit(method, private())
     asked = iter(range(1, 100))
     with pytest.raises(Preempted):
@@ -410,8 +413,8 @@ def test_a_resumed_fit_ends_where_an_undisturbed_one_does(tmp_path: Path, varian
 
 
 def test_restart_takes_states_but_not_the_old_settings(tmp_path: Path) -> None:
-    _, parent = fit(DPSinkhorn(**{**TINY, "steps": 3}), private(), folder=tmp_path)
-    child = DPSinkhorn(**{**TINY, "sigma": 1.0}, lr=3e-3, betas=(0.4, 0.9), weight_decay=0.5)
+    _, parent = fit(build(DPSinkhorn, **{**TINY, "steps": 3}), private(), folder=tmp_path)
+    child = build(DPSinkhorn, **{**TINY, "sigma": 1.0}, lr=3e-3, betas=(0.4, 0.9), weight_decay=0.5)
     _, ctx = fit(child, private(), parent=tmp_path / "checkpoints" / "last.pt")
     (group,) = ctx.stateful["adam"].state_dict()["param_groups"]
     assert (group["lr"], group["betas"], group["weight_decay"]) == (3e-3, (0.4, 0.9), 0.5)
@@ -420,7 +423,7 @@ def test_restart_takes_states_but_not_the_old_settings(tmp_path: Path) -> None:
 
 
 def test_the_released_generator_keeps_its_running_statistics(tmp_path: Path) -> None:
-    generator, _ = fit(DPSinkhorn(**{**TINY, "steps": 3}), private())
+    generator, _ = fit(build(DPSinkhorn, **{**TINY, "steps": 3}), private())
     assert isinstance(generator, NetGenerator)
     assert (generator.latent, generator.value_range) == ("uniform", (-1.0, 1.0))
     norms = [module for module in generator.net.modules() if isinstance(module, nn.BatchNorm2d)]
@@ -433,14 +436,14 @@ def test_the_released_generator_keeps_its_running_statistics(tmp_path: Path) -> 
     assert torch.equal(generator.sample(labels[:2], 1), images[:2])  # no batch-mates
 
 
-def test_default_and_check_configs_build() -> None:
+def test_the_check_config_builds() -> None:
     config = compose_config(["method=dp_sinkhorn", "dataset=mnist"])
-    assert build_method(config) == DPSinkhorn()  # the yaml's defaults are the class's
-    for key in config.method.check:
-        assert hasattr(DPSinkhorn(), key), key
+    config.method.update(config.method.check)
+    tiny = build_method(config)
+    assert (tiny.batch_size, tiny.width, tiny.sigma, tiny.steps) == (6, 4, None, 5)  # type: ignore[attr-defined]
 
 
 def test_the_log_holds_the_public_term_alone() -> None:
-    _, ctx = fit(DPSinkhorn(**{**TINY, "steps": 3}), private())
+    _, ctx = fit(build(DPSinkhorn, **{**TINY, "steps": 3}), private())
     assert [row.keys() - {"phase", "step"} for row in ctx.history] == [{"transport_among_generated"}]
     assert dp_sinkhorn.NETS.keys() == {"dcgan", "biggan"}

@@ -34,6 +34,7 @@ from dpgen_bench.training.frequency import LADDER, StepFrequency
 from dpgen_bench.training.signals import Preempted
 from methods import dpgan
 from methods.dpgan import DPGAN
+from tests.defaults import build
 from tests.toys import records
 
 MNIST, CELEBA = ((1, 28, 28), 10), ((3, 32, 32), 2)
@@ -203,7 +204,7 @@ def test_frequency_goes_on_where_it_was_saved(n_d: Any) -> None:
     [(60_000, 128, 469, 128), (60_000, 512, 118, 508), (60_000, 2048, 30, 2000), (182_637, 2048, 90, 2029)],
 )
 def test_rates_and_batches_of_the_published_runs(n: int, B: int, inverse_q: int, fakes: int) -> None:
-    loader = DPGAN(batch_size=B)
+    loader = build(DPGAN, batch_size=B)
     assert loader.sampling_rate(n) == 1 / inverse_q
     assert loader.fake_batch_size(n) == fakes
 
@@ -232,7 +233,7 @@ def test_rates_and_batches_of_the_published_runs(n: int, B: int, inverse_q: int,
 )
 def test_bad_values_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        DPGAN(**change)
+        build(DPGAN, **change)
 
 
 # --- one fit, seen from outside ---------------------------------------------------------------------------------
@@ -303,7 +304,7 @@ def test_a_discriminator_step_is_algorithm_1(C: float, monkeypatch: pytest.Monke
     monkeypatch.setattr(dpgan, "GeneratorNet", Vivid)
     watcher = Watcher()
     noise_free = {} if math.isinf(C) else {"clip_norm": C, "sigma": 1e-20}
-    method = DPGAN(**{**TINY, **noise_free, "batch_size": 5, "n_d": 5})
+    method = build(DPGAN, **{**TINY, **noise_free, "batch_size": 5, "n_d": 5})
     torch.manual_seed(3)
     G0 = Vivid(*MNIST, width=2, latent_dim=3)
     _, ctx = fit(method, private(watcher=watcher))
@@ -334,7 +335,7 @@ def test_a_discriminator_step_is_algorithm_1(C: float, monkeypatch: pytest.Monke
 
 def test_a_generator_step_is_algorithm_1() -> None:
     """Lines 10-13, on fresh fakes, through the discriminator that the step before has just updated."""
-    method = DPGAN(**{**TINY, "batch_size": 5}, lr_g=1e-3)
+    method = build(DPGAN, **{**TINY, "batch_size": 5}, lr_g=1e-3)
     torch.manual_seed(3)
     G0 = GeneratorNet(*MNIST, width=2, latent_dim=3)
     _, ctx = fit(method, private())
@@ -364,7 +365,7 @@ def test_learning_rates_are_apart() -> None:
     """Adam's first step moves the coordinate with the largest gradient by the learning rate."""
     torch.manual_seed(3)
     G0, D0 = GeneratorNet(*MNIST, 2, 3), DiscriminatorNet(*MNIST, 4)
-    _, ctx = fit(DPGAN(**TINY, lr_d=1e-2, lr_g=3e-4), private())
+    _, ctx = fit(build(DPGAN, **TINY, lr_d=1e-2, lr_g=3e-4), private())
 
     def moved(before: nn.Module, after: nn.Module) -> float:
         pairs = zip(after.state_dict().values(), before.state_dict().values(), strict=True)
@@ -375,7 +376,7 @@ def test_learning_rates_are_apart() -> None:
 
 
 def test_generator_steps_are_counted_and_the_average_is_logged_for_a_fixed_frequency() -> None:
-    _, ctx = fit(DPGAN(**{**TINY, "steps": 11, "n_d": 3}, beta=0.5), private())
+    _, ctx = fit(build(DPGAN, **{**TINY, "steps": 11, "n_d": 3}, beta=0.5), private())
     rows = ctx.history
     assert [row["step"] for row in rows] == [2, 5, 8]
     average = None
@@ -388,7 +389,7 @@ def test_generator_steps_are_counted_and_the_average_is_logged_for_a_fixed_frequ
 
 def test_an_adaptive_frequency_reaches_the_training_loop() -> None:
     """β = 0: grace 2, threshold 1 is always met; 𝒢 steps fall after 𝒟 steps 1, 2 | 4, 6 | 11, 16 | 26."""
-    _, ctx = fit(DPGAN(**{**TINY, "steps": 30, "n_d": "adaptive"}, beta=0.0, threshold=1.0), private())
+    _, ctx = fit(build(DPGAN, **{**TINY, "steps": 30, "n_d": "adaptive"}, beta=0.0, threshold=1.0), private())
     assert [row["step"] + 1 for row in ctx.history] == [1, 2, 4, 6, 11, 16, 26]
 
 
@@ -405,14 +406,14 @@ def planned(method: DPGAN, data: PrivateData) -> Mechanism:
 def test_t_is_as_large_as_the_budget_allows() -> None:
     """Section 4.1: σ = 1, B = 128, n = 60,000 allow 450K steps at (10, 1e-5) by RDP (9.963 at exactly 450,000)."""
     data = private(10.0, public_n=60_000)
-    mechanism = planned(DPGAN(**{**TINY, "batch_size": 128, "sigma": 1.0, "steps": None}), data)
+    mechanism = planned(build(DPGAN, **{**TINY, "batch_size": 128, "sigma": 1.0, "steps": None}), data)
     assert 450_000 <= mechanism.times < 456_000
     assert mechanism.std == 1.0
     assert mechanism.event.sampling.rate == 1 / 469
 
 
 def test_noise_is_sigma_times_c_and_public_rows_are_fixed() -> None:
-    mechanism = planned(DPGAN(**{**TINY, "sigma": 2.5}, clip_norm=0.3), private())
+    mechanism = planned(build(DPGAN, **{**TINY, "sigma": 2.5}, clip_norm=0.3), private())
     assert mechanism.std == pytest.approx(0.75, rel=1e-12)
     assert mechanism.bound.C == 0.3
     assert mechanism.bound.public_rows == 4  # type: ignore[attr-defined]
@@ -420,31 +421,33 @@ def test_noise_is_sigma_times_c_and_public_rows_are_fixed() -> None:
 
 def test_sigma_is_calibrated_from_steps() -> None:
     data = private(10.0)
-    mechanism = planned(DPGAN(**TINY), data)
+    mechanism = planned(build(DPGAN, **TINY), data)
     spent = epsilon(data._services.ledger.events, 1e-5, "add_remove", "rdp")
     assert mechanism.std > 0
     assert 9.9 < spent <= 10.0
 
 
 def test_an_infinite_budget_without_sigma_is_the_non_private_gan() -> None:
-    mechanism = planned(DPGAN(**TINY), private())
+    mechanism = planned(build(DPGAN, **TINY), private())
     assert math.isinf(mechanism.bound.C)
     assert mechanism.std == 0.0
 
 
 def test_an_infinite_budget_needs_steps() -> None:
     with pytest.raises(ValueError, match="no limit on T"):
-        fit(DPGAN(sigma=1.0, steps=None), private())
+        fit(build(DPGAN, sigma=1.0, steps=None), private())
 
 
 def test_over_budget_is_refused() -> None:
     with pytest.raises(BudgetExceeded):
-        fit(DPGAN(**{**TINY, "sigma": 0.5, "steps": 1000}), private(1.0))
+        fit(build(DPGAN, **{**TINY, "sigma": 0.5, "steps": 1000}), private(1.0))
 
 
 def test_empty_draws_are_ordinary() -> None:
     watcher = Watcher()
-    generator, _ = fit(DPGAN(**{**TINY, "batch_size": 1, "steps": 12, "sigma": 1.0}), private(n=4, watcher=watcher))
+    generator, _ = fit(
+        build(DPGAN, **{**TINY, "batch_size": 1, "steps": 12, "sigma": 1.0}), private(n=4, watcher=watcher)
+    )
     sizes = [len(drawn) for drawn, _, _ in watcher.releases]
     assert 0 in sizes
     assert all(torch.isfinite(p).all() for p in generator.state().values())
@@ -453,7 +456,7 @@ def test_empty_draws_are_ordinary() -> None:
 def test_the_clipped_sum_obeys_its_bound() -> None:
     """Records and fakes together: |exact| <= C (|S| + b)."""
     watcher = Watcher()
-    fit(DPGAN(**{**TINY, "steps": 4, "sigma": 1.0}, clip_norm=1e-3), private(watcher=watcher))
+    fit(build(DPGAN, **{**TINY, "steps": 4, "sigma": 1.0}, clip_norm=1e-3), private(watcher=watcher))
     for drawn, _, exact in watcher.releases:
         norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in exact.values()))
         assert norm <= 1e-3 * (len(drawn) + 4) * (1 + 1e-6)
@@ -465,7 +468,7 @@ def test_the_clipped_sum_obeys_its_bound() -> None:
 @pytest.mark.parametrize("n_d", [3, "adaptive"])
 @pytest.mark.parametrize("stop", [1, 4])
 def test_a_resumed_fit_ends_where_an_undisturbed_one_does(tmp_path: Path, stop: int, n_d: Any) -> None:
-    method = DPGAN(**{**TINY, "steps": 7, "n_d": n_d, "sigma": 1.0}, beta=0.0, threshold=1.0)
+    method = build(DPGAN, **{**TINY, "steps": 7, "n_d": n_d, "sigma": 1.0}, beta=0.0, threshold=1.0)
     whole, undisturbed = fit(method, private())
     asked = iter(range(1, 100))
     with pytest.raises(Preempted):
@@ -478,9 +481,9 @@ def test_a_resumed_fit_ends_where_an_undisturbed_one_does(tmp_path: Path, stop: 
 
 def test_restart_takes_states_but_not_the_old_settings(tmp_path: Path) -> None:
     """Section 5: a new run from a non-private checkpoint, with noise, another n_𝒟 and other learning rates."""
-    _, parent = fit(DPGAN(**{**TINY, "steps": 4, "n_d": 2}), private(), folder=tmp_path)
+    _, parent = fit(build(DPGAN, **{**TINY, "steps": 4, "n_d": 2}), private(), folder=tmp_path)
     watcher = Watcher()
-    child = DPGAN(**{**TINY, "sigma": 1.0, "n_d": 5}, lr_d=1e-3, lr_g=2e-3, betas=(0.4, 0.9))
+    child = build(DPGAN, **{**TINY, "sigma": 1.0, "n_d": 5}, lr_d=1e-3, lr_g=2e-3, betas=(0.4, 0.9))
     _, ctx = fit(child, private(watcher=watcher), parent=tmp_path / "checkpoints" / "last.pt")
     ((_, D0, _),) = watcher.releases
     for name, weights in parent.stateful["D"].state_dict().items():
@@ -497,7 +500,7 @@ def test_restart_takes_states_but_not_the_old_settings(tmp_path: Path) -> None:
 
 
 def test_a_saved_generator_samples_the_same(tmp_path: Path) -> None:
-    generator, _ = fit(DPGAN(**TINY), private())
+    generator, _ = fit(build(DPGAN, **TINY), private())
     generator.save(tmp_path)
     labels = torch.arange(7) % 10
     images = generator.sample(labels, 1)
@@ -546,9 +549,8 @@ def test_presets_are_the_published_settings_and_fit_their_budget(name: str) -> N
     assert claimed <= budget.epsilon
 
 
-def test_default_and_check_configs_build() -> None:
+def test_the_check_config_builds() -> None:
     config = compose_config(["method=dpgan"])
-    assert build_method(config) == DPGAN()
     config.method.update(config.method.check)
     tiny = build_method(config)
     assert (tiny.batch_size, tiny.d_d, tiny.sigma, tiny.steps) == (8, 8, None, 6)  # type: ignore[attr-defined]

@@ -30,11 +30,12 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import OneClient, Sampling
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import CONF, build_method, compose_config, specify
+from dpgen_bench.runs.config import CONF, compose_config, specify
 from dpgen_bench.testing import ConformanceError, check_method
 from methods import fed_gs_wgan
 from methods.fed_gs_wgan import CriticClient, FedGSWGAN
 from tests import toys
+from tests.defaults import build
 
 SHAPE, B, DELTA = (1, 28, 28), 4, 1e-5
 DEBUGGING = "federated_emnist_all dataset=debugging_emnist privacy.epsilon=inf"  # Figure 5, as published
@@ -203,7 +204,7 @@ def fit(**settings: Any) -> Seen:
         *toys.records(40), 10, Services(ledger, Key.seeded("test")), clients=np.arange(40) // 10, num_clients=4
     )
     context = Seen(3, services=data._services)
-    context.released = FedGSWGAN(**{**TINY, "schedule": "public_balanced", "n_critic": 3, **settings}).fit(
+    context.released = build(FedGSWGAN, **{**TINY, "schedule": "public_balanced", "n_critic": 3, **settings}).fit(
         data, context
     )
     return context
@@ -277,7 +278,7 @@ def spent(ledger: Ledger, against: str) -> float:
 )
 def test_the_published_setting(n: int, most: int, outsiders: float, server: float, claimed: float) -> None:
     """Golden: proven figures as in the presets' comments; claims by Theorem A.1 in 40 digits, apart from this code."""
-    method = FedGSWGAN(sigma=1.07)
+    method = build(FedGSWGAN, sigma=1.07)
     ledger, mechanism = planned(method, n)
     assert mechanism.bound == bounds.PerRow(C=1.0, shape=(32, *SHAPE))
     assert mechanism.std == pytest.approx(2 * 1.07)
@@ -292,7 +293,7 @@ def test_the_published_setting(n: int, most: int, outsiders: float, server: floa
 
 
 def test_what_the_paper_has_no_count_of() -> None:
-    balanced, free = FedGSWGAN(sigma=1.07, schedule="public_balanced", steps=3000), FedGSWGAN(steps=300)
+    balanced, free = build(FedGSWGAN, sigma=1.07, schedule="public_balanced", steps=3000), build(FedGSWGAN, steps=300)
     ledger, mechanism = planned(balanced, 100)
     assert mechanism.event.sampling == OneClient(100, "public_balanced", 30)
     assert spent(ledger, "server") == pytest.approx(spent(ledger, "outsiders"), rel=1e-9)
@@ -310,7 +311,7 @@ def test_presets_are_runs_within_their_budget(preset: str) -> None:
     assert isinstance(method, FedGSWGAN)
     assert spec.budget() == Budget(eps, DELTA, "replace_one", "pld")
     if preset in ("federated_emnist", "federated_emnist_all", DEBUGGING):
-        assert vars(method) == vars(FedGSWGAN(sigma=1.07))  # appendix C.1
+        assert vars(method) == vars(build(FedGSWGAN, sigma=1.07))  # appendix C.1
     if eps is None or math.isfinite(eps):
         ledger, _ = planned(method, spec.dataset().num_clients or 0, eps)
         proven = spent(ledger, method.against)
@@ -319,8 +320,7 @@ def test_presets_are_runs_within_their_budget(preset: str) -> None:
 
 def test_the_defaults_are_the_published_ones() -> None:
     """Appendix C.1: sigma 1.07, a warm start of 2K iterations, then 30K. The rest: section 4 and the authors' code."""
-    method = FedGSWGAN()
-    assert vars(build_method(compose_config(["method=fed_gs_wgan"]))) == vars(method)
+    method = build(FedGSWGAN)
     assert (method.schedule, method.steps, method.warm_start, method.clip_norm) == ("random", 30_000, 2000, 1.0)
     assert (method.batch_size, method.n_critic, method.gp_weight, method.lr) == (32, 5, 10.0, 1e-4)
 
@@ -330,7 +330,7 @@ def check(prepare: Callable[[], Any] = lambda: None, **settings: Any) -> None:
 
     def make() -> FedGSWGAN:
         prepare()
-        return FedGSWGAN(**{**TINY, **settings})
+        return build(FedGSWGAN, **{**TINY, **settings})
 
     check_method(make, records=24, budget=Budget(10.0, DELTA, "replace_one"))
 

@@ -32,11 +32,12 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import FixedSize, Poisson
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import CONF, build_method, compose_config, specify
+from dpgen_bench.runs.config import CONF, compose_config, specify
 from dpgen_bench.testing import ConformanceError, check_method
 from methods import fedavg_gan
 from methods.fedavg_gan import DiscriminatorClient, FedAvgGAN
 from tests import toys
+from tests.defaults import build
 
 SHAPE, B, DELTA = (1, 28, 28), 4, 1e-5
 FREE = Budget(math.inf, DELTA, "replace_one", "pld")
@@ -210,7 +211,7 @@ def test_the_mean_is_the_sum_of_clipped_answers_over_a_fixed_number(monkeypatch:
     )
     context = Steps(3, services=data._services)
     settings = {"steps": 12, "sigma": 1e-9, "clip_norm": 100.0, "lr_server": 0.01}
-    FedAvgGAN(**{**TINY, **settings}).fit(data, context)
+    build(FedAvgGAN, **{**TINY, **settings}).fit(data, context)
     (mechanism,) = data.mechanisms.values()
     assert isinstance(mechanism, ClientMechanism)
     answered = []
@@ -236,7 +237,7 @@ def test_a_round_is_algorithm_1_with_each_sides_own_optimiser_and_rate(monkeypat
     )
     context = Steps(3, services=data._services)
     settings = {"steps": 1, "g_steps": 3, "lr_g": 0.5, "lr_d": 2e-4, "lr_server": 1e-3, "optimizer_d": "adam"}
-    FedAvgGAN(**{**TINY, **settings}).fit(data, context)
+    build(FedAvgGAN, **{**TINY, **settings}).fit(data, context)
     assert (programs[0].lr, programs[0].optimizer, programs[0].local_steps) == (2e-4, "adam", 1)
 
     torch.manual_seed(3)
@@ -267,7 +268,7 @@ def test_the_generator_learns_how_bright_the_images_of_clients_are() -> None:
         data = PrivateData(
             images, torch.arange(80) % 10, 10, Services(ledger, Key.seeded("l")), clients=of, num_clients=20
         )
-        made = FedAvgGAN(**{**TINY, **adam, **sizes}).fit(data, Context(0, services=data._services))
+        made = build(FedAvgGAN, **{**TINY, **adam, **sizes}).fit(data, Context(0, services=data._services))
         learnt.append(float(made.sample(torch.arange(80) % 10, 1).float().mean()))
     assert learnt[1] - learnt[0] > 100
 
@@ -285,7 +286,7 @@ def planned(method: FedAvgGAN, n: int, budget: Budget) -> ClientMechanism:
 
 def test_the_published_setting() -> None:
     """Golden: the figure of the preset's comment, and its law: Binomial(1000, 10/3400) Gaussian releases of 2C."""
-    method = FedAvgGAN(selection="fixed", sigma=0.01)
+    method = build(FedAvgGAN, selection="fixed", sigma=0.01)
     mechanism = planned(method, 3400, FREE)
     assert mechanism.bound == PerRecord(C=0.1, shape=(1000,))
     assert mechanism.std == pytest.approx(0.001)
@@ -297,10 +298,10 @@ def test_the_published_setting() -> None:
     tail = np.exp(found + stats.norm.logcdf(-mu / 2 - found / mu))
     delta = stats.binom.pmf(h, 1000, 10 / 3400) @ (stats.norm.cdf(mu / 2 - found / mu) - tail)
     assert float(delta) == pytest.approx(DELTA, rel=1e-2)
-    loud = planned(FedAvgGAN(sigma=1.5), 3400, FREE).event
+    loud = planned(build(FedAvgGAN, sigma=1.5), 3400, FREE).event
     assert method.epsilon_claimed([loud], DELTA) == pytest.approx(opacus_rdp(10 / 3400, 1.5, 1000, DELTA))
     assert method.epsilon_claimed([mechanism.event] * 2, DELTA) is None
-    silent = planned(FedAvgGAN(), 3400, FREE)
+    silent = planned(build(FedAvgGAN), 3400, FREE)
     assert (silent.std, silent.bound.C, silent.event.sampling) == (0.0, math.inf, Poisson(10 / 3400))
     assert method.epsilon_claimed([silent.event], DELTA) == math.inf
     with pytest.raises(ValueError, match="at most N = 9 clients, got 10"):
@@ -317,15 +318,14 @@ def test_presets_are_runs_within_their_budget(preset: str) -> None:
     published: dict[str, Any] = {"selection": "fixed", "sigma": 0.01, "conditional": False}
     if preset.startswith("federated_") and "privacy" not in preset:
         noise = float(preset.split("sigma=")[1]) if "sigma" in preset else 0.01
-        assert vars(method) == vars(FedAvgGAN(**published | {"sigma": noise}))
+        assert vars(method) == vars(build(FedAvgGAN, **published | {"sigma": noise}))
     if eps is not None and math.isfinite(eps):
         mechanism = planned(method, spec.dataset().num_clients or 0, spec.budget())
         assert 0.999 * eps < epsilon([mechanism.event], DELTA, "replace_one", "pld") <= eps
 
 
 def test_the_defaults_are_the_published_ones_but_for_sampling_noise_and_labels() -> None:
-    method = FedAvgGAN()
-    assert vars(build_method(compose_config(["method=fedavg_gan"]))) == vars(method)
+    method = build(FedAvgGAN)
     assert (method.steps, method.clip_norm, method.clients_per_round, method.batch_size) == (1000, 0.1, 10, 32)
     assert (method.local_steps, method.g_steps, method.lr_d, method.lr_g, method.lr_server) == (6, 6, 5e-4, 5e-3, 1.0)
     assert (method.optimizer_d, method.optimizer_g, method.latent_dim, method.gp_weight) == ("sgd", "sgd", 128, 10.0)
@@ -337,7 +337,7 @@ def test_the_defaults_are_the_published_ones_but_for_sampling_noise_and_labels()
 def check(budget: Budget | None = None, **settings: Any) -> str:
     """The line of the first check."""
     told: list[str] = []
-    check_method(lambda: FedAvgGAN(**{**TINY, **settings}), records=24, budget=budget, tell=told.append)
+    check_method(lambda: build(FedAvgGAN, **{**TINY, **settings}), records=24, budget=budget, tell=told.append)
     return told[0]
 
 

@@ -27,10 +27,10 @@ from dpgen_bench.privacy.sampling import OneShard
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state import PrivateState
 from dpgen_bench.privacy.state_file import StatePlace
-from dpgen_bench.runs.config import build_method, compose_config
 from dpgen_bench.testing import ConformanceError, check_method
 from dpgen_bench.training.signals import Preempted
 from methods.gs_wgan import GSWGAN
+from tests.defaults import build
 from tests.toys import Watcher, records
 
 SHAPE = (1, 28, 28)
@@ -58,7 +58,7 @@ def weights(generator: Generator) -> Tensor:
 @pytest.mark.parametrize(("clip", "bound"), [("per_row", PerRow), ("whole", Whole)])
 def test_the_release_is_the_gradient_in_b_images_with_noise_2_c_sigma(clip: str, bound: type) -> None:
     data = private(eps=1e4)
-    fit(GSWGAN(**{**TINY, "sigma": 1.5, "clip_norm": 0.7, "clip": clip}), data)
+    fit(build(GSWGAN, **{**TINY, "sigma": 1.5, "clip_norm": 0.7, "clip": clip}), data)
     (mechanism,) = data.mechanisms.values()
     assert type(mechanism.bound) is bound
     assert mechanism.std == pytest.approx(2 * 0.7 * 1.5)
@@ -71,7 +71,7 @@ def test_the_release_is_the_gradient_in_b_images_with_noise_2_c_sigma(clip: str,
 def test_without_noise_the_gradient_is_the_critics_own() -> None:
     """One shard, no warm start: the critic that a plain WGAN-GP would have, trained here once more by hand."""
     watcher = Watcher()
-    method = GSWGAN(**{**TINY, "shards": 1, "steps": 1, "n_critic": 2, "warm_start": 0})
+    method = build(GSWGAN, **{**TINY, "shards": 1, "steps": 1, "n_critic": 2, "warm_start": 0})
     data = private(watcher=watcher)
     seen: list[Tensor] = []
     improve = method.training.improve
@@ -114,7 +114,7 @@ def test_the_generator_descends_along_what_was_released() -> None:
 
     means = {}
     for gradient in (0.0, 1.0, -1.0):
-        method = GSWGAN(**{**TINY, "lr": 1e-2, "latent": "normal", "steps": 8, "ema": 0.0})
+        method = build(GSWGAN, **{**TINY, "lr": 1e-2, "latent": "normal", "steps": 8, "ema": 0.0})
         made = fit(method, private(watcher=Even()))
         means[gradient] = float(made.sample(torch.arange(40) % 10, 1).float().mean()) / 255
         if not gradient:
@@ -134,7 +134,7 @@ def test_both_networks_learn_at_the_configured_rate() -> None:
             return super().steps(total, phase=phase, **stateful)
 
     data = private()
-    method = GSWGAN(**{**TINY, "steps": 1, "lr": 3e-3, "betas": (0.4, 0.8)})
+    method = build(GSWGAN, **{**TINY, "steps": 1, "lr": 3e-3, "betas": (0.4, 0.8)})
     method.fit(data, Seen(3, services=data._services))
     (group,) = kept[-1].param_groups
     assert (group["lr"], group["betas"]) == (3e-3, (0.4, 0.8)) == (method.training.lr, method.training.betas)
@@ -153,7 +153,7 @@ def test_the_released_generator_is_the_moving_average() -> None:
     for ema in (0.6, 0.0):
         seen: list[list[Tensor]] = []
         data = private()
-        generator = GSWGAN(**{**TINY, "ema": ema}).fit(data, Trajectory(3, services=data._services))
+        generator = build(GSWGAN, **{**TINY, "ema": ema}).fit(data, Trajectory(3, services=data._services))
         assert isinstance(generator, NetGenerator)
         expected = [0.36 * (a + b) / 2 + 0.24 * c + 0.4 * d if ema else d for a, b, c, d in zip(*seen, strict=True)]
         for mean, parameter in zip(expected, generator.net.parameters(), strict=True):
@@ -163,7 +163,7 @@ def test_the_released_generator_is_the_moving_average() -> None:
 @pytest.mark.parametrize("schedule", ["random", "public_balanced"])
 def test_draws_are_shards_by_the_schedule(schedule: str) -> None:
     watcher = Watcher()
-    fit(GSWGAN(**{**TINY, "schedule": schedule, "steps": 6}), private(watcher=watcher))
+    fit(build(GSWGAN, **{**TINY, "schedule": schedule, "steps": 6}), private(watcher=watcher))
     shards = [tuple(drawn) for drawn, _, _ in watcher.releases]
     assert all(len(shard) == 4 for shard in shards)
     if schedule == "public_balanced":
@@ -176,7 +176,7 @@ def test_a_critic_is_trained_at_its_own_visits_only() -> None:
     kept: list[PrivateState] = []
     make = data.private_state
     data.private_state = lambda *args, **kwargs: kept.append(make(*args, **kwargs)) or kept[-1]  # type: ignore[method-assign]
-    fit(GSWGAN(**{**TINY, "schedule": "public_balanced", "steps": 7, "n_critic": 2}), data)
+    fit(build(GSWGAN, **{**TINY, "schedule": "public_balanced", "steps": 7, "n_critic": 2}), data)
     (state,) = kept
     assert state._visits is not None
     assert sorted(np.bincount(state._visits)) == [2, 2, 3]
@@ -187,7 +187,7 @@ def test_a_critic_is_trained_at_its_own_visits_only() -> None:
 @pytest.mark.parametrize(("generator", "net"), [("dcgan", DCGANGenerator), ("resnet", ResNetGenerator)])
 @pytest.mark.parametrize("latent", ["bernoulli", "normal"])
 def test_networks_and_latents_are_the_configured(generator: str, net: type, latent: str) -> None:
-    made = fit(GSWGAN(**{**TINY, "generator": generator, "latent": latent, "steps": 1}), private())
+    made = fit(build(GSWGAN, **{**TINY, "generator": generator, "latent": latent, "steps": 1}), private())
     assert isinstance(made, NetGenerator)
     assert type(made.net) is net
     assert made.latent == latent
@@ -198,7 +198,7 @@ def test_networks_and_latents_are_the_configured(generator: str, net: type, late
 
 
 def published(**changes: Any) -> GSWGAN:
-    return GSWGAN(**{"sigma": 1.07, **changes})
+    return build(GSWGAN, **{"sigma": 1.07, **changes})
 
 
 def event(method: GSWGAN) -> Event:
@@ -238,7 +238,7 @@ def test_the_papers_count_and_the_conditional_one() -> None:
 
 
 def test_runs_without_noise_or_with_an_inherited_ledger_claim_nothing() -> None:
-    method = GSWGAN(**TINY)
+    method = build(GSWGAN, **TINY)
     silent = Event(OneShard(3), PerRow(C=1.0, shape=(4, *SHAPE)).sensitivity, 0.0, 4)
     assert method.epsilon_claimed([silent], 1e-5) == math.inf
     assert method.epsilon_conditional([silent], 1e-5) is None
@@ -258,7 +258,7 @@ def test_calibrated_noise_is_the_proven_one(schedule: str, sigma: float) -> None
         Services(Ledger(Budget(10.0, 1e-5, "replace_one", "pld"), 60_000), Key.seeded("plan")),
         public_n=60_000,
     )
-    release, _ = GSWGAN(schedule=schedule)._mechanism(data, Context(0, services=data._services))  # type: ignore[arg-type]
+    release, _ = build(GSWGAN, schedule=schedule)._mechanism(data, Context(0, services=data._services))  # type: ignore[arg-type]
     assert release.std / 2 == pytest.approx(sigma, abs=0.006)
 
 
@@ -266,13 +266,13 @@ def test_too_little_noise_is_refused_before_any_record_is_seen() -> None:
     watcher = Watcher()
     data = private(eps=10.0, watcher=watcher)
     with pytest.raises(BudgetExceeded):
-        fit(GSWGAN(**{**TINY, "sigma": 1.0}), data)
+        fit(build(GSWGAN, **{**TINY, "sigma": 1.0}), data)
     assert not watcher.releases
 
 
 def test_no_steps_given_are_as_many_as_the_noise_allows() -> None:
     data = private(eps=10.0)
-    method = GSWGAN(**{**TINY, "steps": None, "sigma": 6.0, "schedule": "public_balanced"})
+    method = build(GSWGAN, **{**TINY, "steps": None, "sigma": 6.0, "schedule": "public_balanced"})
     release, _ = method._mechanism(data, Context(0, services=data._services))
     assert release.times % 3 == 0, "whole rounds"
     assert release.times > 3
@@ -298,14 +298,14 @@ MORE: dict[str, dict[str, Any]] = {
     ],
 )
 def test_variants_conform(variant: dict[str, Any]) -> None:
-    check_method(lambda: GSWGAN(**{**TINY, **variant}), records=20, budget=Budget(10.0, 1e-5, "replace_one"))
+    check_method(lambda: build(GSWGAN, **{**TINY, **variant}), records=20, budget=Budget(10.0, 1e-5, "replace_one"))
 
 
 # Planted faults
 
 
 def check(**settings: Any) -> None:
-    check_method(lambda: GSWGAN(**{**TINY, **settings}), records=20)
+    check_method(lambda: build(GSWGAN, **{**TINY, **settings}), records=20)
 
 
 def test_a_stale_index_that_always_draws_one_shard_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +369,9 @@ def test_a_method_that_asks_for_half_its_noise_is_refused() -> None:
     sigma = 1.1  # of B = 4 rows, visited once: ε is 10 at 1.0
     check(sigma=sigma, steps=3, schedule="public_balanced")
     with pytest.raises(BudgetExceeded):
-        check_method(lambda: Half(**{**TINY, "sigma": sigma, "steps": 3, "schedule": "public_balanced"}), records=20)
+        check_method(
+            lambda: build(Half, **{**TINY, "sigma": sigma, "steps": 3, "schedule": "public_balanced"}), records=20
+        )
 
 
 def test_warm_starts_that_mix_shards_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,7 +415,7 @@ def test_warm_starts_that_draw_from_the_context_are_caught() -> None:
             return super()._mechanism(data, ctx)
 
     with pytest.raises(ConformanceError, match="private state read from a cache led to other releases"):
-        check_method(lambda: Draws(**TINY), records=20)
+        check_method(lambda: build(Draws, **TINY), records=20)
 
 
 # Interruption, scale, errors
@@ -432,21 +434,21 @@ def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path: Any) -> None:
 
     settings = {**TINY, "steps": 6, "schedule": "public_balanced", "sigma": None}
     straight = private(eps=10.0, place=StatePlace(tmp_path / "s0", tmp_path / "c0", {}))
-    expected = weights(GSWGAN(**settings).fit(straight, context(straight, None, tmp_path / "run0")))
+    expected = weights(build(GSWGAN, **settings).fit(straight, context(straight, None, tmp_path / "run0")))
     for stop_after in (0, 2, 4, 7):
         folder = tmp_path / f"run-{stop_after}"
         place = StatePlace(folder / "private", folder / "cache", {})
         data = private(eps=10.0, place=place)
         with pytest.raises(Preempted):
-            GSWGAN(**settings).fit(data, context(data, stop_after, folder))
+            build(GSWGAN, **settings).fit(data, context(data, stop_after, folder))
         again = private(eps=10.0, place=place)
-        resumed = GSWGAN(**settings).fit(again, context(again, None, folder))
+        resumed = build(GSWGAN, **settings).fit(again, context(again, None, folder))
         assert torch.equal(weights(resumed), expected), stop_after
 
 
 def test_a_scale_s_cap_is_for_all_critics_together() -> None:
     def iterations(cap: int | None, **settings: Any) -> int:
-        method = GSWGAN(**settings)
+        method = build(GSWGAN, **settings)
         return method.warm_start_iterations(method.shards, Context(scale=Scale("test", cap)).limit)
 
     assert iterations(None) == 2000
@@ -481,14 +483,9 @@ def test_a_scale_s_cap_is_for_all_critics_together() -> None:
 )
 def test_bad_settings_are_named(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        GSWGAN(**changes)
+        build(GSWGAN, **changes)
 
 
 def test_more_shards_than_records_are_refused() -> None:
     with pytest.raises(ValueError, match="expected K <= N = 12 records, got 13"):
-        fit(GSWGAN(**{**TINY, "shards": 13}), private())
-
-
-def test_the_yaml_says_what_the_class_does() -> None:
-    method = build_method(compose_config(["method=gs_wgan", "dataset=mnist"]))
-    assert vars(method) == vars(GSWGAN())
+        fit(build(GSWGAN, **{**TINY, "shards": 13}), private())

@@ -22,6 +22,7 @@ from dpgen_bench.runs.config import CONF, compose_config, specify
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.tables.rows import jobs_of, lines_of, load_table
 from methods.gs_wgan import GSWGAN
+from tests.defaults import build
 
 FOLDER = CONF / "experiment" / "gs_wgan"
 FIGURE_4_YAML = CONF / "table" / "gs_wgan_figure4.yaml"
@@ -133,7 +134,7 @@ def proven(**changes: Any) -> float:
 
 
 def claimed(**changes: Any) -> float:
-    found = GSWGAN(**(PUBLISHED | changes)).epsilon_claimed([event(**changes)], DELTA)
+    found = build(GSWGAN, **(PUBLISHED | changes)).epsilon_claimed([event(**changes)], DELTA)
     assert found is not None
     return found
 
@@ -297,7 +298,7 @@ def test_the_papers_count(sigma: float, wanted: float) -> None:
 
 @pytest.mark.parametrize(("sigma", "wanted"), [(1.07, 329.4), (2.66, 8.437)])
 def test_the_figure_if_steps_were_memoryless(sigma: float, wanted: float) -> None:
-    found = GSWGAN(**(PUBLISHED | dict(sigma=sigma))).epsilon_conditional([event(sigma=sigma)], DELTA)
+    found = build(GSWGAN, **(PUBLISHED | dict(sigma=sigma))).epsilon_conditional([event(sigma=sigma)], DELTA)
     assert found is not None
     figure, assumption = found
     assert figure == pytest.approx(wanted, rel=2e-3)

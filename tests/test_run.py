@@ -367,7 +367,8 @@ def test_a_failed_run_keeps_its_error_and_is_tried_again(tmp_path):
 
 def test_a_plan_over_budget_fails_and_releases_nothing(tmp_path):
     made = config(tmp_path, "privacy.epsilon=1", small=False)
-    made.method = {"name": "dpgan", "_target_": "methods.dpgan.DPGAN", "sigma": 0.5, "steps": 1000, "d_d": 8, "d_g": 8}
+    made.method = compose_config(["method=dpgan"]).method
+    made.method.update({"sigma": 0.5, "steps": 1000, "d_d": 8, "d_g": 8})
     with pytest.raises(RunFailed, match="would bring epsilon to") as caught:
         execute(made)
     assert isinstance(caught.value.__cause__, BudgetExceeded)
@@ -406,7 +407,8 @@ def test_a_restart_inherits_the_ledger_and_the_weights_of_its_parent(tmp_path):
     small = ["method.batch_size=8", "method.d_d=8", "method.d_g=8", "method.n_d=1", "method.steps=4"]
 
     def gan(*overrides: str):
-        made = config(tmp_path, "privacy.epsilon=inf", target="methods.dpgan.DPGAN", small=False)
+        made = config(tmp_path, "privacy.epsilon=inf", small=False)
+        made.method = compose_config(["method=dpgan"]).method
         OmegaConf.update(made, "runtime.keep_steps", [2])
         for word in [*small, *overrides]:
             key, value = word.split("=", 1)

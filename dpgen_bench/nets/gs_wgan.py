@@ -23,7 +23,7 @@ GENERATORS: dict[str, type[nn.Module]] = {"resnet": ResNetGenerator, "dcgan": DC
 
 @dataclass
 class GSWGANSettings(Checked):
-    """Settings of both algorithms; the defaults are the paper's (appendix C.1) and its code's.
+    """Settings of both algorithms.
 
     Args:
         schedule: which critic a step asks: "random", uniform (paper), or "public_balanced", each equally often.
@@ -42,22 +42,22 @@ class GSWGANSettings(Checked):
         ema: largest decay of the moving average of the generator, which is what is released.
     """
 
-    schedule: Literal["random", "public_balanced"] = "random"
-    batch_size: Count = 32
-    n_critic: Count = 5
-    warm_start: CountOrZero = 2000
-    sigma: Positive | None = None
-    clip_norm: Positive = 1.0
-    gp_weight: NonNegative = 10.0
-    drift: NonNegative = 1e-3
-    lr: Positive = 1e-4
-    betas: tuple[Decay, Decay] = (0.5, 0.9)
-    generator: Literal["resnet", "dcgan"] = "resnet"
-    latent_dim: Count = 10
-    latent: Literal["bernoulli", "normal"] = "bernoulli"
-    width: Count | None = None
-    critic_width: Count | None = None
-    ema: Decay = 0.999
+    schedule: Literal["random", "public_balanced"]
+    batch_size: Count
+    n_critic: Count
+    warm_start: CountOrZero
+    sigma: Positive | None
+    clip_norm: Positive
+    gp_weight: NonNegative
+    drift: NonNegative
+    lr: Positive
+    betas: tuple[Decay, Decay]
+    generator: Literal["resnet", "dcgan"]
+    latent_dim: Count
+    latent: Literal["bernoulli", "normal"]
+    width: Count | None
+    critic_width: Count | None
+    ema: Decay
 
     def __post_init__(self) -> None:
         super().__post_init__()
