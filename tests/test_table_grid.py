@@ -1,4 +1,4 @@
-"""Grid rows of a table's yaml (`for:`): which rows they stand for, and what is refused."""
+"""A table's yaml: which rows its grids (`for:`) stand for, and which keys and types are refused."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 
 from dpgen_bench.tables import rows
 from dpgen_bench.tables.grid import expand_rows
+from dpgen_bench.tables.spec import check_table
 
 
 def test_a_grid_stands_for_every_combination_with_the_last_axis_fastest() -> None:
@@ -63,3 +64,30 @@ def test_a_tables_grid_is_expanded_when_it_is_loaded(tmp_path, monkeypatch: pyte
     OmegaConf.save(OmegaConf.create({"title": "T", "protocol": "quick", "rows": [entry]}), tmp_path / "table/t.yaml")
     monkeypatch.setattr(rows, "CONF", tmp_path)
     assert rows.lines_of(rows.load_table("t")) == ["method.p=1 protocol=quick", "method.p=2 protocol=quick"]
+
+
+@pytest.mark.parametrize("name", rows.table_names())
+def test_every_table_has_known_keys_and_types(name: str) -> None:
+    rows.load_table(name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metric": ["fid"]}, "table t: expected keys among title, protocol.*got \\['metric'\\]; correct the name"),
+        ({"title": None}, "table t.title: expected a word, got None"),
+        ({"metrics": "fid"}, "table t.metrics: expected .*got 'fid'"),
+        ({"published": 1}, "table t.published: expected .*got 1"),
+        ({"kept_steps": ["first"]}, "table t.kept_steps: expected .*got \\['first'\\]"),
+        ({"rows": [{"of": {}, "unlkie": "why"}]}, "table t, rows: expected keys among of, run.*got \\['unlkie'\\]"),
+        ({"rows": [{"run": "seed=0"}]}, "table t, rows: expected the keys of, got none of \\['of'\\]; add them"),
+        ({"rows": ["seed=0"]}, "table t, rows: expected a mapping of keys to values, got 'seed=0'"),
+        ({"quick": {"protocols": "quick"}}, "table t, quick: expected keys among protocol, kept_steps"),
+        ({"leaderboard": {"unit": "record"}}, "table t, leaderboard: expected the keys by, got none of"),
+    ],
+)
+def test_a_table_that_no_reader_understands_is_refused(changes: dict, message: str) -> None:
+    content = {"title": "T", "protocol": "quick"}
+    check_table("t", content)
+    with pytest.raises(ValueError, match=message):
+        check_table("t", {**content, **changes})

@@ -23,6 +23,7 @@ from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.validation import damage
 from dpgen_bench.runs.values import cost, figures, notes
 from dpgen_bench.tables.grid import expand_rows
+from dpgen_bench.tables.spec import check_table
 
 SCALES = ("paper", "quick")
 QUICK_PROTOCOL = "standard_1k_cpu"  # of a table's quick runs, where its yaml names none
@@ -145,7 +146,8 @@ def load_table(name: str) -> DictConfig:
     """A table's yaml, with each grid entry of its `rows` replaced by the rows that it stands for.
 
     Raises:
-        ValueError: if there is none of that name, or for a grid that cannot be, see `expand_rows`.
+        ValueError: if there is none of that name, for a grid that cannot be (see `expand_rows`), or for keys or types
+            that no table has (see `check_table`).
     """
     if name not in table_names():  # which a path out of the folder is not either
         raise ValueError(f"expected a table in {CONF / 'table'} ({', '.join(table_names())}), got {name!r}.")
@@ -155,6 +157,9 @@ def load_table(name: str) -> DictConfig:
         entries = OmegaConf.to_container(loaded.rows)
         assert isinstance(entries, list)
         loaded.rows = expand_rows(entries)
+    content = OmegaConf.to_container(loaded)
+    assert isinstance(content, dict)
+    check_table(name, {str(key): value for key, value in content.items()})
     return loaded
 
 
