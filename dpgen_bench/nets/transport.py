@@ -8,7 +8,7 @@ by the annealed, symmetrised Sinkhorn loop of geomloss (Feydy's thesis, Algorith
 convergence: geomloss spends one step per temperature, and at lambda = 0.05 on MNIST the marginals of its plan are off
 by 0.4. A paper's loss is therefore what this schedule gives, and "fast" repeats the schedule, not the limit.
 
-Methods train by what is computed here: raise `TRAINING_VERSION` in specify.py with any change of it.
+Methods train by what is computed here: raise `TRAINING_VERSION` in runs/config.py with any change of it.
 """
 
 from __future__ import annotations

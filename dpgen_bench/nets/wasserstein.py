@@ -4,8 +4,8 @@ Chen, Orekondy & Fritz, "GS-WGAN" (NeurIPS 2020), Algorithms 1 and 2; Gulrajani 
 Wasserstein GANs" (NeurIPS 2017). What sees records here is called inside private functions: it draws its randomness
 from the coins that it is given, leaves PyTorch's global generators alone, and raises for no records whatever.
 
-The ids of runs, and what warm starts are kept under, know a method's file but neither this one nor `nets`: raise
-TRAINING_VERSION (specify.py) when what they compute changes.
+The ids of runs, and what warm starts are kept under, know a method's file but nothing of `nets`: raise
+TRAINING_VERSION (runs/config.py) when what they compute changes.
 """
 
 from __future__ import annotations
