@@ -44,7 +44,7 @@ LINES = {
     "from torch import Tensor; del Tensor.add": "torch.Tensor.add is set",
     "import operator; x = operator.attrgetter": "operator.attrgetter",
     "x = type('X', (), {})": "type(name, bases, namespace)",
-    "from dpgen_bench.privacy.noise import Key": "import dpgen_bench.privacy.key.Key",
+    "from dpgen_bench.privacy.key import Key": "import dpgen_bench.privacy.key.Key",
 }
 
 
