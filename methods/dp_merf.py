@@ -41,6 +41,7 @@ class DPMERF(Checked):
         lr: of Adam, multiplied by `lr_decay` after every `decay_steps` steps (one epoch of MNIST).
     """
 
+    version = 1  # raised when the same settings train something else
     features: Count
     length_scale2: Positive
     latent_dim: Count

@@ -53,11 +53,11 @@ class DPSinkhorn(Checked):
         clip_norm, sigma: Δ, and σ of the noise N(0, (2Δσ)^2 I). σ None: calibrated from `steps` to the budget, or, if
             that is infinite, neither clipping nor noise.
         steps: T. None: as many as the budget allows at this σ.
-        lr, betas, weight_decay: of Adam.
-        latent_dim, width: of z, uniform on [0, 1], and of the generator's layers; None is the paper's.
+        lr, betas, weight_decay: of Adam. latent_dim, width: of z, uniform on [0, 1], and of the generator's layers.
         label_dim, activation: of the generator "dcgan" alone.
     """
 
+    version = 1  # raised when the same settings train something else
     batch_size: Count
     p: Fraction
     cost: Literal["l1+l2", "l2", "l1"]

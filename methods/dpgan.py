@@ -50,6 +50,7 @@ class DPGAN(Checked):
         ValueError: for a value outside its range, or a (σ, T, budget) that leaves T open.
     """
 
+    version = 1  # raised when the same settings train something else
     batch_size: Count
     clip_norm: Positive
     sigma: Positive | None

@@ -86,6 +86,7 @@ class FedGSWGAN(GSWGANSettings):
         steps: T, of the generator. A step sends n_critic batches, of which the last moves the generator.
     """
 
+    version = 1  # raised when the same settings train something else
     max_answers: Count | None
     against: Literal["outsiders", "server"]
     steps: Count

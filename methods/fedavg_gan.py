@@ -76,6 +76,7 @@ class FedAvgGAN(Checked):
         norm: of the discriminator, "batch" (paper), by the batch of each pass, or "layer".
     """
 
+    version = 1  # raised when the same settings train something else
     clients_per_round: Count
     selection: Literal["poisson", "fixed"]
     steps: Count

@@ -52,6 +52,7 @@ class GSWGAN(GSWGANSettings):
         ValueError: for a value outside its range, or a (σ, T, budget) that leaves T open.
     """
 
+    version = 1  # raised when the same settings train something else
     shards: Count
     steps: Count | None
     clip: Literal["per_row", "whole"]

@@ -99,6 +99,8 @@ class RealData:
         BudgetExceeded: in `fit`, before any record is touched, unless the budget is infinite.
     """
 
+    version = 1  # raised when the same settings train something else
+
     def fit(self, data: PrivateData, ctx: Context) -> RealRecords:
         if not data.budget.without_privacy:
             raise BudgetExceeded(

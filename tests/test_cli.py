@@ -24,6 +24,7 @@ from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame, side_by_side
 from dpgen_bench.tables.rows import expand, load_table
+from methods.dp_merf import DPMERF
 from tests.table_toys import ROW, RUN, a_table, ledger, measured
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,7 +77,7 @@ def test_runs_lists_them_all(swept, capsys, monkeypatch):
     assert shown.count("finished") == 2
     assert shown.count("failed (train)") == 2
     assert "stale" not in shown
-    monkeypatch.setattr("dpgen_bench.runs.config.source_fingerprint", lambda target: "changed")
+    monkeypatch.setattr(DPMERF, "version", 99)
     main(["runs", "--results", str(results)])
     assert capsys.readouterr().out.count("stale") == 4
 

@@ -33,7 +33,7 @@ def test_the_command_of_a_run_is_the_one_that_it_stored(tmp_path):
     new, old, stale, moved = (make_run(tmp_path, DEMO, f"seed={seed}") for seed in range(4))
     edit(old, "environment.json", lambda content: content.pop("overrides"))
     edit(moved, "environment.json", lambda content: content["overrides"].append("dataset.path=PATH"))
-    identity = stale.read_json("identity.json") | {"source": "0" * 16}
+    identity = stale.read_json("identity.json") | {"version": "0" * 16}
     stale.write_json("identity.json", identity)
     other = RunFolder(stale.path.rename(stale.path.with_name(identify(identity))))
     panels = {run.folder.id: panel(run)["command"] for run in read_runs(tmp_path)}

@@ -95,7 +95,7 @@ class _Line:
     def settings(self) -> dict[str, str]:
         flat = flatten(self.first.identity)
         found = {name: describe_value(value) for name, value in flat.items() if name not in _ELSEWHERE}
-        return {**found, "source": found.get("source", "")[:6]}
+        return {**found, "version": found.get("version", "")[:6]}
 
 
 def leaderboard(runs: Sequence[Run]) -> list[dict[str, Any]]:

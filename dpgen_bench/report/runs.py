@@ -24,7 +24,8 @@ from dpgen_bench.report.text import (
     once,
     small_picture,
 )
-from dpgen_bench.runs.config import identify, is_stale
+from dpgen_bench.runs.config import identify
+from dpgen_bench.runs.identity import is_stale
 from dpgen_bench.runs.listing import (
     describe_claims,
     describe_dataset,
@@ -81,7 +82,7 @@ class Run:
 
     @property
     def stale(self) -> bool:
-        return is_stale(self.config, str(self.identity.get("source", "")))
+        return is_stale(self.config, self.identity)
 
     @property
     def budget(self) -> str:

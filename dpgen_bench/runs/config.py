@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import math
 import re
@@ -22,11 +21,12 @@ from dpgen_bench.federation.settings import Settings, settings
 from dpgen_bench.method import Method, Scale
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.runs.identity import method_version, resolved_arguments
 from dpgen_bench.runs.store import Store
 from dpgen_bench.utils.validation import check_types
 
 # Raised when the harness changes in a way that changes what training produces: ids of older runs then differ.
-TRAINING_VERSION = 1
+TRAINING_VERSION = 2
 # Raised when the harness changes in a way that changes figures: those of older reports are then measured anew.
 EVALUATION_VERSION = 2
 
@@ -116,8 +116,8 @@ def compose_config(overrides: list[str]) -> DictConfig:
 def specify(config: DictConfig, planned: bool = False) -> RunSpec:
     """Resolve and check a config, and work out the run's identity.
 
-    Identity: method with its arguments, dataset, privacy, scale, seed, parent run, a fingerprint of the method's
-    source file and TRAINING_VERSION. Not: protocol, device, paths, launcher, experiment names, the population's name,
+    Identity: the method's resolved arguments and its version (see `runs.identity`), dataset, privacy, scale, seed,
+    parent run and TRAINING_VERSION. Not: protocol, device, paths, launcher, experiment names, the population's name,
     where the programs of clients run (but faults that are played, if there are any).
 
     Args:
@@ -136,20 +136,17 @@ def specify(config: DictConfig, planned: bool = False) -> RunSpec:
     spec.new_ledger(records=0)
     population_of(config)
     spec.scale()
-    spec.method()
+    method = spec.method()
     played = spec.federation().faults
     check_evaluation(config)
-    method = OmegaConf.to_container(config.method)
-    assert isinstance(method, dict)
-    method.pop("check", None)
     training = {
-        "method": method,
+        "method": resolved_arguments(method, config.method),
         "dataset": build_dataset(config).identity(),
         "privacy": hashed_privacy(config),
         "scale": OmegaConf.to_container(config.scale),
         "seed": config.seed,
         "restart": _restart(config, planned),
-        "source": source_fingerprint(config.method["_target_"]),
+        "version": method_version(method),
         "training_version": TRAINING_VERSION,
     }
     if played.any:  # what a federation plays changes what is trained; where clients run does not
@@ -245,23 +242,6 @@ def build_dataset(config: DictConfig) -> DatasetSpec:
 def build_method(config: DictConfig) -> Method:
     """The method of a config, without the keys that are the harness's own (`name`, `check`)."""
     return _build(config.method, "method", drop=("name", "check"))
-
-
-def source_fingerprint(target: str) -> str:
-    """Hash of the source file that defines the class `target`, line endings aside."""
-    path = inspect.getsourcefile(get_class(target))
-    if path is None:
-        raise ValueError(f"cannot read the source of {target}; a method is a class in a .py file.")
-    source = Path(path).read_bytes().replace(b"\r\n", b"\n")
-    return hashlib.sha256(source).hexdigest()[:16]
-
-
-def is_stale(config: DictConfig, recorded: str) -> bool:
-    """Whether the method's source has changed since a run with this config recorded its fingerprint."""
-    try:
-        return source_fingerprint(config.method["_target_"]) != recorded
-    except Exception:  # the method is gone or broken: no current code could make this run again
-        return True
 
 
 def _build(group: DictConfig, what: str, drop: tuple[str, ...]) -> Any:

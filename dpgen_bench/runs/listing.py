@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dpgen_bench.privacy.events import budget_text
-from dpgen_bench.runs.config import CONF, RunSpec, compose_config, is_stale
+from dpgen_bench.runs.config import CONF, RunSpec, compose_config
+from dpgen_bench.runs.identity import is_stale
 from dpgen_bench.runs.measurements import Protocol, Report
 from dpgen_bench.runs.statistics import format_figure, summarise
 from dpgen_bench.runs.store import RunFolder, Store
@@ -101,11 +102,11 @@ def is_unbounded(ledger: dict[str, Any]) -> bool:
 
 
 def describe_status(folder: RunFolder) -> str:
-    """The status, where it failed, how far it is, and `stale` when the method's source has changed since."""
+    """The status, where it failed, how far it is, and `stale` when the method computes something else now."""
     status = folder.status()
     if status == "failed":
         status += f" ({folder.read_json('status.json').get('phase')})"
-    if is_stale(folder.config, folder.read_json("identity.json").get("source", "")):
+    if is_stale(folder.config, folder.read_json("identity.json")):
         status += ", stale"
     return status
 

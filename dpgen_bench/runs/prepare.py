@@ -73,7 +73,7 @@ def open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.de
         place=StatePlace(
             folder=private / "state",
             cache=results_of(spec) / "cache" / "private_state",
-            identity={key: spec.training[key] for key in ("dataset", "seed", "source", "training_version")},
+            identity={key: spec.training[key] for key in ("dataset", "seed", "version", "training_version")},
         ),
         client_folder=private / "federation",
     )

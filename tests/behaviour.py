@@ -1,0 +1,136 @@
+"""Short fits of every method of the bench in each of its branches, and what they compute, stored with the version.
+
+`python -m tests.behaviour` writes the values again. Raise the `version` of a method whose values have changed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpgen_bench.data.private import PrivateData
+from dpgen_bench.method import Context
+from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.key import Key
+from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.services import Services
+from dpgen_bench.runs.config import build_method, compose_config
+from dpgen_bench.runs.identity import method_version
+from tests.perturbed import perturbation
+from tests.test_learning_law import two_classes
+
+STORED = Path(__file__).parent / "behaviour.json"
+SEED, RECORDS, CLIENTS, SAMPLES, BLOCK = 0, 32, 4, 4, 7
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with settings that reach one of its branches; with an infinite budget there is noise if they state it."""
+
+    method: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    epsilon: float = math.inf
+
+    @property
+    def name(self) -> str:
+        words = [f"{key}={value}" for key, value in self.settings.items()]
+        return " ".join([self.method, f"epsilon={self.epsilon:g}", *words])
+
+
+TINY = 1e-6  # noise at clients is keyed by the message, so that rounding of the message changes it as a whole
+_DPGAN: dict[str, Any] = dict(steps=16, batch_size=8, d_d=4, d_g=4, latent_dim=4, lr_d=5e-3, lr_g=5e-3)
+_SINKHORN: dict[str, Any] = dict(steps=12, batch_size=6, width=4, lr=5e-3)
+_CRITICS: dict[str, Any] = dict(
+    steps=2, batch_size=4, lr=5e-3, n_critic=1, warm_start=1, generator="dcgan", width=2, critic_width=2, ema=0.5
+)
+_GS: dict[str, Any] = {**_CRITICS, "shards": 3}
+_FEDAVG: dict[str, Any] = dict(
+    clients_per_round=2, steps=6, local_steps=2, g_steps=2, batch_size=4, latent_dim=4, width=0.02, lr_d=1e-2, lr_g=5e-3
+)
+
+CASES = [
+    Case("dp_merf", dict(features=60, steps=12, batch_size=8, lr_decay=0.3, decay_steps=4, length_scale2=20.0)),
+    Case("dp_merf", dict(features=60, steps=12, batch_size=8, lr_decay=0.3, decay_steps=4, length_scale2=20.0), 10.0),
+    Case("dpgan", dict(n_d=2, **_DPGAN)),
+    Case("dpgan", dict(n_d=2, sigma=1.0, **_DPGAN)),
+    Case("dpgan", dict(n_d="adaptive", beta=0.7, threshold=0.6, **{**_DPGAN, "steps": 30})),
+    Case("dp_sinkhorn", _SINKHORN),
+    Case("dp_sinkhorn", dict(sigma=0.1, **_SINKHORN)),
+    Case("dp_sinkhorn", dict(sigma=0.1, clip="whole", debias_labels="repeated", **_SINKHORN)),
+    Case("dp_sinkhorn", dict(sigma=0.1, perturb="parameter", clip="whole", **_SINKHORN)),
+    Case("dp_sinkhorn", dict(cost="l1", p=0.0, activation="leaky_relu", **_SINKHORN)),
+    Case("dp_sinkhorn", dict(cost="l2", p=1.0, exponent=2, lam=1.0, **_SINKHORN)),
+    Case("gs_wgan", _GS),
+    Case("gs_wgan", dict(sigma=0.1, **_GS)),
+    Case("gs_wgan", dict(sigma=0.1, clip="whole", schedule="public_balanced", latent="normal", **_GS)),
+    Case("gs_wgan", {**_GS, "generator": "resnet", "ema": 0.0}),
+    Case("fed_gs_wgan", _CRITICS),
+    Case("fed_gs_wgan", dict(sigma=TINY, schedule="public_balanced", max_answers=2, **_CRITICS)),
+    Case("fed_gs_wgan", dict(sigma=TINY, latent="normal", **_CRITICS)),
+    Case("fedavg_gan", _FEDAVG),
+    Case("fedavg_gan", dict(sigma=0.01, selection="fixed", **_FEDAVG)),
+    Case("fedavg_gan", dict(optimizer_d="adam", optimizer_g="adam", norm="layer", conditional="false", **_FEDAVG)),
+    Case("real_data"),
+]
+
+
+def computed(case: Case) -> dict[str, Any]:
+    """The version, the approved allowances, and the samples of a fit.
+
+    Returns:
+        version; ledger: sampling, sensitivities, std and times of each entry; grey: means of SAMPLES images, 0..255,
+        over blocks of BLOCK x BLOCK pixels; steps, counters, and the whole numbers of the log.
+    """
+    words = [f"method.{key}={'null' if value is None else value}" for key, value in case.settings.items()]
+    method = build_method(compose_config([f"method={case.method}", *words]))
+    images, labels = two_classes(RECORDS)
+    ledger = Ledger(Budget(case.epsilon, 1e-5, "replace_one", "rdp"), RECORDS)
+    services = Services(ledger, Key.seeded("behaviour"))
+    clients = np.arange(RECORDS) // 2 % CLIENTS
+    data = PrivateData(images, labels, 2, services, clients=clients, num_clients=CLIENTS)
+    context = Context(SEED, services=services)
+    generator = method.fit(data, context)
+    data.close()
+    wanted = torch.arange(SAMPLES) % 2
+    grey = torch.nn.functional.avg_pool2d(generator.sample_unrounded(wanted, SEED).double(), BLOCK)
+    return {
+        "version": method_version(method),
+        "ledger": [
+            {key: entry[key] for key in ("name", "sampling", "sensitivity", "std", "times")}
+            for entry in ledger.to_dict()["entries"]
+        ],
+        "steps": dict(context.steps_done),
+        "counters": context.counters,
+        "log": [[value for value in row.values() if isinstance(value, int)] for row in context.history],
+        "grey": [round(float(value), 3) for value in grey.flatten()],
+    }
+
+
+def stored() -> dict[str, Any]:
+    return dict(json.loads(STORED.read_text()))
+
+
+def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """The largest difference of the samples in grey levels."""
+    return max(abs(a - b) for a, b in zip(one["grey"], other["grey"], strict=True))
+
+
+def with_tolerance(case: Case) -> dict[str, Any]:
+    """The values, and how far the samples of another machine may lie: four times the largest of five perturbed fits."""
+    plain = computed(case)
+    spread = 0.0
+    for seed in range(1, 6):
+        with perturbation.Perturbation(seed):
+            spread = max(spread, difference(plain, computed(case)))
+    return {**plain, "tolerance": round(0.1 + 4.0 * spread, 2)}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    STORED.write_text(json.dumps({case.name: with_tolerance(case) for case in CASES}, indent=1) + "\n")
