@@ -31,7 +31,7 @@ SEED, RECORDS, CLIENTS, SAMPLES, BLOCK = 0, 32, 4, 4, 7
 
 @dataclass(frozen=True)
 class Case:
-    """A method with settings that reach one of its branches; with an infinite budget there is noise if they state it."""
+    """A method with settings that reach one of its branches. At epsilon inf there is noise if they state it."""
 
     method: str
     settings: dict[str, Any] = field(default_factory=dict)

@@ -443,7 +443,7 @@ def test_plan_touches_no_record():
     [
         ("seed=-1", "seed to be an integer >= 0"),
         ("privacy.epsilon=-1", "privacy.epsilon > 0"),
-        ("privacy.epsilon=null", "expected numbers for privacy.epsilon"),
+        ("privacy.epsilon=much", "expected numbers for privacy.epsilon"),
         ("privacy.epsilon=1e9", "at most 1e5"),
         ("privacy.noise=foo", "privacy.noise in"),
         ("scale.max_steps=0", "scale.max_steps of at least 1"),
