@@ -6,9 +6,10 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -30,15 +31,21 @@ TRAINING_VERSION = 2
 # Raised when the harness changes in a way that changes figures: those of older reports are then measured anew.
 EVALUATION_VERSION = 2
 
+T = TypeVar("T")
+
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A resolved config with its identity. `training` is exactly what the id hashes."""
+    """A resolved config with its identity. `training` is exactly what the id hashes.
+
+    The dataset and the budget are each built once, and checked when they are.
+    """
 
     config: DictConfig
     training: dict[str, Any]
+    _built: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def id(self) -> str:
@@ -49,12 +56,22 @@ class RunSpec:
         return int(self.config.seed)
 
     def dataset(self) -> DatasetSpec:
-        return build_dataset(self.config)
+        return self._once("dataset", lambda: build_dataset(self.config))
 
     def method(self) -> Method:
+        """A new instance each time: what `fit` leaves in one must not reach the accounting of its run."""
         return build_method(self.config)
 
     def budget(self) -> Budget:
+        return self._once("budget", self._read_budget)
+
+    def _once(self, name: str, build: Callable[[], T]) -> T:
+        if name not in self._built:
+            self._built[name] = build()
+        built: T = self._built[name]
+        return built
+
+    def _read_budget(self) -> Budget:
         privacy = self.config.privacy
         try:
             epsilon = None if privacy.epsilon is None else float(privacy.epsilon)
@@ -141,7 +158,7 @@ def specify(config: DictConfig, planned: bool = False) -> RunSpec:
     check_evaluation(config)
     training = {
         "method": resolved_arguments(method, config.method),
-        "dataset": build_dataset(config).identity(),
+        "dataset": spec.dataset().identity(),
         "privacy": hashed_privacy(config),
         "scale": OmegaConf.to_container(config.scale),
         "seed": config.seed,
@@ -151,7 +168,7 @@ def specify(config: DictConfig, planned: bool = False) -> RunSpec:
     }
     if played.any:  # what a federation plays changes what is trained; where clients run does not
         training["faults"] = asdict(played)
-    return RunSpec(config, _canonical(training))
+    return replace(spec, training=_canonical(training))
 
 
 def hashed_privacy(config: DictConfig) -> dict[str, Any]:
