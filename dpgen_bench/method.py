@@ -94,12 +94,12 @@ class Context:
     @property
     def seconds(self) -> Mapping[str, float]:
         """Seconds by phase, up to its last step; a clock of the harness's own, which a method can read alone."""
-        return MappingProxyType(self._loop.seconds)
+        return MappingProxyType(dict(self._loop.seconds))
 
     @property
     def steps_done(self) -> Mapping[str, int]:
         """Steps by phase."""
-        return MappingProxyType(self._loop.steps_done)
+        return MappingProxyType(dict(self._loop.steps_done))
 
     @property
     def bytes_sent(self) -> dict[str, int]:

@@ -89,7 +89,7 @@ class PrivateData:
     @property
     def mechanisms(self) -> Mapping[str, Allowance]:
         """What was handed out, by name; read-only, because a second mechanism of a name would have the same noise."""
-        return MappingProxyType(self._services.mechanisms)
+        return MappingProxyType(dict(self._services.mechanisms))  # a proxy shows its mapping to __eq__ of others
 
     @property
     def n(self) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
@@ -37,7 +37,7 @@ NoiseMode = Literal["seeded", "os"]
 class Key:
     """A 256-bit secret (or, in seeded mode, public) key from which independent streams are derived."""
 
-    secret: bytes
+    secret: bytes = field(repr=False)
     mode: NoiseMode
 
     @classmethod

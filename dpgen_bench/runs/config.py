@@ -74,6 +74,8 @@ class RunSpec:
     def _read_budget(self) -> Budget:
         privacy = self.config.privacy
         try:
+            if isinstance(privacy.epsilon, bool) or isinstance(privacy.delta, bool):
+                raise TypeError
             epsilon = None if privacy.epsilon is None else float(privacy.epsilon)
             delta = float(privacy.delta)
         except (TypeError, ValueError):

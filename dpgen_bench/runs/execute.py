@@ -28,6 +28,7 @@ from dpgen_bench.runs.kept import extract, kept_steps, settled_steps
 from dpgen_bench.runs.measure import measure
 from dpgen_bench.runs.overrides import without_folders
 from dpgen_bench.runs.prepare import (
+    expect_same_source,
     inherited_ledger,
     name_to_record,
     open_data,
@@ -190,6 +191,7 @@ def _train(
     made_by = {} if overrides is None else {"overrides": without_folders(overrides)}
     folder.write_json("environment.json", {**describe_environment(device), **made_by})
     ledger = open_ledger(spec, folder)
+    expect_same_source(spec, folder, ledger)
     _announce_warnings(spec, ledger)
     data, services = open_data(spec, folder, ledger, device)
     runtime = spec.config.runtime

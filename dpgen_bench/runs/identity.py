@@ -6,7 +6,7 @@ import ast
 import hashlib
 import inspect
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,15 @@ def resolved_arguments(method: Method, config: DictConfig) -> dict[str, Any]:
     stated = OmegaConf.to_container(config)
     assert isinstance(stated, dict)
     arguments = {str(key): value for key, value in stated.items() if key not in NOT_ARGUMENTS}
-    if is_dataclass(method):
-        arguments |= {field.name: getattr(method, field.name) for field in fields(method) if field.init}
-    return {"_target_": config["_target_"], "name": config.get("name"), **arguments}
+    defaults: dict[str, Any] = {}
+    declared: tuple[Field[Any], ...] = fields(method) if is_dataclass(method) else ()
+    for field in declared:
+        if field.init and field.default is not MISSING:
+            defaults[field.name] = field.default
+        elif field.init and field.default_factory is not MISSING:
+            defaults[field.name] = field.default_factory()
+    # As stated, not as the method holds them: its code may have made two different arguments the same.
+    return {"_target_": config["_target_"], "name": config.get("name"), **defaults, **arguments}
 
 
 def method_version(method: Method) -> int | str:
@@ -39,7 +45,7 @@ def method_version(method: Method) -> int | str:
     Raises:
         ValueError: for a version that is not an integer >= 1.
     """
-    version = getattr(type(method), "version", None)
+    version = vars(type(method)).get("version")  # a subclass computes something else than its base
     if version is None:
         return source_fingerprint(type(method))
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
@@ -77,7 +83,7 @@ def is_stale(config: DictConfig, identity: Mapping[str, Any]) -> bool:
     """Whether the method computes something else now than it did when a run with this config was made."""
     try:
         cls = get_class(config.method["_target_"])
-        stated = getattr(cls, "version", None)
+        stated = vars(cls).get("version")
         return identity.get("version") != (source_fingerprint(cls) if stated is None else stated)
     except Exception:  # the method is gone or broken: no current code could make this run again
         return True

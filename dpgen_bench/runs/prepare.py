@@ -13,6 +13,7 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state_file import StatePlace
 from dpgen_bench.runs.config import RunSpec, population_of
+from dpgen_bench.runs.identity import source_fingerprint
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.utils.files import write_atomic
 
@@ -26,6 +27,25 @@ def open_ledger(spec: RunSpec, folder: RunFolder) -> Ledger:
     ledger.path = path
     ledger.save()
     return ledger
+
+
+def expect_same_source(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> None:
+    """Refuse to resume a run whose releases were made by another source of its method.
+
+    A run's id does not tell sources of one `version` apart. Resumed with another source, a release would be made again
+    for another query with the same noise, whose difference shows the exact value.
+
+    Raises:
+        ValueError: for another source, if releases were made. The files that the method imports are not compared.
+    """
+    path, now = folder.path / "source", source_fingerprint(type(spec.method()))
+    made = any(entry.executed and entry.inherited_from is None for entry in ledger.entries.values())
+    if made and path.exists() and path.read_text() != now:
+        raise ValueError(
+            f"run {spec.id} has made releases with another source of its method than the present one, whose noise must "
+            "not be used twice: restore the source, take another seed, or raise the method's `version`."
+        )
+    write_atomic(path, now)
 
 
 def new_ledger(spec: RunSpec, records: int) -> Ledger:

@@ -1,0 +1,113 @@
+"""What enters a run's id of a method, and what keeps a run from being resumed with another source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+from dpgen_bench.federation.client import Program
+from dpgen_bench.method import Context
+from dpgen_bench.privacy.events import Budget, Event, Sensitivity
+from dpgen_bench.privacy.key import Key
+from dpgen_bench.privacy.ledger import Entry, Ledger
+from dpgen_bench.privacy.sampling import Full
+from dpgen_bench.runs import prepare
+from dpgen_bench.runs.config import compose_config, specify
+from dpgen_bench.runs.identity import method_version, resolved_arguments, source_fingerprint
+
+
+@dataclass
+class Stated:
+    version = 3
+    a: int = 1
+    b: int = 2
+
+
+class Derived(Stated):
+    pass
+
+
+@dataclass
+class Exchanging:
+    a: int | None = None
+    b: int | None = None
+
+    def __post_init__(self) -> None:
+        self.a, self.b = None, self.a
+
+
+def test_a_stated_version_is_not_that_of_a_subclass():
+    assert method_version(Stated()) == 3
+    assert method_version(Derived()) == source_fingerprint(Derived)
+
+
+@pytest.mark.parametrize("version", [0, "2", 1.0, True])
+def test_odd_versions_are_refused(version):
+    with pytest.raises(ValueError, match="version to be an integer >= 1"):
+        method_version(type("Odd", (), {"version": version})())
+
+
+def test_spelling_out_a_default_changes_nothing():
+    short, whole = (OmegaConf.create({"_target_": "x", **more}) for more in ({}, {"a": 1, "b": 2, "check": {"a": 9}}))
+    assert resolved_arguments(Stated(), short) == resolved_arguments(Stated(), whole)
+
+
+def test_arguments_are_told_apart_whatever_the_class_makes_of_them():
+    one, other = (OmegaConf.create({"_target_": "x", "a": a}) for a in (1, 2))
+    assert resolved_arguments(Exchanging(1), one) != resolved_arguments(Exchanging(2), other)
+
+
+def test_a_run_with_releases_is_not_resumed_with_another_source(tmp_path, monkeypatch):
+    spec = specify(compose_config(["method=dp_merf", "dataset=digits", f"results={tmp_path}"]))
+    folder = SimpleNamespace(path=tmp_path)
+    ledger = Ledger(Budget(10.0), 8)
+    prepare.expect_same_source(spec, folder, ledger)
+    monkeypatch.setattr(prepare, "source_fingerprint", lambda cls: "another")
+    prepare.expect_same_source(spec, folder, ledger)  # nothing was released yet
+    ledger.approve(Entry("sum", {"kind": "PerRecord", "C": 1.0}, Event(Full(), Sensitivity(1.0, 2.0), 9.0, 2)))
+    ledger.record("sum", 1)
+    prepare.expect_same_source(spec, folder, ledger)
+    monkeypatch.setattr(prepare, "source_fingerprint", lambda cls: "a third")
+    with pytest.raises(ValueError, match="another source of its method"):
+        prepare.expect_same_source(spec, folder, ledger)
+
+
+class Grab:
+    def __eq__(self, other: object) -> bool:
+        self.got = other
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_the_seconds_of_a_context_cannot_be_written_through_a_comparison():
+    context, grab = Context(), Grab()
+    assert context.seconds == grab
+    grab.got["leak"] = 1.0
+    assert "leak" not in context.seconds
+
+
+def test_the_identity_of_a_program_runs_no_code_of_its_fields():
+    class Spy:
+        def __deepcopy__(self, memo: dict[int, object]) -> Spy:
+            raise AssertionError("copied")
+
+    @dataclass
+    class Mine(Program):
+        x: object
+
+    spy = Spy()
+    assert Mine(spy).identity() == {"x": spy}
+
+
+def test_a_keys_secret_is_not_printed():
+    assert "secret" not in repr(Key.seeded("x"))
+
+
+@pytest.mark.parametrize("override", ["privacy.epsilon=true", "privacy.delta=true"])
+def test_a_budget_is_no_truth_value(override):
+    with pytest.raises(ValueError, match="expected numbers for privacy"):
+        specify(compose_config(["method=dp_merf", "dataset=digits", override]))
