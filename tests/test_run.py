@@ -189,7 +189,7 @@ def test_noise_from_the_operating_system_is_repeated_on_resume_and_its_key_delet
     def make():
         return execute(config(tmp_path, "privacy.noise=os"))
 
-    assert in_child(lambda: kill_at_rename(9, make)) == -signal.SIGKILL
+    assert in_child(lambda: kill_at_rename(10, make)) == -signal.SIGKILL
     run = Store(tmp_path).runs()[0]
     key = (run.path / "private" / "noise.key").read_bytes()
     assert (run.path / "private" / "noise.key").stat().st_mode & 0o077 == 0

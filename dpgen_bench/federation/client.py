@@ -11,7 +11,7 @@ import pickle
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -64,11 +64,19 @@ class Program:
     """Base class of a `ClientProgram` that is a dataclass of settings, and by default keeps nothing on a client."""
 
     def identity(self) -> dict[str, Any]:
-        # Not `asdict`, which would copy what a field holds, and so call code of the plugin from the harness.
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return _settings(self)
 
     def start(self, records: Records, coins: torch.Generator) -> Parts:
         return {}
+
+
+def _settings(program: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, also of dataclasses in it.
+
+    Not `asdict`, which copies what a field holds, and so would call code of the plugin from the harness.
+    """
+    values = {field.name: getattr(program, field.name) for field in fields(program)}
+    return {name: _settings(value) if is_dataclass(value) else value for name, value in values.items()}
 
 
 class BrokenProgram(TypeError):

@@ -40,12 +40,14 @@ def expect_same_source(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> None
     """
     path, now = folder.path / "source", source_fingerprint(type(spec.method()))
     made = any(entry.executed and entry.inherited_from is None for entry in ledger.entries.values())
-    if made and path.exists() and path.read_text() != now:
+    before = path.read_text() if path.exists() else ""
+    if made and before and before != now:
         raise ValueError(
             f"run {spec.id} has made releases with another source of its method than the present one, whose noise must "
             "not be used twice: restore the source, take another seed, or raise the method's `version`."
         )
-    write_atomic(path, now)
+    if before != now:
+        write_atomic(path, now)
 
 
 def new_ledger(spec: RunSpec, records: int) -> Ledger:
