@@ -20,8 +20,8 @@ from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import build_method, compose_config
 from dpgen_bench.runs.identity import method_version
+from tests.defaults import named
 from tests.perturbed import perturbation
 from tests.test_learning_law import two_classes
 
@@ -75,7 +75,7 @@ CASES = [
     Case("fed_gs_wgan", dict(sigma=TINY, latent="normal", **_CRITICS)),
     Case("fedavg_gan", _FEDAVG),
     Case("fedavg_gan", dict(sigma=0.01, selection="fixed", **_FEDAVG)),
-    Case("fedavg_gan", dict(optimizer_d="adam", optimizer_g="adam", norm="layer", conditional="false", **_FEDAVG)),
+    Case("fedavg_gan", dict(optimizer_d="adam", optimizer_g="adam", norm="layer", conditional=False, **_FEDAVG)),
     Case("real_data"),
 ]
 
@@ -87,8 +87,7 @@ def computed(case: Case) -> dict[str, Any]:
         version; ledger: sampling, sensitivities, std and times of each entry; grey: means of SAMPLES images, 0..255,
         over blocks of BLOCK x BLOCK pixels; steps, counters, and the whole numbers of the log.
     """
-    words = [f"method.{key}={'null' if value is None else value}" for key, value in case.settings.items()]
-    method = build_method(compose_config([f"method={case.method}", *words]))
+    method = named(case.method, **case.settings)
     images, labels = two_classes(RECORDS)
     ledger = Ledger(Budget(case.epsilon, 1e-5, "replace_one", "rdp"), RECORDS)
     services = Services(ledger, Key.seeded("behaviour"))
@@ -100,7 +99,7 @@ def computed(case: Case) -> dict[str, Any]:
     wanted = torch.arange(SAMPLES) % 2
     grey = torch.nn.functional.avg_pool2d(generator.sample_unrounded(wanted, SEED).double(), BLOCK)
     return {
-        "version": method_version(method),
+        "version": method_version(type(method)),
         "ledger": [
             {key: entry[key] for key in ("name", "sampling", "sensitivity", "std", "times")}
             for entry in ledger.to_dict()["entries"]

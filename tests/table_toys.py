@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.runs.config import compose_config, specify
 from dpgen_bench.runs.store import Store
+from dpgen_bench.tables.rows import TableRow, lines_of, parent_ids, rows_of
 
 RUN = "experiment=demo/dp_merf privacy.epsilon=10 scale=paper"  # any run that is quick to describe
 ROW = {"method": "Our DPGAN", "variant": "D_lr/G_lr=5; n_D=1; B=128; sigma=1"}  # Table 8: FID 251.8, accuracy 45.0
@@ -58,3 +59,8 @@ def line_for(built, **of):
         line for line in built.lines if line.printed and all(getattr(line.printed, k) == v for k, v in of.items())
     ]
     return line
+
+
+def table_rows(table: DictConfig, results: Path, scale: str = "paper") -> list[TableRow]:
+    """The rows of a table's own runs, in the order of its lines."""
+    return rows_of(lines_of(table, scale), results, parent_ids(table, results, scale))

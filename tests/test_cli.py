@@ -16,7 +16,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.cli import main
-from dpgen_bench.report.written import print_table
+from dpgen_bench.report.written import write_table
 from dpgen_bench.runs.config import CONF, compose_config, specify
 from dpgen_bench.runs.listing import describe_run
 from dpgen_bench.runs.statistics import t_interval
@@ -261,14 +261,14 @@ def test_a_table_with_missing_failed_and_measured_runs(tmp_path):
     assert by["dp_merf", "1"]["status"] == "0 measured, 1 failed: train: RuntimeError: no, 1 not run"
     assert by["dpgan", "inf"]["status"] == "not run"
     assert by["dpgan", "inf"]["acc_logreg_pct"] == "–"
-    print_table("demo", tmp_path)
+    write_table("demo", tmp_path, "paper", ["md", "csv"], overwrite=True)
     assert "- dp_merf digits ε=10: logreg: few" in (tmp_path / "tables" / "demo.md").read_text()
     csv = pd.read_csv(tmp_path / "tables" / "demo.csv")
     (line,) = csv[(csv.metric == "acc_logreg_pct") & (csv.seeds == 2)].to_dict("records")
     assert (line["mean"], line["ci95_over"], line["protocol"]) == (92.0, "seeds", "quick")
     assert (line["ci95_low"], line["ci95_high"]) == pytest.approx(t_interval([90.0, 94.0]))
     before = (tmp_path / "tables" / "demo.md").read_bytes()
-    print_table("demo", tmp_path)
+    write_table("demo", tmp_path, "paper", ["md", "csv"], overwrite=True)
     assert (tmp_path / "tables" / "demo.md").read_bytes() == before
 
 

@@ -40,24 +40,24 @@ class Exchanging:
 
 
 def test_a_stated_version_is_not_that_of_a_subclass():
-    assert method_version(Stated()) == 3
-    assert method_version(Derived()) == source_fingerprint(Derived)
+    assert method_version(Stated) == 3
+    assert method_version(Derived) == source_fingerprint(Derived)
 
 
 @pytest.mark.parametrize("version", [0, "2", 1.0, True])
 def test_odd_versions_are_refused(version):
     with pytest.raises(ValueError, match="version to be an integer >= 1"):
-        method_version(type("Odd", (), {"version": version})())
+        method_version(type("Odd", (), {"version": version}))
 
 
 def test_spelling_out_a_default_changes_nothing():
     short, whole = (OmegaConf.create({"_target_": "x", **more}) for more in ({}, {"a": 1, "b": 2, "check": {"a": 9}}))
-    assert resolved_arguments(Stated(), short) == resolved_arguments(Stated(), whole)
+    assert resolved_arguments(Stated, short) == resolved_arguments(Stated, whole)
 
 
 def test_arguments_are_told_apart_whatever_the_class_makes_of_them():
     one, other = (OmegaConf.create({"_target_": "x", "a": a}) for a in (1, 2))
-    assert resolved_arguments(Exchanging(1), one) != resolved_arguments(Exchanging(2), other)
+    assert resolved_arguments(Exchanging, one) != resolved_arguments(Exchanging, other)
 
 
 def test_a_run_with_releases_is_not_resumed_with_another_source(tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import side_by_side
 from dpgen_bench.tables.leaderboard import HIGHER, LOWER
-from dpgen_bench.tables.rows import load_table, table_rows
-from tests.table_toys import measured
+from dpgen_bench.tables.rows import load_table
+from tests.table_toys import measured, table_rows
 
 ALIKE = "privacy.relation=replace_one privacy.accountant=pld privacy.delta=1e-5"
 LINES = {name: f"experiment=demo/{name} {ALIKE} privacy.epsilon=10" for name in ("dp_merf", "dpgan", "dp_sinkhorn")}

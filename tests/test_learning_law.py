@@ -8,7 +8,6 @@ below 1e-17; one that learns the classes exchanged, or runs away from the record
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +23,8 @@ from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import CONF, build_method, compose_config
+from dpgen_bench.runs.config import CONF
+from tests.defaults import check_settings, named
 
 METHODS = sorted(path.stem for path in (CONF / "method").glob("*.yaml"))
 AT_LEAST = 80.0  # percent; see the spread below
@@ -91,11 +91,7 @@ def accuracy_of_samples(make_method: Callable[[], Method], seed: int, samples: i
 
 def configured(name: str) -> Method:
     """The method of conf/method/NAME.yaml with its `check` settings and those of this test."""
-    check = compose_config([f"method={name}"]).method.get("check") or {}
-    changes = {key: value for key, value in {**check, **SETTINGS.get(name, {})}.items() if "." not in key}
-    return build_method(
-        compose_config([f"method={name}", *(f"method.{k}={json.dumps(v)}" for k, v in changes.items())])
-    )
+    return named(name, **{**check_settings(name), **SETTINGS.get(name, {})})
 
 
 @pytest.mark.parametrize("name", METHODS)

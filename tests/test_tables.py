@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from dpgen_bench.report.written import print_table
+from dpgen_bench.report.written import write_table
 from dpgen_bench.runs.config import compose_config, specify
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables import formats, rows
@@ -285,16 +285,16 @@ def test_files_are_the_same_again_and_of_the_formats_asked_for(tmp_path, monkeyp
     monkeypatch.setattr(rows, "CONF", tmp_path / "conf")
     assert table_names() == ["toy8"]
     measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 260.0}})
-    wrote = print_table("toy8", tmp_path, formats=formats.FORMATS, quiet=True)
+    wrote = write_table("toy8", tmp_path, "paper", formats.FORMATS, overwrite=True, quiet=True)
     assert [path.suffix for path in wrote] == [".md", ".tex", ".csv", ".html"]
     before = [path.read_bytes() for path in wrote]
     for path in (tmp_path / "runs").rglob("*"):
         path.touch()
-    print_table("toy8", tmp_path, formats=formats.FORMATS, quiet=True)
+    write_table("toy8", tmp_path, "paper", formats.FORMATS, overwrite=True, quiet=True)
     assert [path.read_bytes() for path in wrote] == before
-    assert print_table("toy8", tmp_path, scale="quick", quiet=True) == []
+    assert write_table("toy8", tmp_path, "quick", ["md", "csv"], overwrite=True, quiet=True) == []
     with pytest.raises(ValueError, match="expected formats md,tex,csv,html, got pdf"):
-        print_table("toy8", tmp_path, formats=["pdf"])
+        write_table("toy8", tmp_path, "paper", ["pdf"], overwrite=True)
 
 
 def test_names_come_with_numbers_as_numbers():

@@ -21,23 +21,12 @@ from dpgen_bench.utils.files import write_atomic
 OF_NO_RUN = "figures of runs that are not in the results"
 
 
-def print_table(
-    name: str, results: Path, scale: str = "paper", formats: Sequence[str] = ("md", "csv"), quiet: bool = False
-) -> list[Path]:
+def _write(built: Built, results: Path, formats: Sequence[str], quiet: bool) -> list[Path]:
     """Print a table and write it as results/tables/NAME.FORMAT (NAME_quick.FORMAT at that scale), its plots beside it.
 
-    A table of our own without a single figure is not written, nor one of a paper at scale quick: there is nothing that
-    results/published does not hold. Where a figure needs no run, its plot alone is drawn.
-
-    Raises:
-        ValueError: for a format that there is not, see `build` for more.
+    A table of our own without a single value is not written, nor one of a paper at scale quick: there is nothing that
+    results/published does not hold. Where a plot needs no run, it alone is drawn.
     """
-    expect_formats(formats)
-    return print_built(build(name, results, scale), results, formats, quiet)
-
-
-def print_built(built: Built, results: Path, formats: Sequence[str], quiet: bool = False) -> list[Path]:
-    """`print_table` of a table that is built already; its formats must be some of FORMATS."""
     name, scale = built.name, built.scale
     console = make_console()
     if built.lines and not quiet:
@@ -48,8 +37,7 @@ def print_built(built: Built, results: Path, formats: Sequence[str], quiet: bool
             f"{name}: nothing is measured yet, so no file is written; `dpgen sweep {name}{of_quick}` makes runs"
         )
         return []
-    stem = name + ("_quick" if scale == "quick" else "")
-    written = []
+    stem, written = _stem(name, scale), []
     for kind in formats if built.lines else ():  # a figure of a computation has no lines
         path = results / "tables" / f"{stem}.{kind}"
         write_atomic(path, WRITERS[kind](built))
@@ -63,23 +51,31 @@ def print_built(built: Built, results: Path, formats: Sequence[str], quiet: bool
 
 def write_table(
     name: str, results: Path, scale: str, formats: Sequence[str], overwrite: bool, quiet: bool = False
-) -> None:
-    """`print_table`; where its files have figures that would be lost, they and its plots are kept, and it is shown.
+) -> list[Path]:
+    """Print a table and write its files and plots; without `overwrite`, not those whose values would be lost.
+
+    Returns:
+        the files that were written.
 
     Raises:
-        ValueError: as `print_table` does.
+        ValueError: for a format that there is not, see `build` for more.
     """
     expect_formats(formats)
     built = build(name, results, scale)
-    csv = results / "tables" / f"{name}{'_quick' if scale == 'quick' else ''}.csv"
+    csv = results / "tables" / f"{_stem(name, scale)}.csv"
     problem = "" if overwrite else would_lose(csv, built, results)
     if not problem:
-        print_built(built, results, formats, quiet)
-        return
+        return _write(built, results, formats, quiet)
     if not quiet:
         print(to_markdown(built))
     kept = [str(path) for kind in formats if (path := csv.with_suffix(f".{kind}")).exists()] or [str(csv)]
     print(f"dpgen: kept {', '.join(kept)}: {problem}; --overwrite to replace it", file=sys.stderr)
+    return []
+
+
+def _stem(name: str, scale: str) -> str:
+    """Of a table's files."""
+    return name + ("_quick" if scale == "quick" else "")
 
 
 def would_lose(csv: Path, built: Built, results: Path) -> str:

@@ -155,7 +155,7 @@ def specify(config: DictConfig, planned: bool = False) -> RunSpec:
     spec.new_ledger(records=0)
     population_of(config)
     spec.scale()
-    method = spec.method()
+    method = type(spec.method())
     played = spec.federation().faults
     check_evaluation(config)
     training = {

@@ -291,14 +291,6 @@ def with_parents(line: str, parents: dict[str, str]) -> str:
     return line
 
 
-def table_rows(table: DictConfig, results: Path, scale: str = "paper") -> list[TableRow]:
-    """The table's rows in the order of its lines; runs that differ in seed alone share a row.
-
-    A line may name a protocol of its own; other rows have the table's. Each row says which it was measured by.
-    """
-    return rows_of(lines_of(table, scale), results, parent_ids(table, results, scale))
-
-
 def rows_of(lines: Iterable[str], results: Path, parents: dict[str, str]) -> list[TableRow]:
     """The rows of multirun lines that name their protocol."""
     groups: dict[str, dict[str, RunSpec]] = {}
