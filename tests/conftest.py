@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from dpgen_bench.utils.environment import one_thread
 from tests.perturbed import perturbation
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -43,6 +44,13 @@ def own_rounding(request: pytest.FixtureRequest) -> Iterator[None]:
         with perturbation.suspended():
             yield
     else:
+        yield
+
+
+@pytest.fixture(scope="module")
+def one_thread_of_torch() -> Iterator[None]:
+    """For tests that fork: in a child of a process that has computed with several threads, PyTorch waits for ever."""
+    with one_thread():
         yield
 
 

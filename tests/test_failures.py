@@ -28,6 +28,8 @@ from tests import toys
 from tests.failure_toys import SECRET
 from tests.test_run import config, in_child
 
+pytestmark = pytest.mark.usefixtures("one_thread_of_torch")
+
 STATED = "runtime.failures_independent_of_records=true"
 
 

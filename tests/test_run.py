@@ -27,6 +27,8 @@ from dpgen_bench.runs.store import RunBusy, Store
 from dpgen_bench.training.signals import Preempted
 from dpgen_bench.utils import files
 
+pytestmark = pytest.mark.usefixtures("one_thread_of_torch")
+
 METRIC = "{_target_: tests.toys.Brightness}"
 TOY = "tests.toys.MeanImage"
 

@@ -17,6 +17,8 @@ from dpgen_bench.runs.store import Store
 from dpgen_bench.training.signals import Preempted
 from tests.test_run import config, in_child
 
+pytestmark = pytest.mark.usefixtures("one_thread_of_torch")
+
 
 @pytest.fixture
 def heard():
