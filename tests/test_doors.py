@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import operator
@@ -23,6 +24,8 @@ from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.testing import ClosedDoor
 from dpgen_bench.testing.doors import CLOSED, closed_doors
+from tests.test_client_data import Toy, ask_one
+from tests.test_client_data import data as client_data
 from tests.toys import records
 
 
@@ -57,6 +60,15 @@ def test_no_route_that_asks_the_object_leads_in(route, data):
     ):
         route(data)
     assert data._services.key is not None  # open again, and as it was
+
+
+def test_a_client_program_that_holds_harness_objects_is_not_pickled(tmp_path):
+    """The harness pickles programs, and would copy what is in them: here the innermost code is the harness's."""
+    held = client_data(tmp_path=tmp_path)
+    with closed_doors(object()) as tried, contextlib.suppress(ValueError):
+        ask_one(held, program=Toy(wrong=held))
+    assert tried
+    assert "__reduce_ex__" in str(tried[0])
 
 
 EXECUTED: dict[str, Any] = {}

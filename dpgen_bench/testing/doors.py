@@ -2,8 +2,9 @@
 
 A private attribute is a name with a leading underscore (name-mangled ones included), or `__dict__` and what copies an
 object's content. Reading, setting and deleting one are refused, by any route that asks the object: `x._name`,
-`getattr`, `vars`, `copy`, `pickle`, `inspect`. Calling a private function of a harness class, `Class._name(x)`, is
-refused, too, and so is making a `Key`, because the key of a run determines its noise.
+`getattr`, `vars`, `copy`, `pickle`, `inspect`. Copying is refused whoever asks, because the harness copies objects of
+the plugin, which may hold harness objects. Calling a private function of a harness class, `Class._name(x)`, is refused,
+too, and so is making a `Key`, because the key of a run determines its noise.
 
 Access that does not ask the object is not refused: `object.__getattribute__`, functions' `__closure__`, `gc`, frames,
 `ctypes`; functions that were taken from a class, and keys that were made, before the fit; functions of C
@@ -128,10 +129,14 @@ def _refused(fn: Callable[..., Any], what: str, own: str, tried: list[ClosedDoor
 
 def _guard(route: Callable[..., Any], own: str, tried: list[ClosedDoor]) -> Callable[..., Any]:
     def guarded(self: Any, name: str, *value: Any) -> Any:
-        closed = is_private(name) or (
-            bool(value) and name.startswith("_")
-        )  # another __class__ would give access to everything
-        if closed and (where := _plugin_frame(sys._getframe(1), own)) is not None:
+        # Setting any name with an underscore is refused: another __class__ would give access to everything.
+        if not (is_private(name) or (value and name.startswith("_"))):
+            return route(self, name, *value)
+        where = _plugin_frame(sys._getframe(1), own)
+        if where is None and name in COPIES:
+            # Refused whoever asks: when the harness copies an object of the plugin, it copies what that holds.
+            where = sys._getframe(1)
+        if where is not None:
             raise _noted(where, f"{name!r} of a {type(self).__name__}", tried)
         return route(self, name, *value)
 
