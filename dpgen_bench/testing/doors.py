@@ -57,11 +57,15 @@ CLOSED: tuple[type, ...] = (
     Services,
 )
 HARNESS = "dpgen_bench"
-COPIES = {"__dict__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__"}
+COPIES = {"__getstate__", "__setstate__", "__reduce__", "__reduce_ex__"}
 
 
 def is_private(name: str) -> bool:
-    return name in COPIES or (name.startswith("_") and not (name.startswith("__") and name.endswith("__")))
+    return (
+        name == "__dict__"
+        or name in COPIES
+        or (name.startswith("_") and not (name.startswith("__") and name.endswith("__")))
+    )
 
 
 @contextmanager
@@ -135,6 +139,7 @@ def _guard(route: Callable[..., Any], own: str, tried: list[ClosedDoor]) -> Call
         where = _plugin_frame(sys._getframe(1), own)
         if where is None and name in COPIES:
             # Refused whoever asks: when the harness copies an object of the plugin, it copies what that holds.
+            # (`__dict__` is not in COPIES, because `functools.cached_property` reads it for the harness's own objects.)
             where = sys._getframe(1)
         if where is not None:
             raise _noted(where, f"{name!r} of a {type(self).__name__}", tried)
