@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -339,12 +341,21 @@ def test_a_release_made_again_or_read_from_the_journal_has_the_same_value(tmp_pa
         assert torch.equal(one, three)
 
 
-def test_a_function_with_private_state_draws_from_coins() -> None:
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, y: torch.zeros(2),
+        lambda x, y, state: (torch.zeros(2), state),
+        lambda x, y, state, generator, rng: (torch.zeros(2), state),
+        lambda x, y, state, *, rng: (torch.zeros(2), state),
+    ],
+)
+def test_a_function_with_private_state_takes_four_arguments(fn: Callable[..., Any]) -> None:
     data, sample = open_data(), OneShard(2)
-    state = data.private_state("s", sample=sample, start=lambda records, coins: {}, identity={})
+    state = data.private_state("s", sample=sample, start=lambda records, rngs: {}, identity={})
     release = data.mechanism("rows", sample=sample, bound=Whole(C=1.0, shape=(2,)), times=1, state=state)
-    with pytest.raises(ValueError, match="draw from coins"):
-        release(lambda x, y, state, coins, rng: torch.zeros(2))
+    with pytest.raises(ValueError, match=r"expected a function of \(images, labels, state, rng\)"):
+        release(fn)
     assert release.executed == 0
 
 

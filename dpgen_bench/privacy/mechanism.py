@@ -6,6 +6,7 @@ A release is made in a fixed order: draw the records, let `fn` see them, clip, a
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,6 @@ from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, PublicRo
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Entry
 from dpgen_bench.privacy.noise import add_noise
-from dpgen_bench.privacy.record_rng import names_rng
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state import PrivateState
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
@@ -65,16 +65,16 @@ class Mechanism(Allowance):
             fn: what the bound expects, see `dpgen_bench.privacy.bounds`. It alone sees records. If it names an
                 argument `rng`, it is given private randomness, a `RecordRng`, of which row i belongs to record i. Draw
                 public randomness before the call: drawn inside fn from a global generator, it would depend on how many
-                records there are. Of a mechanism with private state: fn(images, labels, state, coins) -> (what the
-                bound expects, the shard's next state), state float32 tensors by name, coins a CPU generator for private
-                randomness of this release, and no `rng`.
+                records there are. For a mechanism with private state: fn(images, labels, state, rng) -> (what the
+                bound expects, the shard's next state), called by position; state float32 tensors by name, rng a CPU
+                generator (`torch.Generator`) for the private randomness of this release.
             public: rows that join a PerRecordGradient's sum; their number was fixed with the bound.
 
         Raises:
             AllowanceExhausted: after `times` releases.
             RuntimeError: outside `ctx.steps`, for a mechanism with private state.
-            ValueError: for what is no function, public rows that were not declared, or `rng` where there is private
-                state.
+            ValueError: for what is no function, a function with other arguments than those above where there is private
+                state, and public rows that were not declared.
             Spoiled: if any private function of the run has raised before, even if the method caught that.
 
         What `fn` raises is raised here, too, after the ledger was marked on disk. A signal that stops the process waits
@@ -104,11 +104,8 @@ class Mechanism(Allowance):
         if not callable(fn):
             raise ValueError(f"mechanism {self.name!r}: expected a function of (images, labels), got {fn!r}; give one.")
         self._bound.check_public(public)
-        if self._state is not None and names_rng(fn):
-            raise ValueError(
-                f"mechanism {self.name!r} keeps private state, so its functions are given (images, labels, state, "
-                "coins) and no `rng`: draw from coins, and give the argument another name."
-            )
+        if self._state is not None:
+            _expect_stateful(self.name, fn)
         key = self._services.key.derive(self.name, index)
         drawn = self.event.sampling.draw(self._ids, key, index)
         if self._state is not None:
@@ -166,6 +163,20 @@ class _Control:
     def after_checkpoint(self) -> None:
         if self._mechanism._state is not None:
             self._mechanism._state.commit(self._mechanism._executed)
+
+
+def _expect_stateful(name: str, fn: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # functions of C have no signature to read
+        return
+    try:
+        signature.bind("images", "labels", "state", "rng")
+    except TypeError as error:
+        raise ValueError(
+            f"mechanism {name!r} keeps private state: expected a function of (images, labels, state, rng), got one of "
+            f"{signature} ({error}); take these four arguments and draw from rng, a torch.Generator."
+        ) from error
 
 
 def _remembering(fn: Callable[..., Tensor], given: list[Tensor]) -> Callable[..., Tensor]:
