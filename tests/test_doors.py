@@ -24,8 +24,8 @@ from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.testing import ClosedDoor
 from dpgen_bench.testing.doors import CLOSED, closed_doors
-from tests.test_client_data import Toy, ask_one
-from tests.test_client_data import data as client_data
+from tests.client_toys import Toy, ask_one
+from tests.client_toys import data as client_data
 from tests.toys import records
 
 

@@ -361,7 +361,7 @@ def test_an_integer_is_drawn_again_where_the_range_does_not_divide(monkeypatch):
 
 
 def test_clients_and_servers_add_the_same_noise():
-    from tests.test_client_data import SCALE, Toy
+    from tests.client_toys import SCALE, Toy
 
     images, labels = records(12)
     clients, std = np.arange(12) // 3, 1.3

@@ -23,7 +23,7 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson
 from dpgen_bench.privacy.services import Services
-from tests.test_client_data import Toy
+from tests.client_toys import Toy
 
 SUM = PerRecord(C=0.5, shape=(2,))
 UNIT = Sensitivity(1.0, 1.0)

@@ -1,0 +1,120 @@
+"""Clients that refuse, fail or send malformed answers: the round goes on, and the ledger keeps real faults."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from dpgen_bench.federation.client import BrokenProgram, Client
+from dpgen_bench.federation.engines import Fault
+from dpgen_bench.federation.faults import Faults
+from dpgen_bench.federation.messages import encode
+from dpgen_bench.federation.settings import Settings
+from dpgen_bench.method import Context
+from dpgen_bench.privacy.ledger import Spoiled
+from dpgen_bench.privacy.sampling import Full
+from tests.client_toys import REFUSAL, SCALE, SHAPE, Toy, ask_many, ask_one, data
+
+
+def test_a_refused_answer_is_no_doubt(monkeypatch, tmp_path):
+    held = data(tmp_path=tmp_path)
+    ask = ask_one(held)
+    monkeypatch.setattr(Client, "handle", lambda self, message: REFUSAL)
+    assert ask(SCALE) is None
+    assert held._services.ledger.doubts == []
+    assert "has given all" in (tmp_path / "faults.jsonl").read_text()
+
+
+def test_a_round_goes_on_without_a_client_that_fails(tmp_path):
+    faulty = Settings(faults=Faults(drop=0.5))
+    held = data(federation=faulty, tmp_path=tmp_path)
+    context = Context(0, services=held._services)
+    ask = ask_one(held, times=20)
+    answers = [ask(SCALE) for _ in context.steps(20)]
+    lost = sum(answer is None for answer in answers)
+    assert 3 <= lost <= 17
+    assert ask.executed == 20  # each counts as a release all the same
+    assert held._services.ledger.doubts == []  # the coins of injected faults know no records
+    rows = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
+    assert len(rows) == lost == sum("fault" in row for row in context.history)
+    assert all(row["injected"] for row in rows)
+
+
+def test_the_sum_goes_on_without_clients_that_fail(tmp_path):
+    held = data(federation=Settings(faults=Faults(drop=1.0)), tmp_path=tmp_path)
+    ask = ask_many(held, Full(), std=1.0)
+    assert ask(SCALE).shape == (3,)
+    assert (tmp_path / "faults.jsonl").exists()
+
+
+@pytest.mark.parametrize("wrong", ["raises", "shape", "global", "subclass", "subclass in state"])
+def test_a_program_that_fails_answers_zeros_and_nobody_hears_of_it(wrong, tmp_path):
+    held = data(tmp_path=tmp_path)
+    context = Context(0, services=held._services)
+    before = torch.get_rng_state()
+    ask = ask_one(held, program=Toy(wrong=wrong))
+    answers = [ask(SCALE) for _ in context.steps(8)]
+    zeros = sum(torch.equal(answer, torch.zeros(SHAPE)) for answer in answers)
+    assert zeros == (2 if wrong == "raises" else 8)  # the one client that has a record of class 3, twice
+    assert torch.equal(torch.get_rng_state(), before)
+    assert held._services.ledger.doubts == []
+    assert (tmp_path / "errors.txt").stat().st_mode & 0o077 == 0
+    assert "Traceback" in (tmp_path / "errors.txt").read_text()
+    assert "secret" not in json.dumps(held._services.ledger.to_dict()) + json.dumps(context.history)
+
+
+def test_an_engine_that_lets_an_error_through_spoils_the_ledger(monkeypatch):
+    def broken(*_, **__):
+        raise BrokenProgram("found elsewhere")
+
+    monkeypatch.setattr(Unreliable, "ask", broken)
+    monkeypatch.setattr(Settings, "engine", lambda *_, **__: Unreliable())
+    held = data()
+    ask = ask_one(held)
+    with pytest.raises(BrokenProgram):
+        ask(SCALE)
+    (failure,) = held._services.ledger.failures
+    assert failure.what.startswith("a client program of 'toy' broke the rules")
+    with pytest.raises(Spoiled):  # a method that catches it cannot go on
+        ask(SCALE)
+
+
+class Unreliable:
+    """An engine whose clients never answer, or answer with these bytes."""
+
+    parallel = 1
+
+    def __init__(self, answer=None):
+        self.answer = answer
+
+    def ask(self, messages, *, round):
+        return dict.fromkeys(messages, Fault("lost", "gone") if self.answer is None else self.answer)
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(("dropout", "doubts"), [("unknown", 1), ("independent", 0)])
+@pytest.mark.parametrize("answer", [None, b"rubbish", encode({"value": torch.full(SHAPE, torch.nan)})])
+def test_a_real_fault_is_doubted_unless_the_user_vouches(answer, dropout, doubts, monkeypatch, tmp_path):
+    monkeypatch.setattr(Settings, "engine", lambda *_, **__: Unreliable(answer))
+    held = data(federation=Settings(dropout=dropout), tmp_path=tmp_path)
+    ask = ask_one(held)
+    assert ask(SCALE) is None
+    assert len(held._services.ledger.doubts) == doubts
+    (row,) = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
+    assert (row["kind"], row["injected"]) == ("lost" if answer is None else "malformed", False)
+
+
+def test_a_federation_in_which_nobody_answers_is_stopped(monkeypatch):
+    monkeypatch.setattr(Settings, "engine", lambda *_, **__: Unreliable())
+    ask = ask_one(data(), times=100)
+
+    def go_on():
+        for _ in range(100):
+            ask(SCALE)
+
+    with pytest.raises(RuntimeError, match="no client gave an answer"):
+        go_on()
