@@ -100,6 +100,17 @@ def test_a_refused_parent_costs_no_record(tmp_path, monkeypatch):
     assert [run.id for run in Store(tmp_path).runs()] == [parent.id]
 
 
+def test_a_parent_that_is_still_to_be_trained_is_refused(tmp_path):
+    """Its releases after the child has read its ledger would not be counted."""
+    parent = execute(config(tmp_path, small=False))
+    (parent.path / "DONE").unlink()
+    (parent.path / "generator.safetensors").unlink()
+    parent.mark("preempted", "train")
+    with pytest.raises(ValueError, match=rf"restart.run={parent.id} to be a run that is trained.*it is preempted"):
+        execute(config(tmp_path, f"restart={{run: {parent.id}}}", "seed=1", small=False))
+    assert [run.id for run in Store(tmp_path).runs()] == [parent.id]
+
+
 def test_whether_images_may_be_given_away_goes_by_all_entries(tmp_path):
     run = execute(config(tmp_path, "privacy.noise=os"))
     content = run.read_json("ledger.json")

@@ -62,11 +62,18 @@ def inherited_ledger(spec: RunSpec) -> Ledger | None:
     """The ledger of the run's parent; None without one. No record is touched.
 
     Raises:
-        ValueError: for a parent on other data, or one whose releases are not private enough for this run.
+        ValueError: for a parent that is not trained, or on other data, or whose releases are not private enough for
+            this run.
     """
     if not spec.config.restart:
         return None
     parent = _parent(spec)
+    if not parent.trained:
+        # What a parent releases between this look at its ledger and the one at its checkpoint would not be counted.
+        raise ValueError(
+            f"expected restart.run={parent.id} to be a run that is trained, because this run inherits its whole ledger; "
+            f"it is {parent.status()}. Give the command of the parent again until it has finished."
+        )
     theirs, ours = parent.read_json("identity.json")["dataset"], spec.training["dataset"]
     if theirs != ours:
         raise ValueError(
