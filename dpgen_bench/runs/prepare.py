@@ -71,7 +71,7 @@ def inherited_ledger(spec: RunSpec) -> Ledger | None:
     if not parent.trained:
         # What a parent releases between this look at its ledger and the one at its checkpoint would not be counted.
         raise ValueError(
-            f"expected restart.run={parent.id} to be a run that is trained, because this run inherits its whole ledger; "
+            f"expected restart.run={parent.id} to be a run that is trained, because this run inherits its ledger; "
             f"it is {parent.status()}. Give the command of the parent again until it has finished."
         )
     theirs, ours = parent.read_json("identity.json")["dataset"], spec.training["dataset"]
