@@ -1,0 +1,97 @@
+"""The conditional epsilon that a run writes down, and where it is shown."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+from dpgen_bench.privacy.accountants.proven import epsilon
+from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.ledger import Entry, Ledger
+from dpgen_bench.runs.epsilon import account_run
+from dpgen_bench.runs.listing import describe_run
+from dpgen_bench.runs.store import Store
+from dpgen_bench.tables.assembly import assemble
+from dpgen_bench.tables.formats import long_frame, side_by_side
+from dpgen_bench.tables.rows import load_table
+from tests.shard_cases import DELTA, unit
+from tests.test_cli import fake_run
+
+
+class Figures:
+    def __init__(self, claimed=9.99, conditional=(329.4, "if steps were memoryless")) -> None:
+        self.claimed, self.conditional = claimed, conditional
+
+    def epsilon_claimed(self, events, delta):
+        return self.claimed
+
+    def epsilon_conditional(self, events, delta):
+        if isinstance(self.conditional, Exception):
+            raise self.conditional
+        return self.conditional
+
+
+def accounted(folder, method, accountant="pld") -> dict:
+    budget = Budget(math.inf, DELTA, "replace_one", accountant)
+    ledger = Ledger(budget, 100, path=folder / "ledger.json")
+    ledger.approve(Entry("m", {"kind": "Whole", "C": 1.0}, unit(10, 1.0, 50)))
+    config = OmegaConf.create({"results": str(folder), "runtime": {"account_s": 60}})
+    account_run(SimpleNamespace(method=lambda: method, config=config), SimpleNamespace(path=folder))  # type: ignore[arg-type]
+    found = Ledger.load(folder / "ledger.json").epsilon
+    assert found is not None
+    return found
+
+
+def test_a_run_keeps_its_conditional_figure_with_the_assumption(tmp_path) -> None:
+    found = accounted(tmp_path, Figures())
+    assert found["conditional"] == {"epsilon": 329.4, "assumption": "if steps were memoryless"}
+    assert found["claimed"] == 9.99
+    assert found["proven"] == epsilon([unit(10, 1.0, 50)], DELTA, "replace_one", "pld")
+    assert "reason" not in found
+
+
+@pytest.mark.parametrize(
+    ("method", "conditional"),
+    [
+        (Figures(conditional=None), None),
+        (object(), None),
+        (Figures(conditional=(math.inf, "if so")), {"epsilon": "inf", "assumption": "if so"}),
+        (Figures(conditional=RuntimeError("no luck")), "failed: RuntimeError: no luck"),
+    ],
+)
+def test_a_run_is_not_lost_for_a_conditional_figure(method, conditional, tmp_path) -> None:
+    assert accounted(tmp_path, method)["conditional"] == conditional
+
+
+def test_what_the_accountant_does_not_cover_is_infinite_with_its_reason(tmp_path) -> None:
+    found = accounted(tmp_path, Figures(), accountant="prv")
+    assert found["proven"] == "inf"
+    assert "random number of hits" in found["reason"]
+    assert isinstance(found["table"]["replace_one"]["pld"], float)
+
+
+def test_tables_show_conditional_figures_where_a_row_has_one(tmp_path) -> None:
+    table = OmegaConf.merge(
+        load_table("demo"), {"sweeps": ["experiment=demo/dp_merf privacy.epsilon=10", "experiment=demo/dpgan"]}
+    )
+    one = fake_run(tmp_path, ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"], 90.0)
+    built = assemble("demo", table, tmp_path)
+    assert "ε conditional" not in side_by_side(built)
+    assert "epsilon_conditional" not in long_frame(built)
+    folder = Store(tmp_path).folder(one)
+    before = describe_run(folder)
+    figures = {"proven": 610.34, "claimed": 9.9926, "conditional": {"epsilon": 329.42, "assumption": "if so"}}
+    folder.write_json("ledger.json", {"epsilon": figures})
+    built = assemble("demo", table, tmp_path)
+    frame = side_by_side(built)
+    names = list(frame.columns)
+    assert names[names.index("ε claimed") + 1] == "ε conditional"
+    assert list(frame["ε conditional"]) == ["329", "–"]
+    assert set(long_frame(built)["epsilon_conditional"]) == {329.42, "–"}
+    assert "ε conditional: if so" in built.rows[0].notes()
+    assert [cell for cell in describe_run(folder) if cell not in before] == ["610", "9.99 (329 conditional)"]
+    folder.write_json("ledger.json", {"epsilon": {**figures, "conditional": "failed: RuntimeError: no luck"}})
+    assert assemble("demo", table, tmp_path).rows[0].epsilon("conditional") == "failed: RuntimeError: no luck"
