@@ -1,71 +1,19 @@
-"""Private state: versions that survive a kill, a cache shared by runs, and what the harness refuses."""
+"""Tests what private functions see and leave in private state, and what the harness refuses."""
 
 from __future__ import annotations
 
-import json
-import os
 import random
 
 import numpy as np
 import pytest
 import torch
 
-from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.bounds import PerRecord, PerRow, Whole
-from dpgen_bench.privacy.events import Budget
-from dpgen_bench.privacy.key import Key
-from dpgen_bench.privacy.ledger import Ledger, Spoiled
+from dpgen_bench.privacy.ledger import Spoiled
 from dpgen_bench.privacy.sampling import OneShard, Poisson
-from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state import PrivateState
-from dpgen_bench.privacy.state_file import Rows, StatePlace
-
-BALANCED = OneShard(3, "public_balanced")
-BOUND = PerRow(C=1.0, shape=(2, 1))
-
-
-def open_data(n=12, place=None, images=None):
-    images = torch.arange(n).float().reshape(n, 1, 1, 1) / n if images is None else images
-    ledger = Ledger(Budget(epsilon=1e4), n)
-    labels = torch.zeros(len(images), dtype=torch.int64)
-    return PrivateData(images, labels, 2, Services(ledger, Key.seeded("test"), place=place or StatePlace())), ledger
-
-
-def count(records, coins):
-    """First state: how many records, and their sum."""
-    sums = torch.stack([images.sum() for images, _ in records])
-    return {
-        "n": torch.tensor([float(len(labels)) for _, labels in records]),
-        "sum": sums,
-        "visits": torch.zeros_like(sums),
-    }
-
-
-def visit(images, labels, state, coins):
-    rows = torch.full((2, 1), float(state["visits"]))
-    return rows, {**state, "visits": state["visits"] + 1.0}
-
-
-def prepare(data, start=count, sample=BALANCED, bound=BOUND, times=9, std=1000.0, **kwargs):
-    state = data.private_state("critics", sample=sample, start=start, identity={}, **kwargs)
-    return data.mechanism("query", sample=sample, bound=bound, times=times, std=std, state=state), state
-
-
-def taped(data):
-    """The exact values of each release, by an observer."""
-    exact = []
-
-    class Tape:
-        def release(self, mechanism, index, drawn, value, noisy):
-            exact.append(float(value["value"][0]))
-            return noisy
-
-        def before_records(self):
-            pass
-
-    object.__setattr__(data._services, "observer", Tape())
-    return exact
+from tests.state_toys import BALANCED, BOUND, count, open_data, prepare, taped, visit
 
 
 def test_each_shard_has_its_own_state_and_each_release_leaves_the_next():
@@ -221,190 +169,6 @@ def test_coins_are_the_shards_and_the_releases_own():
     assert len({coin for pair in plain.values() for coin in pair}) == 6
 
 
-# On disk
-
-
-def test_a_cache_is_shared_by_runs_and_marked_private(tmp_path):
-    made = []
-
-    def start(records, coins):
-        made.append(len(records))
-        return count(records, coins)
-
-    place = StatePlace(tmp_path / "run", tmp_path / "cache", {"dataset": "x", "seed": 0})
-    for std, times in ((1000.0, 3), (2000.0, 6)):  # other noise, other T
-        data, _ = open_data(place=place)
-        _, state = prepare(data, start=start, std=std, times=times)
-        for group in range(state.groups):
-            state.start(group)
-    assert made == [1, 1, 1]
-    (cached,) = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
-    assert sorted(path.name for path in cached.iterdir()) == [
-        "PRIVATE",
-        "identity.json",
-        "layout.json",
-        "locks",
-        "state.npy",
-    ]
-    assert json.loads((cached / "identity.json").read_text())["dataset"] == "x"
-    for private in (cached.parent, cached, cached / "state.npy"):
-        assert private.stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"place": {"seed": 1}},
-        {"identity": {"iterations": 2}},
-        {"sample": OneShard(4, "public_balanced")},
-        {"sample": OneShard(3, "public_balanced", seed=7)},
-        {"stack": 3},
-        {"record": "changed"},
-    ],
-)
-def test_other_first_states_have_another_place(tmp_path, other):
-    keys = set()
-    images = torch.rand(12, 1, 1, 1)
-    for change in ({}, other):
-        place = StatePlace(tmp_path / "run", tmp_path / "cache", change.get("place", {"seed": 0}))
-        changed = torch.cat([images[:-1], 1.0 - images[-1:]]) if "record" in change else images
-        data, _ = open_data(place=place, images=changed)
-        state = data.private_state(
-            "critics",
-            sample=change.get("sample", BALANCED),
-            start=count,
-            identity=change.get("identity", {"iterations": 1}),
-            stack=change.get("stack", 1),
-        )
-        keys.add(state._cache)
-    assert len(keys) == 2
-
-
-def test_the_schedule_does_not_change_first_states(tmp_path):
-    places = set()
-    for schedule in ("random", "public_balanced"):
-        data, _ = open_data(place=StatePlace(None, tmp_path, {}))
-        state = data.private_state("critics", sample=OneShard(3, schedule), start=count, identity={})
-        places.add(state._cache)
-    assert len(places) == 1
-
-
-def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
-    """Whatever releases were made after the checkpoint, the next process finds each shard as the checkpoint had it."""
-    place = StatePlace(tmp_path / "run", tmp_path / "cache", {})
-    wide = PerRow(C=100.0, shape=(2, 1))
-    whole, _ = open_data()
-    expected = taped(whole)
-    release, _ = prepare(whole, bound=wide, std=1e5)
-    for _ in range(9):
-        release(visit)
-    for checkpoint in range(9):
-        for lost in range(9 - checkpoint + 1):
-            folder = StatePlace(tmp_path / f"run-{checkpoint}-{lost}", place.cache, {})
-            data, _ = open_data(place=folder)
-            release, _ = prepare(data, bound=wide, std=1e5)
-            for _ in range(checkpoint):
-                release(visit)
-            data._services.controls["query"].before_checkpoint()
-            data._services.controls["query"].after_checkpoint()
-            for _ in range(lost):
-                release(visit)
-            again, _ = open_data(place=folder)  # a new process
-            exact = taped(again)
-            release, _ = prepare(again, bound=wide, std=1e5)
-            again._services.controls["query"].resume_at(checkpoint)
-            for _ in range(9 - checkpoint):
-                release(visit)
-            assert exact == expected[checkpoint:], (checkpoint, lost)
-
-
-def test_processes_that_share_a_cache_share_its_work(tmp_path):
-    """Each group is made once, whoever comes first, and all find the same states."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    made = []
-
-    def start(records, coins):
-        made.append(float(records[0][0].sum()))
-        return count(records, coins)
-
-    def run(_):
-        data, _ = open_data(n=30, place=StatePlace(None, tmp_path, {}))
-        sample = OneShard(10, "public_balanced")
-        _, state = prepare(data, start=start, sample=sample, times=10)
-        for group in range(state.groups):
-            state.start(group)
-        return [float(state._before(shard, 0)["sum"]) for shard in range(10)]
-
-    with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(run, range(4)))
-    assert len(made) == 10
-    assert found[0] == found[1] == found[2] == found[3]
-    assert sorted(found[0]) == sorted(made)
-
-
-def test_state_that_is_gone_is_missed(tmp_path):
-    place = StatePlace(tmp_path / "run", tmp_path / "cache", {})
-    data, _ = open_data(place=place)
-    release, _ = prepare(data)
-    for _ in range(4):
-        release(visit)
-    again, _ = open_data(place=StatePlace(tmp_path / "elsewhere", place.cache, {}))
-    release, _ = prepare(again)
-    again._services.controls["query"].resume_at(4)
-    with pytest.raises(RuntimeError, match="does not fit its checkpoint"):
-        release(visit)
-
-
-def empty(folder):
-    (folder / "state.npy").write_bytes(b"nothing")
-
-
-def cut(folder):
-    os.truncate(folder / "state.npy", (folder / "state.npy").stat().st_size - 4)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        empty,
-        cut,
-        lambda folder: (folder / "layout.json").write_text(""),
-        lambda folder: (folder / "layout.json").write_text("[]"),
-        lambda folder: (folder / "layout.json").write_text('{"a": [4]}'),
-    ],
-)
-def test_damaged_files_are_named(tmp_path, damage):
-    rows = Rows(tmp_path / "rows", shards=2, slots=1)
-    rows.write(0, 0, 1, {"a": torch.ones(3)})
-    rows.flush()
-    with pytest.raises(ValueError, match="cannot be used"):
-        Rows(tmp_path / "rows", shards=3, slots=1)
-    damage(tmp_path / "rows")
-    with pytest.raises(ValueError, match=r"cannot be used .*Delete"):
-        Rows(tmp_path / "rows", shards=2, slots=1)
-
-
-def test_a_damaged_row_counts_as_not_there_and_is_made_again(tmp_path):
-    place = StatePlace(tmp_path / "run", tmp_path / "cache", {})
-    data, _ = open_data(place=place)
-    _, state = prepare(data)
-    for group in range(3):
-        state.start(group)
-    expected = [float(state._before(shard, 0)["sum"]) for shard in range(3)]
-    file = state._cache / "state.npy"
-    content = bytearray(file.read_bytes())
-    content[-2] ^= 0x40  # within the last shard's row
-    file.write_bytes(content)
-    made = []
-    again, _ = open_data(place=place)
-    _, state = prepare(again, start=lambda r, c: made.append(1) or count(r, c))
-    for group in range(3):
-        state.start(group)
-    assert made == [1]
-    assert [float(state._before(shard, 0)["sum"]) for shard in range(3)] == expected
-
-
 @pytest.mark.parametrize("name", ["", "a/b", "../up", "1st"])
 def test_names_can_name_a_folder(name):
     data, _ = open_data()
@@ -465,29 +229,6 @@ def test_releases_with_state_are_made_in_loops(tmp_path):
     with pytest.raises(RuntimeError, match=r"inside ctx\.steps"):
         release(visit)
     assert ledger.entries["query"].executed == 3
-
-
-@pytest.mark.parametrize("parts", [{"a": torch.ones(4)}, {"b": torch.ones(3)}, {"a": torch.ones(3).double()}])
-def test_state_keeps_its_form(parts):
-    rows = Rows(None, shards=2, slots=1)
-    rows.write(0, 0, 1, {"a": torch.ones(3)})
-    with pytest.raises(ValueError, match="same names and shapes"):
-        rows.write(1, 0, 1, parts)
-
-
-def test_one_file_holds_all_shards(tmp_path):
-    rows = Rows(tmp_path, shards=1000, slots=1)
-    rows.write(999, 0, 5, {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7.0)})
-    rows.flush()
-    again = Rows(tmp_path, shards=1000, slots=1)
-    assert again.find(999, 5) == 0
-    assert again.find(999, 4) is None
-    assert list(again.versions(3)) == [0]
-    parts = again.read(999, 0, torch.device("cpu"))
-    assert torch.equal(parts["a"], torch.arange(6.0).reshape(2, 3))
-    assert float(parts["b"]) == 7.0
-    assert sum(path.suffix == ".npy" for path in tmp_path.iterdir()) == 1
-    assert isinstance(again._rows, np.memmap)
 
 
 def test_groups_are_fixed_whatever_is_needed():
