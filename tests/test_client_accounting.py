@@ -1,16 +1,14 @@
-"""Clients as the unit: the laws of who is asked, and what that costs (closed forms, enumeration, golden numbers)."""
+"""Tests what asking clients costs, by closed forms, enumeration, other bounds and golden numbers."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
-import subprocess
 
 import mpmath
 import numpy as np
 import pytest
-from dp_accounting import get_epsilon_gaussian
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -31,8 +29,7 @@ from dpgen_bench.privacy.accountants.participations import (
 )
 from dpgen_bench.privacy.accountants.proven import NotCovered, _fixed_rdp, epsilon
 from dpgen_bench.privacy.accountants.table import epsilon_table
-from dpgen_bench.privacy.events import RELATIONS, Budget, Event, Sensitivity
-from dpgen_bench.privacy.key import Key
+from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.ledger import Entry
 from dpgen_bench.privacy.sampling import (
     CLIENT_SAMPLINGS,
@@ -45,12 +42,10 @@ from dpgen_bench.privacy.sampling import (
     Sampling,
     sampling_from_dict,
 )
-from dpgen_bench.runs.account import main
 
 DELTA = 1e-5
 UNIT = Sensitivity(1.0, 1.0)
 SUM = Sensitivity(1.0, 2.0)  # a sum of one clipped row per client
-CLIENTS = ["--clients", "3400", "--sigma", "1.07", "--steps", "30000", "--releases-per-draw", "32"]
 
 
 def unit(sampling: Sampling, multiplier: float, times: int) -> Event:
@@ -59,93 +54,6 @@ def unit(sampling: Sampling, multiplier: float, times: int) -> Event:
 
 def eps(sampling: Sampling, multiplier: float, times: int, name: str = "pld") -> float:
     return epsilon([unit(sampling, multiplier, times)], DELTA, "replace_one", name)
-
-
-# --- who is asked -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("schedule", "cap"), [("random", None), ("random", 3), ("public_balanced", 2)])
-def test_a_client_is_asked_no_more_than_its_limit_and_in_its_turn_only(schedule, cap) -> None:
-    sampling, key, ids = OneClient(7, schedule, cap), Key.seeded("turns"), np.arange(7)
-    rounds = sampling.rounds(ids, key, 60)
-    turns = [sampling.draw(ids, key.derive(t), t) for t in range(60)]
-    seen = np.zeros(7, dtype=int)
-    for drawn, turn in zip(rounds, turns, strict=True):
-        expected = turn if cap is None or seen[turn[0]] < cap else []
-        assert drawn.tolist() == list(expected)
-        seen[drawn] += 1
-    assert seen.max() == sampling.most_answers(60) if cap else seen.sum() == 60
-    assert [list(ids[asked == ids]) for asked in sampling.asked(key, 60)] == [list(drawn) for drawn in rounds]
-
-
-@pytest.mark.parametrize("cap", [None, 1, 2, 4])
-def test_answers_of_a_client_are_the_lesser_of_a_binomial_number_and_the_limit(cap) -> None:
-    """Chi-square; four chances of 1e-7 of a false alarm."""
-    sampling, key, runs, times = OneClient(4, "random", cap), Key.seeded("law"), 1500, 8
-    answers = [
-        sum(len(drawn) for drawn in sampling.rounds(np.array([2]), key.derive(run), times)) for run in range(runs)
-    ]
-    most = min(cap or 5, 5)  # 5: five and more
-    law = [stats.binom.pmf(h, times, 0.25) for h in range(most)] + [stats.binom.sf(most - 1, times, 0.25)]
-    counts = np.bincount(np.minimum(answers, most), minlength=most + 1)
-    assert stats.chisquare(counts, runs * np.array(law)).pvalue > 1e-7
-
-
-def test_a_balanced_schedule_asks_everybody_once_in_n_rounds() -> None:
-    asked = OneClient(9, "public_balanced").asked(Key.seeded("a"), 36).reshape(4, 9)
-    assert all(sorted(turn) == list(range(9)) for turn in asked)
-    assert len({tuple(turn) for turn in asked}) == 4
-    limited = OneClient(9, "public_balanced", 2).asked(Key.seeded("b"), 36).reshape(4, 9)  # public: no key in it
-    assert np.array_equal(limited[:2], asked[:2])
-    assert (limited[2:] == -1).all()
-
-
-@pytest.mark.parametrize("sampling", [OneClient(12, "random", 2), OneClient(12, "public_balanced"), FixedSize(4, 12)])
-def test_absent_and_unknown_clients_change_nobody_elses_rounds(sampling) -> None:
-    key, everybody = Key.seeded("who"), np.arange(12)
-    some = np.array([1, 4, 5, 11, 12, 40])  # 12 and 40 are no clients
-    for all_of_them, present in zip(sampling.rounds(everybody, key, 50), sampling.rounds(some, key, 50), strict=True):
-        assert set(some[present]) == set(all_of_them) & set(some)
-        assert np.array_equal(present, np.sort(present))
-
-
-def test_rounds_of_other_samplings_are_their_draws() -> None:
-    key, ids = Key.seeded("poisson"), np.arange(30)
-    for drawn, t in zip(Poisson(0.2).rounds(ids, key, 5), range(5), strict=True):
-        assert np.array_equal(drawn, Poisson(0.2).draw(ids, key.derive(t), t))
-
-
-def test_fixed_size_draws_are_uniform_over_sets_and_fresh() -> None:
-    """Chi-square of single draws and of pairs of draws; two chances of 1e-7 of a false alarm."""
-    sampling, ids, runs = FixedSize(2, 5), np.arange(5), 4000
-    draws = [tuple(drawn) for drawn in sampling.rounds(ids, Key.seeded("sets"), runs)]
-    sets = list(itertools.combinations(range(5), 2))
-    assert set(draws) == set(sets)  # each of two different clients
-    assert stats.chisquare([draws.count(s) for s in sets]).pvalue > 1e-7
-    pairs = np.bincount([10 * sets.index(a) + sets.index(b) for a, b in itertools.pairwise(draws)], minlength=100)
-    assert stats.chisquare(pairs).pvalue > 1e-7
-
-
-def test_most_answers_and_participation() -> None:
-    assert [OneClient(10).most_answers(t) for t in (0, 7, 25)] == [0, 7, 25]
-    assert [OneClient(10, "random", 3).most_answers(t) for t in (2, 25)] == [2, 3]
-    assert [OneClient(10, "public_balanced").most_answers(t) for t in (1, 10, 25)] == [1, 1, 3]
-    assert OneClient(10, "public_balanced", 2).most_answers(25) == 2
-    assert OneClient(10, "random", 1).participation(3) == pytest.approx(1 - 0.9**3)
-    assert OneClient(10, "public_balanced").participation(1) == 1.0
-    assert FixedSize(2, 8).participation(2) == pytest.approx(1 - 0.75**2)
-
-
-@pytest.mark.parametrize(
-    ("make", "wrong"),
-    [
-        *((OneClient, wrong) for wrong in [(0,), (2.0,), (True,), (3, "fixed"), (3, "random", 0), (3, "random", 1.5)]),
-        *((FixedSize, wrong) for wrong in [(0, 5), (6, 5), (2.0, 5), (True, 5), (1, 0)]),
-    ],
-)
-def test_what_asks_nobody_is_refused(make, wrong) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        make(*wrong)
 
 
 @pytest.mark.parametrize("sampling", [OneClient(7), OneClient(9, "public_balanced", 3, seed=2), FixedSize(3, 40)])
@@ -411,93 +319,3 @@ def test_calibrated_noise_meets_the_budget_and_one_percent_less_exceeds_it(sampl
     event = Event(sampling, SUM, 3.0 if sampling == FixedSize(10, 100) else 1.5, most)
     assert epsilon([event], DELTA, "replace_one", name) <= 10.0
     assert epsilon([Event(sampling, SUM, event.std, most + 1)], DELTA, "replace_one", name) > 10.0
-
-
-# --- dpgen account ----------------------------------------------------------------------------------------------------
-
-
-def as_json(capsys, *argv: str) -> dict:
-    assert main([*argv, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-# The paper's federated setting: N, k_max, epsilon against outsiders (PLD), answers of one client, epsilon against the
-# server. Computed apart from this code, by sums over all numbers of hits in arithmetic of 60 digits.
-FEDERATED = [
-    (3400, None, 357.5, 30_000, 423_154.9),
-    (3400, 21, 341.3, 21, 395.9),
-    (866, None, 905.6, 30_000, 423_154.9),
-    (866, 59, 888.5, 59, 996.8),
-    (2136, None, 480.6, 30_000, 423_154.9),
-    (2136, 30, 467.5, 30, 541.8),
-]
-
-
-@pytest.mark.parametrize(("clients", "cap", "outsiders", "answers", "server"), FEDERATED)
-def test_gs_wgans_federated_setting(clients, cap, outsiders, answers, server, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(subprocess, "run", None)  # no cell needs a process
-    limit = [] if cap is None else ["--max-answers", str(cap)]
-    found = as_json(capsys, "--clients", str(clients), *CLIENTS[2:], *limit)
-    table = found["epsilon"]
-    assert table["add_remove"] == table["replace_one"]  # an answer is any function of the client's records
-    assert table["replace_one"]["pld"] == pytest.approx(outsiders, abs=0.05)
-    assert table["replace_one"]["pld"] < table["replace_one"]["rdp"] < 1.12 * outsiders
-    assert found["server"]["answers"] == answers
-    exact = get_epsilon_gaussian(1.07 / math.sqrt(32 * answers), DELTA)
-    assert found["server"]["epsilon"] == dict.fromkeys(RELATIONS, pytest.approx(exact, rel=1e-9))
-    assert exact == pytest.approx(server, abs=0.05)
-    (mechanism,) = found["mechanisms"]
-    assert (mechanism["sampling"], mechanism["clients"], mechanism["max_answers"]) == ("oneclient", clients, cap)
-
-
-def test_a_public_schedule_of_clients_needs_no_limit(capsys) -> None:
-    found = as_json(capsys, *CLIENTS, "--schedule", "public_balanced")
-    assert found["server"]["answers"] == 9  # ceil(30,000 / 3400)
-    assert (
-        found["epsilon"]["add_remove"]["pld"]
-        == found["server"]["epsilon"]["add_remove"]
-        == pytest.approx(192.5, abs=0.05)
-    )
-    sums = as_json(capsys, "--clients", "5", "--sigma", "3", "--steps", "9", "--bound", "record")["server"]["epsilon"]
-    assert sums["replace_one"] == pytest.approx(get_epsilon_gaussian(0.5, DELTA), rel=1e-9)
-    assert sums["add_remove"] == pytest.approx(get_epsilon_gaussian(1.0, DELTA), rel=1e-9)
-
-
-def test_both_adversaries_are_printed(capsys) -> None:
-    assert main([*CLIENTS, "--max-answers", "20"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "30,000 releases, one of 3400 clients, random, at most 20 answers each, joint multiplier 0.18915" in printed
-    assert "20 of one client at most" in printed
-    assert printed.index("333.7") < printed.index("379.4 (add/remove), 379.4 (replace-one)")
-    assert main(["--q", "1", "--sigma", "1", "--steps", "1"]) == 0
-    assert "server" not in capsys.readouterr().out
-
-
-def test_the_papers_count_for_clients(capsys) -> None:
-    table = as_json(capsys, *CLIENTS, "--published", "--timeout", "0.05")["epsilon"]
-    assert table["claimed"] == {
-        "claimed (960,000 compositions, without-replacement RDP)": pytest.approx(
-            wor_rdp(1 / 3400, 1.07, 960_000, DELTA), rel=1e-9
-        )
-    }
-    assert list(table["conditional"]) == ["conditional (if steps were memoryless)"]
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ([*CLIENTS, "--shards", "9"], "one of --shards and --clients, got both"),
-        ([*CLIENTS, "--shards", "9", "--q", "1"], "one of --q and --shards and --clients, got all"),
-        (["--clients", "0", *CLIENTS[2:]], "--clients >= 1, got 0"),
-        ([*CLIENTS, "--max-answers", "0"], "--max-answers >= 1, got 0"),
-        (["--shards", "9", *CLIENTS[2:], "--max-answers", "2"], "--max-answers belongs to --clients"),
-        (["--q", "1", *CLIENTS[2:], "--schedule", "random"], "--schedule belongs to --shards and --clients"),
-        (["--clients", "9", "--steps", "1"], "missing --sigma"),
-        (["--clients", "9", "method=dpgan"], "got both"),
-        (["--max-answers", "3", "method=dpgan"], "--max-answers belongs to --clients"),
-        ([*CLIENTS, "--max-answers", "3", "--published"], "without a limit"),
-    ],
-)
-def test_bad_arguments_are_refused_in_words(argv, message, capsys) -> None:
-    assert main(argv) == 2
-    assert message in capsys.readouterr().err
