@@ -23,7 +23,7 @@ from dpgen_bench.runs.execute import RunFailed, execute
 from dpgen_bench.runs.store import Store
 from tests import toys
 from tests.client_toys import N, Toy, ask_one
-from tests.test_run import config
+from tests.run_toys import config
 
 SUM = PerRecord(C=1.0, shape=(1, 2, 2))
 

@@ -26,7 +26,7 @@ from dpgen_bench.runs.release import NotForRelease, sample_run
 from dpgen_bench.runs.store import RunFolder, Store
 from tests import toys
 from tests.failure_toys import SECRET
-from tests.test_run import config, in_child
+from tests.run_toys import config, in_child
 
 pytestmark = pytest.mark.usefixtures("one_thread_of_torch")
 

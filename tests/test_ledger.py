@@ -15,7 +15,7 @@ from dpgen_bench.runs.plan import plan
 from dpgen_bench.runs.release import NotForRelease, sample_run
 from dpgen_bench.runs.soundness import not_for_release
 from dpgen_bench.runs.store import Store
-from tests.test_run import config
+from tests.run_toys import config
 
 EVENT = Event(Full(), Sensitivity(1.0, 2.0), 5.0, 1)
 

@@ -1,15 +1,9 @@
-"""Runs: identity, resumption after a kill at any rename, skipping, failing, preemption, release rules."""
+"""Tests what runs leave: their identity, skipping, measuring again, failures, restarts and release rules."""
 
 from __future__ import annotations
 
-import functools
 import json
-import multiprocessing
-import os
 import shutil
-import signal
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,84 +17,18 @@ from dpgen_bench.runs.config import RunSpec, compose_config, specify
 from dpgen_bench.runs.execute import RunFailed, evaluate_run, execute
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.runs.release import NotForRelease, sample_run
-from dpgen_bench.runs.store import RunBusy, Store
-from dpgen_bench.training.signals import Preempted
-from dpgen_bench.utils import files
-
-pytestmark = pytest.mark.usefixtures("one_thread_of_torch")
-
-METRIC = "{_target_: tests.toys.Brightness}"
-TOY = "tests.toys.MeanImage"
-
-
-# The epsilon table takes most of the time of a run as small as these; nearly all cells get none here.
-QUICK = ["runtime.progress=false", "runtime.checkpoint_s=0", "runtime.account_s=0.01"]
-
-
-def config(results: Path, *overrides: str, target: str = TOY, small: bool = True):
-    base = compose_config([f"results={results}", *QUICK])
-    protocol = {
-        "name": "toy",
-        "num_samples": 40,
-        "labels": "balanced",
-        "metrics": {"brightness": {"_target_": "tests.toys.Brightness"}},
-    }
-    OmegaConf.set_struct(base, False)
-    base.protocol = protocol
-    if small:
-        base.dataset = {"name": "digits", "_target_": "tests.toys.SmallDigits", "root": "unused"}
-    if target is not None:
-        base.method = {"name": "toy", "_target_": target}
-    for override in overrides:
-        key, value = override.split("=", 1)
-        OmegaConf.update(base, key, OmegaConf.create(f"v: {value}").v)
-    return base
+from dpgen_bench.runs.store import Store
+from tests.run_toys import config, contents, prepare, undisturbed_run
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """A toy run that nobody killed, with its whole epsilon table; its cache is shared with the others."""
-    results = tmp_path_factory.mktemp("undisturbed")
-    return execute(config(results, "runtime.account_s=60"))
-
-
-def in_child(function) -> int:
-    """Run `function` in a forked process; its exit code (negative: the signal that ended it)."""
-    process = multiprocessing.get_context("fork").Process(target=function)
-    process.start()
-    process.join(timeout=300)
-    assert process.exitcode is not None
-    return process.exitcode
-
-
-def kill_at_rename(number: int, action) -> None:
-    """Run `action`; the process kills itself with SIGKILL instead of making its `number`-th rename (from 1)."""
-    made = [0]
-    rename = os.replace
-
-    def replace(source, target):
-        made[0] += 1
-        if made[0] == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        rename(source, target)
-
-    files.os.replace = replace
-    action()
-
-
-def contents(folder) -> dict[str, bytes]:
-    """The files that must not depend on whether a run was killed."""
-    names = ["ledger.json", "generator.safetensors", "generator.json", "log.jsonl", "samples.png", "identity.json"]
-    return {name: (folder.path / name).read_bytes() for name in names}
+    return undisturbed_run(tmp_path_factory.mktemp("undisturbed"))
 
 
 def names(folder) -> list[str]:
     """The protocols of a run's complete reports."""
     return [report["protocol"]["name"] for report in folder.reports.all()]
-
-
-def prepare(results: Path, undisturbed) -> None:
-    shutil.copytree(undisturbed.path.parent.parent / "cache", results / "cache", dirs_exist_ok=True)
 
 
 def test_a_run_leaves_what_the_store_promises(undisturbed):
@@ -116,102 +44,6 @@ def test_a_run_leaves_what_the_store_promises(undisturbed):
     assert any("floating-point" in line for line in ledger["out_of_scope"])
     assert ledger["entries"][0]["executed"] == ledger["entries"][0]["times"] == 6
     assert len((undisturbed.path / "log.jsonl").read_text().splitlines()) == 6
-
-
-EVERY = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
-
-
-@EVERY
-def test_a_run_killed_at_any_rename_ends_like_one_that_was_not(undisturbed, tmp_path, every):
-    """At every third in the fast suite, which meets each kind of file."""
-    kills = 0
-    for number in range(1, 200, every):
-        results = tmp_path / str(number)
-        prepare(results, undisturbed)
-        code = in_child(functools.partial(kill_at_rename, number, functools.partial(execute, config(results))))
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL
-        kills += 1
-        assert Store(results).folder(undisturbed.id).status() in ("interrupted", "empty", "finished")
-        folder = execute(config(results))
-        assert contents(folder) == contents(undisturbed), f"killed at rename {number}"
-        assert not list(folder.path.glob("private/*"))
-        shutil.rmtree(results)
-    assert kills * every > 15  # six checkpoints, the ledger's approvals, the generator, samples, metrics, DONE
-
-
-@EVERY
-def test_two_loops_with_a_release_between_them_resume_anywhere(tmp_path, every):
-    """A release between two loops must not get the number, hence the noise, of one before it when it is made again."""
-    make = functools.partial(config, target="tests.toys.TwoLoops")
-    whole = execute(make(tmp_path / "whole"))
-    assert json.loads((whole.path / "ledger.json").read_text())["entries"][0]["executed"] == 7
-    for number in range(1, 100, every):
-        results = tmp_path / str(number)
-        prepare(results, whole)
-        if in_child(functools.partial(kill_at_rename, number, functools.partial(execute, make(results)))) == 0:
-            break
-        assert contents(execute(make(results))) == contents(whole), f"killed at rename {number}"
-    assert number > 12
-
-
-def test_a_run_killed_again_and_again_gets_there(undisturbed, tmp_path):
-    prepare(tmp_path, undisturbed)
-    for _ in range(40):
-        if in_child(lambda: kill_at_rename(12, lambda: execute(config(tmp_path)))) == 0:
-            break
-    folder = Store(tmp_path).folder(undisturbed.id)
-    assert folder.done
-    assert contents(folder) == contents(undisturbed)
-
-
-def test_a_dpgan_killed_in_the_middle_ends_bit_identical(tmp_path):
-    def dpgan(results: Path):
-        made = compose_config(
-            [
-                "method=dpgan", "privacy.epsilon=inf", f"results={results}", *QUICK, "method.sigma=2.0",
-                "method.clip_norm=1.0", "method.steps=8", "method.n_d=2", "method.batch_size=8", "method.d_d=8",
-                "method.d_g=8",
-            ]
-        )  # fmt: skip
-        OmegaConf.set_struct(made, False)
-        made.protocol = config(results).protocol
-        return made
-
-    whole = execute(dpgan(tmp_path / "whole"))
-    assert in_child(lambda: kill_at_rename(12, lambda: execute(dpgan(tmp_path / "killed")))) == -signal.SIGKILL
-    killed = Store(tmp_path / "killed").folder(whole.id)
-    assert (killed.path / "checkpoints" / "last.pt").exists()
-    assert not killed.trained
-    assert contents(execute(dpgan(tmp_path / "killed"))) == contents(whole)
-
-
-def test_noise_from_the_operating_system_is_repeated_on_resume_and_its_key_deleted(tmp_path, undisturbed):
-    def make():
-        return execute(config(tmp_path, "privacy.noise=os"))
-
-    assert in_child(lambda: kill_at_rename(10, make)) == -signal.SIGKILL
-    run = Store(tmp_path).runs()[0]
-    key = (run.path / "private" / "noise.key").read_bytes()
-    assert (run.path / "private" / "noise.key").stat().st_mode & 0o077 == 0
-    before = [path.read_bytes() for path in sorted((run.path / "private" / "journal").glob("*"))]
-    assert before
-    assert in_child(lambda: kill_at_rename(5, make)) == -signal.SIGKILL
-    assert (run.path / "private" / "noise.key").read_bytes() == key
-    after = [path.read_bytes() for path in sorted((run.path / "private" / "journal").glob("*"))]
-    assert after[: len(before)] == before
-    folder = make()
-    assert folder.done
-    assert not (folder.path / "private" / "noise.key").exists()
-
-
-def test_a_run_whose_noise_key_is_gone_is_not_trained_a_second_time(tmp_path, undisturbed):
-    prepare(tmp_path, undisturbed)
-    folder = execute(config(tmp_path, "privacy.noise=os"))
-    (folder.path / "generator.safetensors").unlink()
-    with pytest.raises(RunFailed, match="spend its epsilon a second time"):
-        execute(config(tmp_path, "privacy.noise=os"))
 
 
 def test_two_runs_with_os_noise_differ(tmp_path):
@@ -312,15 +144,6 @@ def test_cheats_that_a_run_itself_refuses(tmp_path, cheat):
     assert not Store(tmp_path).runs()[0].trained
 
 
-def test_a_damaged_checkpoint_says_so(tmp_path, undisturbed):
-    prepare(tmp_path, undisturbed)
-    assert in_child(functools.partial(kill_at_rename, 20, functools.partial(execute, config(tmp_path)))) != 0
-    folder = Store(tmp_path).folder(undisturbed.id)
-    (folder.path / "checkpoints" / "last.pt").write_text("junk")
-    with pytest.raises(RunFailed, match=r"cannot be read.*delete the run's folder"):
-        execute(config(tmp_path))
-
-
 def test_the_id_is_the_training_config_and_nothing_else(tmp_path):
     first = specify(config(tmp_path)).id
     same = ["runtime.checkpoint_s=5", "protocol.num_samples=7", "runtime.device=cpu", "privacy.population=staff"]
@@ -330,27 +153,6 @@ def test_the_id_is_the_training_config_and_nothing_else(tmp_path):
     assert len(ids) == len(other)
     assert first not in ids
     assert specify(config(tmp_path, "privacy.epsilon=10.0")).id == first
-
-
-def test_two_processes_on_one_run(undisturbed, tmp_path):
-    prepare(tmp_path, undisturbed)
-    folder = Store(tmp_path).folder(undisturbed.id)
-
-    def hold() -> None:
-        with folder.locked():
-            time.sleep(60)
-
-    holder = multiprocessing.get_context("fork").Process(target=hold)
-    holder.start()
-    while folder.status() != "running":
-        time.sleep(0.05)
-    try:
-        with pytest.raises(RunBusy, match="worked on by another process"):
-            execute(config(tmp_path))
-    finally:
-        holder.kill()
-        holder.join()
-    assert execute(config(tmp_path)).done  # the lock fell with its holder
 
 
 def test_a_failed_run_keeps_its_error_and_is_tried_again(tmp_path):
@@ -375,34 +177,6 @@ def test_a_plan_over_budget_fails_and_releases_nothing(tmp_path):
         execute(made)
     assert isinstance(caught.value.__cause__, BudgetExceeded)
     assert Ledger.load(Store(tmp_path).runs()[0].path / "ledger.json").entries == {}
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_stop_signal_writes_a_checkpoint_and_the_run_goes_on_later(number, undisturbed, tmp_path):
-    prepare(tmp_path, undisturbed)
-
-    def stopped() -> None:
-        made = config(tmp_path, "runtime.checkpoint_s=1000")
-        tell = [0]
-        release = torch.Tensor.lerp_
-
-        def lerp_(self, *words):
-            tell[0] += 1
-            if tell[0] == 3:
-                os.kill(os.getpid(), number)
-            return release(self, *words)
-
-        torch.Tensor.lerp_ = lerp_
-        try:
-            execute(made)
-        except Preempted as error:
-            os._exit(int(error.code))
-
-    assert in_child(stopped) == 128 + number
-    folder = Store(tmp_path).folder(undisturbed.id)
-    assert folder.status() == "preempted"
-    assert torch.load(folder.path / "checkpoints" / "last.pt", weights_only=True)["phases"]["train"]["steps"] == 3
-    assert contents(execute(config(tmp_path))) == contents(undisturbed)
 
 
 def test_a_restart_inherits_the_ledger_and_the_weights_of_its_parent(tmp_path):

@@ -19,7 +19,7 @@ from dpgen_bench.runs.release import sample_run
 from dpgen_bench.runs.spent import describe_total, print_spent, read_spent, total
 from dpgen_bench.runs.store import Store
 from dpgen_bench.runs.validation import damage
-from tests.test_run import config
+from tests.run_toys import config
 
 GAUSSIAN = Event(Full(), Sensitivity(1.0, 2.0), 5.0, 1)
 

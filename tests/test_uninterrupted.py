@@ -15,7 +15,7 @@ from dpgen_bench.privacy.uninterrupted import STOPPING, Uninterrupted
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.store import Store
 from dpgen_bench.training.signals import Preempted
-from tests.test_run import config, in_child
+from tests.run_toys import config, in_child
 
 pytestmark = pytest.mark.usefixtures("one_thread_of_torch")
 

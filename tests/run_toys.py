@@ -1,0 +1,80 @@
+"""Configs and small runs of a toy method, and processes that are killed, for the tests of runs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from dpgen_bench.runs.config import compose_config
+from dpgen_bench.runs.execute import execute
+from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.utils import files
+
+TOY = "tests.toys.MeanImage"
+
+# The epsilon table takes most of the time of a run as small as these; nearly all cells get none here.
+QUICK = ["runtime.progress=false", "runtime.checkpoint_s=0", "runtime.account_s=0.01"]
+
+
+def config(results: Path, *overrides: str, target: str = TOY, small: bool = True):
+    base = compose_config([f"results={results}", *QUICK])
+    protocol = {
+        "name": "toy",
+        "num_samples": 40,
+        "labels": "balanced",
+        "metrics": {"brightness": {"_target_": "tests.toys.Brightness"}},
+    }
+    OmegaConf.set_struct(base, False)
+    base.protocol = protocol
+    if small:
+        base.dataset = {"name": "digits", "_target_": "tests.toys.SmallDigits", "root": "unused"}
+    if target is not None:
+        base.method = {"name": "toy", "_target_": target}
+    for override in overrides:
+        key, value = override.split("=", 1)
+        OmegaConf.update(base, key, OmegaConf.create(f"v: {value}").v)
+    return base
+
+
+def undisturbed_run(results: Path) -> RunFolder:
+    """A toy run that nobody killed, with its whole epsilon table; tests share its cache with others."""
+    return execute(config(results, "runtime.account_s=60"))
+
+
+def in_child(function) -> int:
+    """Run `function` in a forked process; its exit code (negative: the signal that ended it)."""
+    process = multiprocessing.get_context("fork").Process(target=function)
+    process.start()
+    process.join(timeout=300)
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def kill_at_rename(number: int, action) -> None:
+    """Run `action`; the process kills itself with SIGKILL instead of making its `number`-th rename (from 1)."""
+    made = [0]
+    rename = os.replace
+
+    def replace(source, target):
+        made[0] += 1
+        if made[0] == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        rename(source, target)
+
+    files.os.replace = replace
+    action()
+
+
+def contents(folder) -> dict[str, bytes]:
+    """The files that must not depend on whether a run was killed."""
+    names = ["ledger.json", "generator.safetensors", "generator.json", "log.jsonl", "samples.png", "identity.json"]
+    return {name: (folder.path / name).read_bytes() for name in names}
+
+
+def prepare(results: Path, undisturbed) -> None:
+    shutil.copytree(undisturbed.path.parent.parent / "cache", results / "cache", dirs_exist_ok=True)
