@@ -1,9 +1,8 @@
-"""A protocol applied to a generator: every figure once, wherever it is interrupted, and none of two protocols."""
+"""Tests that a protocol measures each value once wherever it is interrupted, and never mixes two protocols."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,52 +12,16 @@ from omegaconf import OmegaConf
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import MetricResult
 from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each
-from dpgen_bench.generator import NetGenerator
-from dpgen_bench.runs.config import RunSpec, compose_config, specify
-from dpgen_bench.runs.measure import measure, repeat_seed
+from dpgen_bench.runs.measure import repeat_seed
 from dpgen_bench.runs.measurements import Reports
-from dpgen_bench.runs.samples import describe_samples, draw_samples, sample_labels
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.values import figures, headline, notes
-from tests.toys import Painter
-
-TOYS = "tests.toy_metrics"
-
-
-def metric(kind: str, **fields) -> dict:
-    return {"_target_": f"{TOYS}.{kind}", **fields}
-
-
-def spec_for(results: Path, metrics: dict, *overrides: str, **protocol) -> RunSpec:
-    config = compose_config([f"results={results}", "dataset=digits", "method=dp_merf", *overrides])
-    OmegaConf.set_struct(config, False)
-    config.protocol = {"name": "toy", "num_samples": 40, "labels": "balanced", **protocol, "metrics": metrics}
-    return specify(config)
-
-
-def generator(brightness: float = 0.5) -> NetGenerator:
-    net = Painter(10, [1, 28, 28])
-    torch.nn.init.constant_(net.means, brightness)
-    config = {"_target_": "tests.toys.Painter", "num_classes": 10, "image_shape": [1, 28, 28]}
-    return NetGenerator(net, config, 4, 10, (1, 28, 28))
+from tests.protocol_toys import generator, metric, released, run, spec_for, the_report
 
 
 @pytest.fixture
 def folder(tmp_path) -> RunFolder:
-    folder = Store(tmp_path).folder("run")
-    folder.path.mkdir(parents=True)
-    generator().save(folder.path)
-    return folder
-
-
-def run(spec: RunSpec, folder: RunFolder, **how) -> dict:
-    return measure(spec, folder, torch.device("cpu"), **how)
-
-
-def the_report(folder: RunFolder) -> dict:
-    """The one complete report of the run."""
-    (report,) = folder.reports.all()
-    return report
+    return released(tmp_path)
 
 
 # Repeats
@@ -296,66 +259,6 @@ def test_combined_metrics_come_last_and_see_all_values(tmp_path):
     assert done["two"]["values"] == {"seen": 2.0}
 
 
-# Samples
-
-
-def protocol(**changed):
-    return OmegaConf.create({"name": "toy", "num_samples": 30, "labels": "balanced", "metrics": {}, **changed})
-
-
-def test_unrounded_samples_round_to_the_rounded_ones(folder):
-    rounded = draw_samples(folder, protocol(), 0)
-    unrounded = draw_samples(folder, protocol(rounding="none"), 0)
-    assert rounded.images.dtype == torch.uint8
-    assert unrounded.images.dtype == torch.float32
-    assert torch.equal(unrounded.images.round().to(torch.uint8), rounded.images)
-    assert not torch.equal(unrounded.images, rounded.images.float())
-
-
-def test_a_floor_blackens_what_is_darker(folder):
-    plain, floored = draw_samples(folder, protocol(), 0).images, draw_samples(folder, protocol(floor=128), 0).images
-    assert torch.equal(floored, torch.where(plain < 128, 0, plain))
-    assert (plain < 128).any()
-
-
-def test_damaged_samples_are_drawn_anew(folder, capsys):
-    good = draw_samples(folder, protocol(), 0)
-    path = folder.path / "samples.npz"
-    path.write_bytes(path.read_bytes()[:100])
-    assert torch.equal(draw_samples(folder, protocol(), 0).images, good.images)
-    assert "drawn anew" in capsys.readouterr().out
-    assert torch.equal(draw_samples(folder, protocol(), 0).images, good.images)
-
-
-def test_a_generator_with_labels_of_its_own_is_asked_for_them(folder, monkeypatch):
-    monkeypatch.setattr(NetGenerator, "draw_labels", lambda self, n, seed: torch.tensor([7, 7, 3])[:n])
-    assert draw_samples(folder, protocol(), 0).labels.tolist() == [7, 7, 3]
-
-
-def test_what_is_said_of_collapsed_samples():
-    images = torch.zeros(6, 1, 4, 4, dtype=torch.uint8)
-    images[0, 0, 0, 0] = 9
-    told = describe_samples(Records(images, torch.tensor([0, 0, 1, 1, 0, 1])), 4)
-    assert (told["n"], told["distinct"], told["blank"], told["missing_classes"]) == (6, 2, 5, [2, 3])
-    assert told["notes"] == [
-        "no sample of class 2, 3",
-        "only 2 different images among 6 samples",
-        "5 samples are of one colour",
-    ]
-    fine = torch.arange(64, dtype=torch.uint8).reshape(4, 1, 4, 4)
-    assert describe_samples(Records(fine, torch.arange(4)), 4)["notes"] == []
-
-
-def test_label_laws():
-    assert sample_labels(5, 3, "balanced", 0).tolist() == [0, 1, 2, 0, 1]
-    drawn = sample_labels(3000, 3, "uniform", 0)
-    assert torch.equal(drawn, sample_labels(3000, 3, "uniform", 0))
-    assert not torch.equal(drawn, sample_labels(3000, 3, "uniform", 1))
-    assert all(abs(count - 1000) < 150 for count in drawn.bincount())
-    with pytest.raises(ValueError, match="balanced or uniform"):
-        sample_labels(5, 3, "sorted", 0)
-
-
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -377,88 +280,6 @@ def test_a_protocol_that_cannot_be_is_refused_before_training(tmp_path, change, 
         spec_for(tmp_path, {}, **change)
 
 
-# Bad samples through the real metrics
-
-REAL_METRICS = {
-    "logreg": {
-        "_target_": "dpgen_bench.evaluate.utility.Accuracy",
-        "name": "logreg",
-        "classifier": {
-            "_target_": "dpgen_bench.evaluate.classifiers.Sklearn",
-            "estimator": "sklearn.linear_model.LogisticRegression",
-            "params": {"max_iter": 20},
-        },
-    },
-    "average": {"_target_": "dpgen_bench.evaluate.utility.AverageAccuracy", "of": ["logreg"]},
-    "fid": {"_target_": "dpgen_bench.evaluate.fidelity.Fid"},
-    "kid": {"_target_": "dpgen_bench.evaluate.kid.Kid", "subsets": 3, "subset_size": 50},
-    "prdc": {"_target_": "dpgen_bench.evaluate.nearest.Prdc"},
-    "memorisation": {"_target_": "dpgen_bench.evaluate.nearest.Memorisation"},
-}
-
-
-def coarse_features(records: Records, ctx, *, real: bool, tool: str = "pytorch_fid") -> np.ndarray:
-    """Means over 7x7 squares, in place of Inception's features."""
-    return torch.nn.functional.avg_pool2d(records.images.float() / 255.0, 7).flatten(1).numpy()
-
-
-@pytest.fixture
-def coarse(monkeypatch):
-    for module in ("fidelity.features_of", "features.features_of"):
-        monkeypatch.setattr(f"dpgen_bench.evaluate.{module}", coarse_features)
-
-
-class Collapsed(Painter):
-    """The same image, whatever it is asked for."""
-
-    def forward(self, z, y):
-        return self.means[:1].expand(len(y), *self.image_shape)
-
-
-def release(folder: RunFolder, net: torch.nn.Module) -> None:
-    kind = f"{type(net).__module__}.{type(net).__qualname__}"
-    config = {"_target_": kind, "num_classes": 10, "image_shape": [1, 28, 28]}
-    NetGenerator(net, config, 4, 10, (1, 28, 28)).save(folder.path)
-
-
-def test_a_collapsed_generator_gets_every_figure_and_says_so(tmp_path, folder, coarse):
-    release(folder, Collapsed(10, [1, 28, 28]))
-    run(spec_for(tmp_path, REAL_METRICS, num_samples=100), folder)
-    values = headline(the_report(folder))
-    test_labels = spec_for(tmp_path, {}).dataset().load("test").labels
-    assert values["acc_logreg_pct"] == pytest.approx(100 * float((test_labels == 0).double().mean()))
-    assert values["acc_calibrated_pct"] == pytest.approx(100 * values["acc_logreg_pct"] / values["acc_logreg_real_pct"])
-    assert values["coverage"] == values["precision"] == values["nn_copies_pct"] == 0.0
-    assert values["fid"] > 0.1
-    said = notes(the_report(folder))
-    assert "only 1 different images among 100 samples" in said
-    assert "100 samples are of one colour" in said
-
-
-def test_a_generator_of_nan_is_an_error_and_no_figure(tmp_path, folder, coarse):
-    net = Painter(10, [1, 28, 28])
-    torch.nn.init.constant_(net.means, float("nan"))
-    release(folder, net)
-    with pytest.raises(ValueError, match="finite pixels, got NaN or infinite ones in 100 of 100 images"):
-        run(spec_for(tmp_path, REAL_METRICS, num_samples=100), folder)
-    assert folder.reports.all() == []
-
-
-def test_samples_too_few_for_one_metric_are_no_harm_to_the_others(tmp_path, folder, coarse):
-    report = run(spec_for(tmp_path, REAL_METRICS, num_samples=30), folder)
-    results = report["repeats"][0]["metrics"]
-    assert results["kid"]["status"] == "failed"
-    assert "expected at least subset_size=50 of the samples, got 30" in results["kid"]["reason"]
-    assert {key for key, result in results.items() if result["status"] == "measured"} == set(REAL_METRICS) - {"kid"}
-
-
-def test_a_class_without_samples_is_said_and_measured(tmp_path, folder, coarse, monkeypatch):
-    monkeypatch.setattr(NetGenerator, "draw_labels", lambda self, n, seed: torch.arange(n) % 9)
-    run(spec_for(tmp_path, REAL_METRICS, num_samples=90), folder)
-    assert "no sample of class 9" in notes(the_report(folder))
-    assert set(headline(the_report(folder))) > {"acc_logreg_pct", "fid", "kid", "recall", "nn_train"}
-
-
 def test_unknown_entries_of_a_protocol_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"in a protocol, got \['repeat'\]"):
         spec_for(tmp_path, {}, repeat=5)
@@ -468,10 +289,3 @@ def test_unknown_entries_of_a_protocol_are_refused(tmp_path):
 def test_numbers_of_processes(tmp_path, workers):
     with pytest.raises(ValueError, match=r"runtime\.workers"):
         spec_for(tmp_path, {}, f"runtime.workers={workers}")
-
-
-def test_fewer_samples_than_asked_for_are_said(tmp_path, folder, monkeypatch):
-    monkeypatch.setattr(NetGenerator, "draw_labels", lambda self, n, seed: torch.arange(min(n, 30)) % 10)
-    run(spec_for(tmp_path, {"mean": metric("Mean")}), folder)
-    said = "30 samples, where the protocol asks for 40: the generator has no more"
-    assert said in notes(the_report(folder))
