@@ -202,7 +202,7 @@ class TestPld(Conformance):
 
     @pytest.mark.parametrize(("q", "eps"), [(0.05, 0.05), (0.05, 0.3), (0.5, 0.1), (0.5, 1.0), (0.5, 2.0)])
     def test_antipodal_means_are_the_worst_pair_under_replace_one(self, q, eps) -> None:
-        """The module's argument, by quadrature in the plane: |a|, |b| <= s never beats a = s, b = -s, and
+        """Theorem 3 of docs/accounting.md, by quadrature in the plane: |a|, |b| <= s never beats a = s, b = -s, and
         dp-accounting's replace-one distribution is that pair."""
         grid = np.linspace(-9.0, 9.0, 361)
         x, y = np.meshgrid(grid, grid)

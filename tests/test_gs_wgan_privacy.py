@@ -53,7 +53,7 @@ def event(method: GSWGAN) -> Event:
     ],
 )
 def test_proven_epsilons_of_the_facts(changes: dict[str, Any], proven: float) -> None:
-    """Golden: worked out apart from this code, see the accountants' docstring for the argument."""
+    """Golden: worked out apart from this code, see docs/accounting.md for the argument."""
     from dpgen_bench.privacy.accountants.proven import epsilon
 
     assert epsilon([event(published(**changes))], 1e-5, "replace_one", "pld") == pytest.approx(proven, rel=1e-3)

@@ -312,7 +312,7 @@ def test_the_own_count_without_sampling_is_the_gaussians() -> None:
 
 
 def test_state_that_remembers_indices_defeats_amplification_but_not_the_mixture() -> None:
-    """The example of the accountants' docstring, by quadrature: index a hits, then b; s = 1.
+    """The counterexample of docs/accounting.md, by quadrature: a and b say whether the record takes part; s = 1.
 
     Without the record the releases are (0, a), with it (a, a or b): at most 1 apart, given the indices.
     """

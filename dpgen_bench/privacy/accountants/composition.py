@@ -1,4 +1,4 @@
-"""The releases of a run in the one form that all accountants share."""
+"""The releases of a run in the one form that all accountants read."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ Entries = tuple[tuple[float, float, int], ...]
 
 
 class NotCovered(ValueError):
-    """The accountant has no theory, or no sound implementation, for these events under this relation."""
+    """Raised if an accountant has no theory, or no sound implementation, for these events under this relation."""
 
 
 @dataclass(frozen=True)
 class Composition:
-    """Events in the one form all accountants share; equal compositions in any order compare equal.
+    """Events in the one form that all accountants read; equal compositions in any order compare equal.
 
-    gaussian: squared mean shift mu² = sum of times / multiplier² of all unsampled releases. Gaussians compose
-        exactly to one Gaussian of multiplier 1 / mu (0.0: there is none).
-    poisson: sorted (rate in (0, 1), std / add_remove sensitivity, times), one entry per distinct mechanism.
-    shards: sorted (K > 1, multiplier under the relation, times) of `OneShard` releases of the random schedule. Those of
-        the balanced one are unsampled releases, ceil(times / K) of them.
-    clients: sorted hits of `OneClient` mechanisms of the random schedule, with the multiplier under the relation. Those
-        of the balanced one are unsampled releases, min(ceil(times / N), cap) of them. Mechanisms whose cap can be
-        reached stay apart: each has a cap of its own.
-    fixed: sorted (size, of, multiplier under the relation, times) of `FixedSize` releases.
-    exposed: the entries of `poisson` again, with their multipliers under replace-one. Left empty under add/remove, and
-        where replacing a record moves every release twice as far as removing it.
+    Attributes:
+        gaussian: squared mean shift mu² = sum of times / multiplier² of all unsampled releases, which compose exactly
+            to one Gaussian mechanism of multiplier 1 / mu; 0.0 if there is none.
+        poisson: sorted (rate in (0, 1), std / add_remove sensitivity, times), one entry per distinct mechanism.
+        shards: sorted (K > 1, multiplier under the relation, times) of `OneShard` releases of the random schedule. A
+            mechanism of the balanced schedule counts as ceil(times / K) unsampled releases.
+        clients: sorted participations in `OneClient` mechanisms of the random schedule, with the multiplier under the
+            relation. A mechanism of the balanced schedule counts as min(ceil(times / N), cap) unsampled releases.
+            Mechanisms whose cap can be reached are not merged, because each has a cap of its own.
+        fixed: sorted (size, of, multiplier under the relation, times) of `FixedSize` releases.
+        exposed: the entries of `poisson` again, with their multipliers under replace-one. Empty under add/remove, and
+            if the replace-one sensitivity of every release is twice its add/remove sensitivity.
     """
 
     gaussian: float
@@ -45,10 +46,10 @@ class Composition:
 
     @classmethod
     def of(cls, events: Sequence[Event], relation: Relation) -> Composition | None:
-        """The composition of `events`; None if one of them releases something without any noise.
+        """The composition of `events`; None if one of them makes a release without noise.
 
         Raises:
-            TypeError: for a sampling that nothing is proven of.
+            TypeError: for a sampling for which nothing is proven.
         """
         gaussians: list[float] = []
         capped: list[Hits] = []
@@ -66,11 +67,13 @@ class Composition:
             if multiplier == 0.0:
                 return None
             match sampling:
-                case FixedSize() if sampling.rate < 1.0 or relation == "add_remove":  # where all of them are refused
+                case FixedSize() if (
+                    sampling.rate < 1.0 or relation == "add_remove"
+                ):  # refused under add/remove at any rate
                     fixed[sampling.size, sampling.of, multiplier] += times
                 case _ if sampling.rate == 1.0:
-                    hits = sampling.most_answers(times) if isinstance(sampling, OneClient) else times
-                    gaussians.append(hits / multiplier**2)
+                    participations = sampling.most_answers(times) if isinstance(sampling, OneClient) else times
+                    gaussians.append(participations / multiplier**2)
                 case Poisson():
                     poisson[sampling.rate, event.multiplier("add_remove")] += times
                     exposed[sampling.rate, multiplier] += times
@@ -93,7 +96,7 @@ class Composition:
             (rate, multiplier / 2.0, times) for rate, multiplier, times in entries(poisson)
         )
         return cls(
-            math.fsum(gaussians),  # correctly rounded, hence independent of the order of the events
+            math.fsum(gaussians),  # correctly rounded, so it does not depend on the order of the events
             entries(poisson),
             entries(shards),
             tuple(sorted(capped)),
@@ -103,7 +106,7 @@ class Composition:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Composition:
-        """Inverse of `to_dict`, after a journey as JSON too; other keys are not looked at."""
+        """Inverse of `to_dict`, also if the dict was written as JSON; other keys are ignored."""
         return cls(
             data["gaussian"],
             tuple((rate, multiplier, int(times)) for rate, multiplier, times in data["poisson"]),
@@ -114,7 +117,7 @@ class Composition:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able. What is empty is left out, but for the two that have always been there: caches know them."""
+        """JSON-able. Empty fields are left out, except the two oldest, which are in the keys of existing caches."""
         filled = {name: value for name, value in asdict(self).items() if value != ()}
         return {"gaussian": self.gaussian, "poisson": self.poisson, **filled}
 
@@ -124,11 +127,14 @@ class Composition:
 
     @property
     def hidden(self) -> int:
-        """Number of distinct mechanisms that draw in secret, or a random number of times."""
+        """Number of distinct mechanisms in which a record takes part at random."""
         return len(self.poisson) + len(self.shards) + len(self.clients) + len(self.fixed)
 
     def revealed(self, relation: Relation) -> tuple[Hits, ...]:
-        """The hits of every such mechanism, as they are once everybody knows who took part in which release."""
+        """The participations of a record in each of these mechanisms, if who takes part is published.
+
+        The multipliers are those of `relation` (docs/accounting.md, "Published participation").
+        """
         halved = 1.0 if relation == "add_remove" else 2.0
         exposed = self.exposed or tuple((rate, multiplier / halved, times) for rate, multiplier, times in self.poisson)
         return (

@@ -1,7 +1,8 @@
-"""Gaussian releases that hit a record a random number of times, in closed form: delta, epsilon and Rényi curve.
+"""Gaussian releases in which a record takes part a random number of times: delta, epsilon and Renyi curve.
 
-`dpgen_bench.privacy.accountants.proven` proves what is accounted so: the numbers of hits are known to the observer and
-independent of the data, and each mechanism's is Binomial(times, rate), or the lesser of that and a cap (`Hits`).
+The number of participations is independent of data and known to the observer. For each mechanism it is
+min(Binomial(times, rate), cap). docs/accounting.md proves that this bounds `OneShard`, `OneClient`, and Poisson and
+fixed-size draws whose participation is published; docs/accountants.md describes the numerical evaluation.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from scipy.stats import binom
 
 
 class Hits(NamedTuple):
-    """A mechanism that hits a record min(Binomial(times, rate), cap) times.
+    """A Gaussian mechanism in which a record takes part min(Binomial(times, rate), cap) times.
 
-    rate: in (0, 1]. multiplier: noise std over how far a hit moves the release. cap: at most times, which is no cap.
+    Attributes:
+        rate: probability in (0, 1] of taking part in one release.
+        multiplier: noise std over the sensitivity of a release in which the record takes part.
+        times: number of releases.
+        cap: the largest number of participations; `times` if there is no limit.
     """
 
     rate: float
@@ -29,23 +34,27 @@ class Hits(NamedTuple):
     cap: int
 
 
-# (K, multiplier, times) is one of `OneShard`: Hits(1 / K, multiplier, times, times).
+# A triple (K, multiplier, times) stands for `OneShard`: Hits(1 / K, multiplier, times, times).
 Mechanisms = Sequence[Hits | tuple[int, float, int]]
 
-TAIL = 1e-9  # probability of more hits than are looked at, as a part of delta; it is added to delta whole
+TAIL = 1e-9  # probability of the participations that are not enumerated, relative to delta; it is added to delta
 MOST_ATOMS = 200_000
 TOLERANCE = 1e-10
 
 
 class TooManyHits(ValueError):
-    """The joint law of the hits of several mechanisms has too many values to be listed."""
+    """Raised if the joint law of the participations in several mechanisms has too many values to be enumerated."""
 
 
 def log_delta_gaussian(epsilon: float, mu: np.ndarray) -> np.ndarray:
-    """log delta(epsilon) of one Gaussian release of mean shift mu > 0 in units of its noise (1805.06530, Theorem 8).
+    """log delta(epsilon) of a Gaussian mechanism of sensitivity / noise std = mu > 0, exactly.
 
-    delta = Φ(mu/2 - epsilon/mu) - e^epsilon Φ(-mu/2 - epsilon/mu), as Φ(mu/2 - epsilon/mu) times one minus a ratio of
-    scaled error functions: nothing overflows at an epsilon of 1e5, and no two large numbers are subtracted.
+    With the standard normal distribution function Phi (Balle and Wang 2018, Theorem 8),
+
+        delta = Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu).
+
+    It is computed as Phi(mu/2 - epsilon/mu) times one minus a ratio of scaled error functions: nothing overflows at an
+    epsilon of 1e5, and no two large numbers are subtracted.
     """
     below, above = epsilon / mu - mu / 2.0, epsilon / mu + mu / 2.0
     with np.errstate(over="ignore", divide="ignore"):
@@ -53,7 +62,7 @@ def log_delta_gaussian(epsilon: float, mu: np.ndarray) -> np.ndarray:
 
 
 def one_shard(shards: int, multiplier: float, times: int) -> Hits:
-    """The hits of `OneShard`, schedule "random"."""
+    """The participations of a record in a `OneShard` mechanism, schedule "random"."""
     return Hits(1.0 / shards, multiplier, times, times)
 
 
@@ -63,9 +72,12 @@ def hits_law(shards: int, times: int, tail: float) -> tuple[np.ndarray, np.ndarr
 
 
 def capped_law(rate: float, times: int, cap: int, tail: float) -> tuple[np.ndarray, np.ndarray, float]:
-    """min(Binomial(times, rate), cap): numbers of hits [n], their probabilities [n], and that of more hits than these.
+    """The law of min(Binomial(times, rate), cap), truncated.
 
-    The last is at most `tail`. As improbably few hits are counted as the least that is listed, which is no less harm.
+    Returns:
+        numbers of participations [n], their probabilities [n], and the probability of more participations than these,
+        which is at most `tail`. Numbers below the first, also of probability at most `tail`, count as the first; that
+        can only increase delta.
     """
 
     def first(holds: Callable[[int], bool]) -> int:
@@ -77,21 +89,24 @@ def capped_law(rate: float, times: int, cap: int, tail: float) -> tuple[np.ndarr
 
     most = first(lambda h: binom.sf(h, times, rate) <= tail)
     least = first(lambda h: binom.cdf(h, times, rate) > tail)
-    if cap <= least:  # as improbable as having fewer
+    if cap <= least:  # fewer than `cap` participations are improbable, and count as `cap`
         return np.array([cap]), np.ones(1), 0.0
-    hits = np.arange(least, min(most, cap) + 1)
-    probabilities = binom.pmf(hits, times, rate)
+    numbers = np.arange(least, min(most, cap) + 1)
+    probabilities = binom.pmf(numbers, times, rate)
     probabilities[0] = binom.cdf(least, times, rate)
-    if cap <= most:  # whoever is hit more often counts as hit `cap` times
+    if cap <= most:  # all numbers from `cap` on become `cap`
         probabilities[-1] = binom.sf(cap - 1, times, rate)
-        return hits, probabilities, 0.0
-    return hits, probabilities, float(binom.sf(most, times, rate))
+        return numbers, probabilities, 0.0
+    return numbers, probabilities, float(binom.sf(most, times, rate))
 
 
 def shift_law(
     gaussian: float, mechanisms: Mechanisms, tail: float, most: int = MOST_ATOMS
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Law of mu² = gaussian + sum of hits_j / multiplier_j²: values [n], probabilities [n], and what was left out.
+    """Law of mu² = gaussian + sum over mechanisms j of participations_j / multiplier_j².
+
+    Returns:
+        values [n], their probabilities [n], and the probability that was left out, at most `tail`.
 
     Raises:
         TooManyHits: for more than `most` values.
@@ -99,27 +114,31 @@ def shift_law(
     squares, probabilities, rest = np.array([gaussian]), np.ones(1), 0.0
     for entry in mechanisms:
         rate, multiplier, times, cap = entry if isinstance(entry, Hits) else one_shard(*entry)
-        hits, theirs, beyond = capped_law(rate, times, cap, tail / len(mechanisms))
-        if len(squares) * len(hits) > most:
+        numbers, own, beyond = capped_law(rate, times, cap, tail / len(mechanisms))
+        if len(squares) * len(numbers) > most:
             raise TooManyHits(f"the hits of {len(mechanisms)} sharded mechanisms have over {most:,} likely numbers")
-        squares = np.add.outer(squares, hits / multiplier**2).ravel()
-        probabilities = np.multiply.outer(probabilities, theirs).ravel()
+        squares = np.add.outer(squares, numbers / multiplier**2).ravel()
+        probabilities = np.multiply.outer(probabilities, own).ravel()
         rest += beyond
     return squares, probabilities, rest
 
 
 def mixture_delta(epsilon: float, squares: np.ndarray, probabilities: np.ndarray, rest: float) -> float:
-    """log of sum_h P(h) delta_Gauss(epsilon; mu_h) + rest, for the law [n] of mu² that `shift_law` gives."""
-    felt = squares > 0.0
-    logs = np.log(probabilities[felt]) + log_delta_gaussian(epsilon, np.sqrt(squares[felt]))
-    return float(logsumexp([*logs, math.log(rest)] if rest > 0.0 else logs)) if felt.any() or rest > 0.0 else -math.inf
+    """log of (sum_h P(h) delta_Gauss(epsilon; mu_h) + rest), for the law [n] of mu² that `shift_law` returns."""
+    positive = squares > 0.0
+    logs = np.log(probabilities[positive]) + log_delta_gaussian(epsilon, np.sqrt(squares[positive]))
+    return (
+        float(logsumexp([*logs, math.log(rest)] if rest > 0.0 else logs)) if positive.any() or rest > 0.0 else -math.inf
+    )
 
 
 def mixture_epsilon(gaussian: float, mechanisms: Mechanisms, delta: float, most: int = MOST_ATOMS) -> float:
-    """Smallest epsilon with delta(epsilon) <= delta, within a relative 3e-10 above it; 0.0 where delta covers all.
+    """The smallest epsilon with E delta_Gauss(epsilon; mu) <= delta, for the law of mu² of `shift_law`.
+
+    It is never below the exact value, and above it by a relative 3e-10 at most; 0.0 if delta(0) <= delta.
 
     Raises:
-        TooManyHits: for more than `most` likely numbers of hits of all mechanisms together.
+        TooManyHits: for more than `most` likely combinations of numbers of participations.
     """
     squares, probabilities, rest = shift_law(gaussian, mechanisms, TAIL * delta, most)
 
@@ -128,11 +147,11 @@ def mixture_epsilon(gaussian: float, mechanisms: Mechanisms, delta: float, most:
 
     if excess(0.0) <= 0.0:
         return 0.0
-    # Here delta_Gauss <= Φ(-sqrt(2 log(1 / rest of delta))), which is less than half of it.
+    # At `high`, with d = delta - rest, delta_Gauss <= Phi(-sqrt(2 log(1 / d))) <= d / 2, so the root is below.
     mu = math.sqrt(float(squares.max()))
     high = mu * mu / 2.0 + mu * math.sqrt(2.0 * -math.log(delta - rest))
     root = float(brentq(excess, 0.0, high, xtol=TOLERANCE, rtol=TOLERANCE))
-    return root + 2.0 * TOLERANCE * (1.0 + root)  # the upper end of what it may be wrong by
+    return root + 2.0 * TOLERANCE * (1.0 + root)  # the upper end of the root's error
 
 
 def shard_rdp(shards: int, multiplier: float, order: float) -> float:
@@ -141,7 +160,10 @@ def shard_rdp(shards: int, multiplier: float, order: float) -> float:
 
 
 def hit_rdp(rate: float, multiplier: float, order: float) -> float:
-    """RDP of one release at `order` > 1 with its hit known: log(1 - q + q e^(a (a - 1) / (2 m²))) / (a - 1)."""
+    """RDP at `order` a > 1 of one release in which the record takes part with probability q = rate, which is published.
+
+    log(1 - q + q e^(a (a - 1) / (2 m²))) / (a - 1); see docs/accounting.md, "One shard in each release".
+    """
     exponent = order * (order - 1.0) / (2.0 * multiplier**2)
     if rate == 1.0:
         return exponent / (order - 1.0)
@@ -151,10 +173,11 @@ def hit_rdp(rate: float, multiplier: float, order: float) -> float:
 
 
 def hits_rdp(hits: Hits, order: float) -> float:
-    """RDP of all releases together at `order` > 1, with the hits known: log E e^(h a (a - 1) / (2 m²)) / (a - 1).
+    """RDP at `order` a > 1 of all releases of a mechanism, with published participation.
 
-    h is min(Binomial(times, rate), cap). Without a cap that is times * `hit_rdp`. A cap above `MOST_ATOMS` is not
-    averaged over: there the figure is the lesser of those without a cap and of `cap` unsampled releases.
+    log E e^(h a (a - 1) / (2 m²)) / (a - 1) for h = min(Binomial(times, rate), cap) participations; see
+    docs/accounting.md, "One client in each round". Without a cap this is times * `hit_rdp`. For a cap above `MOST_ATOMS`
+    the mean is not computed: the result is the smaller of the bounds without a cap and for `cap` unsampled releases.
     """
     rate, multiplier, times, cap = hits
     without = times * hit_rdp(rate, multiplier, order)
@@ -165,12 +188,12 @@ def hits_rdp(hits: Hits, order: float) -> float:
         return min(without, cap * exponent / (order - 1.0))
     logs = _log_probabilities(rate, times, cap)
     losses = np.arange(cap + 1) * exponent
-    if losses[-1] < 30.0:  # the mean is near 1, and its logarithm would be lost in rounding
+    if losses[-1] < 30.0:  # the mean is near 1, and its logarithm would be rounded to 0
         return math.log1p(float(np.exp(logs) @ np.expm1(losses))) / (order - 1.0)
     return float(logsumexp(logs + losses)) / (order - 1.0)
 
 
-@lru_cache(maxsize=16)  # one for each order otherwise
+@lru_cache(maxsize=16)  # `hits_rdp` is called for each order
 def _log_probabilities(rate: float, times: int, cap: int) -> np.ndarray:
     """log P(min(Binomial(times, rate), cap) = h) for h = 0..cap, float64 [cap + 1]; read-only."""
     logs = binom.logpmf(np.arange(cap + 1), times, rate)

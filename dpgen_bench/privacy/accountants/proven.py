@@ -1,93 +1,14 @@
-"""Three published accountants behind one interface; the mathematics is theirs, but for random hits (below, and `hits`).
+"""Upper bounds on epsilon by three published accountants behind one interface, `Accountant`.
 
-| name  | library            | theory                                            | tightness                        |
-|-------|--------------------|---------------------------------------------------|----------------------------------|
-| `rdp` | opacus             | Rényi DP of the sampled Gaussian (1908.10530),    | 7-10% loose; what the papers     |
-|       |                    | conversion of Balle et al. (1905.09982, Thm 21)   | calibrate with                   |
-| `prv` | prv-accountant     | privacy random variables (2106.02848)             | upper bound, `eps_error` loose   |
-| `pld` | dp-accounting      | privacy loss distributions, connect-the-dots;     | exact for unsampled Gaussians    |
-|       |                    | analytic Gaussian (1805.06530) without sampling   | and hits, else < 1% above        |
+| name  | library            | theory                                                                          |
+|-------|--------------------|---------------------------------------------------------------------------------|
+| `rdp` | opacus             | Renyi DP of the sampled Gaussian; conversion of Balle et al. 2020               |
+| `prv` | prv-accountant     | privacy random variables (Gopi, Lee and Wutschitz 2021)                         |
+| `pld` | dp-accounting      | privacy loss distributions; analytic Gaussian mechanism; mixtures of Gaussians  |
 
-Every figure is an upper bound on epsilon at the given delta (up to floating point).
-
-Neighbouring relations. An unsampled Gaussian release is accounted from its sensitivity under the relation, by
-all three. A Poisson-sampled one is covered by all three under add/remove, with the multiplier
-std / add_remove. Under replace-one only dp-accounting's PLD has a dominating pair: for a rate q and the
-add/remove sensitivity s,
-
-    P* = (1 - q) N(0, std²) + q N(+s, std²),    Q* = (1 - q) N(0, std²) + q N(-s, std²).
-
-Why that pair dominates whatever the replace-one sensitivity r <= 2 s is (so that `PerRow` and `Whole`, whose r
-equals s, are covered by it too, if loosely). Condition on everybody else's coins. The batch without the record
-has mean 0, the batch with x has mean a, the one with x' mean b, and |a|, |b| <= s. With z ~ N(0, I), std = 1 and
-gamma >= 1, the hockey-stick divergence of order gamma is
-
-    E (q - (gamma - 1)(1 - q) e^(U - Var U / 2) - gamma q e^(V - Var V / 2))_+,   U = -<z, a>,  V = <z, b - a>.
-
-It is a convex function of a positively weighted sum of log-normals, so it grows with every entry of the
-covariance of (U, V) (interpolate linearly between two covariance matrices and differentiate). The entries
-|a|², <a, a - b>, |a - b|² are at most s², 2 s², 4 s², which a = s, b = -s attains. The pair is symmetric, so
-orders gamma < 1 follow by exchanging P and Q; mixing over the other coins is joint convexity, and dominating
-pairs compose adaptively (Zhu, Dong, Wang 2022).
-
-One shard of K in each draw (`OneShard`), with private state for each shard. Let s be the sensitivity under the relation
-and m = std / s. What is accounted is the mechanism that also publishes the index of every draw; dropping the indices is
-post-processing. They are independent of the data and have one law in both worlds, so it is enough to compare the worlds
-given all of them, and to average delta over their law. A record lies in one shard, the same in both worlds, and whether
-it is replaced, added or removed no other record changes its shard. By induction over the releases, given equal earlier
-releases:
-
-- a release that draws another shard has one law in both worlds: it is a function of that shard's records, of that
-  shard's state, and of what was released before, and the state is a function of the same three and of private coins;
-- a release that draws the record's shard, a hit, adds N(0, std² I) to two values at most s apart, whatever the state in
-  each world has become, because the bound holds for any function. It is an adaptively chosen Gaussian of multiplier m.
-
-h hits therefore compose to one Gaussian of mean shift sqrt(h) / m (Gaussian DP, 1905.02383), and
-
-    delta(epsilon) <= E_h delta_Gauss(epsilon; sqrt(h) / m),  h ~ Binomial(T, 1/K)  under schedule "random",
-
-attained where every hit moves by s. Under "public_balanced" h is at most ceil(T / K), an unsampled composition. The
-hits of several mechanisms are independent, and squared mean shifts add up. Rényi DP at order a, with the known index a
-part of each release: log(1 - 1/K + e^(a (a - 1) / (2 m²)) / K) / (a - 1), composed as ever. Full and Poisson releases
-beside them see no state of a shard (`PrivateData.mechanism` refuses it), so they compose with all this adaptively.
-
-One client of N in each round (`OneClient`), the client being the unit. The observer is an outsider, who sees what the
-answers were made into. Clients keep state, so the proof is that of shards, with "client" for "shard" and for "record",
-and whose turn it is in every round published: hiding it is not claimed to gain anything. Assumed: whose turn it is,
-and whether the limit k_max lets it pass, never depends on data (`OneClient.asked`); a client answers from its own
-records, its state and what was sent to it; every answer has noise of std, and moves by s at most if the client had
-other records, or none. The client is then hit h = min(Binomial(T, 1/N), k_max) times under "random", and at most
-min(ceil(T/N), k_max) times under "public_balanced". T is the number of rounds planned: an answer that is lost or
-refused counts, which only adds to the bound, as long as who is lost does not depend on data. Given the turns, h hits
-have Rényi curve h a / (2 m²) at order a, so all rounds together have
-
-    rdp(a) = log E e^(h a (a - 1) / (2 m²)) / (a - 1),
-
-which adds up over mechanisms, because their turns are independent. Without k_max it is T times the curve above; with
-it, no more than that of k_max unsampled releases.
-
-Draws without replacement (`FixedSize`: b of N, afresh in each round). The population is the N clients, of which none
-comes or goes: replace-one only. dp-accounting's Rényi curve (1808.00087, Theorem 27) is of a Gaussian whose own curve
-is a / (2 m²) under replace-one, so it must be given std / replace_one; it doubles nothing itself. At each order the
-lesser of it and of the next paragraph's curve is taken.
-
-Published participation. Of a Poisson-sampled (rate q) or fixed-size (q = b / N) mechanism, publish also who takes part
-in which release. That is independent of the data and has one law in both worlds: a coin belongs to an id, whether or
-not anybody has it. Given all of it, a release without the record has one law in both worlds, and one with it moves by
-the relation's own sensitivity at most: under add/remove by that of joining the draw, under replace-one, where the
-record takes part in both worlds or in neither, by that of being exchanged. So h ~ Binomial(T, q), and the mixture above
-bounds epsilon, whatever releases remember of past participation. `pld` has nothing else for `FixedSize`, where it is
-loose but for small noise. It takes it for Poisson draws where they meet random hits, where dp-accounting gives up, and
-where it is the smaller, as for rows (r = s) at high rates. The amplified figures, dp-accounting's and opacus', do need
-that a release depends on earlier ones through what was published alone.
-
-Why this claims no amplification by a secret index. That T composed subsampled Gaussians bound T such releases needs
-each release, given the earlier ones, to be a fresh mixture whose part without the record has one law in both worlds.
-But state remembers past indices, and what was released makes them more probable in one world than in the other. An
-example, with 1/K = 1/1000, m = 0.47, T = 2, epsilon = 1: the first release is moved by s if it hits the record; the
-second shows s if the first drew the record's shard, or if it hits the record itself. Each release obeys its bound.
-Delta is 9.8e-5; the composition says 6.2e-6, the mixture above 1.1e-3. This state is common to all shards; state of one
-shard each remembers too, so the argument fails for it as well, whatever the truth is.
+The mathematics of random participation (`participations`) is ours. docs/accounting.md proves every bound and names its
+assumptions, and docs/accountants.md says which composition each accountant covers. All values are upper bounds at the
+given delta, up to the rounding of floating-point numbers inside the libraries.
 """
 
 from __future__ import annotations
@@ -114,23 +35,30 @@ from dpgen_bench.privacy.accountants.participations import (
 )
 from dpgen_bench.privacy.events import Event, Relation
 
-# The libraries are imported where they are used: opacus brings torch along, which a process for one PLD cell can spare.
+# The libraries are imported where they are used: opacus imports torch, which a process for one PLD cell does not need.
 
 
 class Accountant(ABC):
-    """Upper bounds on epsilon by one library (`library`: the distribution whose version belongs to a figure)."""
+    """Upper bounds on epsilon by one library.
+
+    Attributes:
+        library: the distribution whose version is part of the key of a cached value.
+    """
 
     name: ClassVar[str]
     library: ClassVar[str]
 
     def epsilon(self, events: Sequence[Event], delta: float, relation: Relation) -> float:
-        """Smallest epsilon this accountant proves for the composition of `events` at `delta`.
+        """The smallest epsilon that this accountant proves for the composition of `events` at `delta`.
 
-        0.0 for no releases, inf if any release has no noise (or an infinite sensitivity).
+        It is 0.0 for no releases, and inf if a release has no noise or an infinite sensitivity.
+
+        Guarantees: `events` are (epsilon, delta)-DP under `relation`, under the assumptions A1 to A11 of
+        docs/accounting.md as far as they concern the samplings of `events`.
 
         Raises:
-            NotCovered: no theory or implementation for these events under `relation`; the message says why.
-            ValueError: delta outside (0, 1).
+            NotCovered: if there is no theory or implementation for these events under `relation`; the message says why.
+            ValueError: for a delta outside (0, 1).
         """
         if not 0.0 < delta < 1.0:
             raise ValueError(f"expected delta in (0, 1), got {delta!r}.")
@@ -138,7 +66,7 @@ class Accountant(ABC):
         return math.inf if composition is None else self.compose(composition, delta, relation)
 
     def compose(self, composition: Composition, delta: float, relation: Relation) -> float:
-        """`epsilon` of a composition in normal form."""
+        """As `epsilon`, of a composition."""
         if composition.empty:
             return 0.0
         reason = self.uncovered(composition, relation)
@@ -147,7 +75,7 @@ class Accountant(ABC):
         return max(0.0, self._compose(composition, delta, relation))
 
     def uncovered(self, composition: Composition, relation: Relation) -> str | None:
-        """Why the composition is not covered under `relation`, in words; None if it is. Costs nothing."""
+        """The reason why the composition is not covered under `relation`; None if it is covered. Takes no time."""
         if composition.fixed and relation == "add_remove":
             return (
                 "draws of a fixed size are of a population of a fixed size, which adding or removing a client would "
@@ -163,9 +91,10 @@ class Accountant(ABC):
 
 
 def _orders() -> tuple[float, ...]:
-    """Rényi orders: opacus' own, so that no figure is looser than the papers', and between and beyond them.
+    """Renyi orders: those of opacus, so that no bound is looser than the papers', and others between and beyond them.
 
-    Orders near 1 serve large epsilons, large orders small ones. opacus' sampled curve overflows above 1029.
+    Orders near 1 give the best bound for large epsilons, large orders for small ones. The curve of opacus for a sampled
+    Gaussian overflows above order 1029.
     """
     usual = {*(1.0 + tenth / 10.0 for tenth in range(1, 100)), *(float(order) for order in range(12, 64))}
     fractional = {float(order) for order in 1.0 + np.geomspace(0.005, 20.0, 220)}
@@ -180,27 +109,38 @@ SAMPLED_ORDER_MAX = 1000.0
 
 @lru_cache(maxsize=100_000)
 def _rdp(rate: float, multiplier: float, order: float) -> float:
-    """RDP of one (sampled) Gaussian release at `order`; inf where opacus cannot evaluate it."""
+    """RDP at `order` of one Gaussian release, on a Poisson draw if rate < 1; inf where opacus cannot evaluate it.
+
+    The multiplier is that of the relation for rate = 1 and that of add/remove otherwise.
+    """
     from opacus.accountants.analysis.rdp import compute_rdp
 
     if rate < 1.0 and order > SAMPLED_ORDER_MAX:
         return math.inf
     try:
         value = float(compute_rdp(q=rate, noise_multiplier=multiplier, steps=1, orders=order))
-    except (ValueError, OverflowError):  # its series for a fractional order can leave the range of floats
+    except (ValueError, OverflowError):  # the series for a fractional order can overflow
         return math.inf
-    # Below some 1e-12 the series loses its sign to cancellation.
+    # Below about 1e-12 the series may be negative because of cancellation.
     return math.inf if math.isnan(value) else max(value, 0.0)
 
 
 @lru_cache(maxsize=100_000)
 def _fixed_rdp(size: int, of: int, multiplier: float, order: float) -> float:
-    """RDP of one release of a draw of fixed size at `order`; the multiplier is that of replace-one."""
+    """RDP at `order` > 1 of one release on a draw of `size` of `of` clients without replacement, under replace-one.
+
+    The smaller of two bounds: amplification by sampling without replacement (Wang, Balle and Kasiviswanathan 2019,
+    Theorem 27, by dp-accounting) and published participation. The release must not depend on earlier ones except
+    through what was released. See docs/accounting.md, "Draws of a fixed size".
+
+    Args:
+        multiplier: noise std over the replace-one sensitivity, which dp-accounting does not double for RDP.
+    """
     from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent
     from dp_accounting.rdp import RdpAccountant
 
     published = hit_rdp(size / of, multiplier, order)
-    if order > SAMPLED_ORDER_MAX:  # its cost grows with the order
+    if order > SAMPLED_ORDER_MAX:  # the time that dp-accounting needs grows with the order
         return published
     accountant = RdpAccountant([order], NeighboringRelation.REPLACE_ONE)
     accountant.compose(SampledWithoutReplacementDpEvent(of, size, GaussianDpEvent(multiplier)))
@@ -210,7 +150,10 @@ def _fixed_rdp(size: int, of: int, multiplier: float, order: float) -> float:
 
 @dataclass(frozen=True)
 class Rdp(Accountant):
-    """Rényi DP by opacus; curves of different events are summed order by order."""
+    """Renyi DP by opacus: the curves of all events are added order by order, and the sum is converted to epsilon.
+
+    Covers all samplings, except Poisson draws under replace-one and draws of a fixed size under add/remove.
+    """
 
     name = "rdp"
     library = "opacus"
@@ -240,11 +183,11 @@ def _rdp_epsilon(composition: Composition, delta: float) -> float:
             for order in orders
         ]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "optimal order is the smallest": still a bound, merely a looser one
+            warnings.simplefilter("ignore")  # "optimal order is the smallest": the bound is valid, but loose
             epsilon, order = get_privacy_spent(orders=list(orders), rdp=curve, delta=delta)
         return float(epsilon), float(order)
 
-    # Every order gives a valid bound; the best of a coarse grid shows where the fine one is worth its cost.
+    # Every order gives a valid bound. The best order of a coarse grid shows where to evaluate the fine one.
     coarse = ORDERS[::8]
     epsilon, order = bound(coarse)
     if not math.isfinite(epsilon):
@@ -255,10 +198,14 @@ def _rdp_epsilon(composition: Composition, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Prv(Accountant):
-    """Privacy random variables by prv-accountant; the UPPER end of its interval is returned.
+    """Privacy random variables by prv-accountant; the upper end of the library's interval is returned.
 
-    eps_error: half-width of that interval in epsilon. None: 0.5% of the library's own RDP figure, kept within
-        [0.001, 5], so that cost depends little on epsilon (DPGAN's headline row: 0.05, a few seconds).
+    Covers `Full` under both relations, and Poisson draws under add/remove. Of a Poisson draw, the library composes the
+    pair of a record that is removed (docs/accounting.md, "Poisson draws under add/remove").
+
+    Args:
+        eps_error: half-width of the interval in epsilon. None takes 0.5% of the library's own RDP epsilon, within
+            [0.001, 5], so that the time depends little on epsilon (0.05 and a few seconds for DPGAN's largest setting).
     """
 
     eps_error: float | None = None
@@ -276,8 +223,8 @@ class Prv(Accountant):
         if relation == "replace_one":
             return "its Poisson-sampled Gaussian is defined for add/remove only"
         if min(multiplier for _, multiplier, _ in composition.poisson) < self.smallest_multiplier:
-            # exp(t) overflows to inf beyond t = 709, where its distribution function then reads 1: the mass of
-            # larger losses would be dropped silently. One release's losses reach 1/(2 m²) + 10/m.
+            # exp(t) overflows beyond t = 709, and the distribution function is 1 there: the mass of larger losses would
+            # be dropped silently. The losses of one release reach 1/(2 m²) + 10/m for a multiplier m.
             return f"it loses the largest losses at noise multipliers below {self.smallest_multiplier}"
         return None
 
@@ -315,9 +262,14 @@ CHEAP_ATOMS = 20_000  # a tenth of a second
 
 @dataclass(frozen=True)
 class Pld(Accountant):
-    """Privacy loss distributions by dp-accounting, pessimistic estimate; random hits exactly, by `hits`.
+    """Privacy loss distributions by dp-accounting (`grid`), and mixtures of Gaussians for random participation.
 
-    interval: width of the grid on which privacy losses are rounded, or None for the best of several (`grid`).
+    Covers all samplings under both relations, except `OneShard` of the random schedule together with Poisson draws, and
+    draws of a fixed size under add/remove. Poisson draws under replace-one are bounded by a dominating pair that
+    depends on the add/remove sensitivity alone (docs/accounting.md, "Poisson draws under replace-one").
+
+    Args:
+        interval: width of the grid on which privacy losses are rounded; None takes the best of several widths.
     """
 
     interval: float | None = None
@@ -334,7 +286,7 @@ class Pld(Accountant):
             from dp_accounting import get_epsilon_gaussian
 
             return float(get_epsilon_gaussian(composition.gaussian**-0.5, delta))
-        if composition.hidden > len(composition.poisson):  # dp-accounting has Poisson draws alone
+        if composition.hidden > len(composition.poisson):  # dp-accounting covers Poisson draws only
             return _published(composition, delta, relation)
         try:
             if self.interval is None:
@@ -353,7 +305,20 @@ class Pld(Accountant):
 
 
 def _published(composition: Composition, delta: float, relation: Relation, most: int = MOST_ATOMS) -> float:
-    """Epsilon once it is published who takes part in which release; see the module."""
+    """Epsilon of the composition if who takes part in which release is published, which is a bound without it, too.
+
+    Let h_j be the number of participations of a record in mechanism j, and m_j its multiplier under `relation`. Then
+
+        delta(epsilon) <= E delta_Gauss(epsilon; sqrt(gaussian + sum of h_j / m_j²)).
+
+    This assumes that participation is independent of data and that a release without the record has the same law on
+    both neighbours, given earlier outputs and all participations. Releases may depend on who took part before, and
+    `OneShard` and `OneClient` mechanisms may keep private state. See docs/accounting.md, "One shard in each release",
+    "One client in each round" and "Published participation".
+
+    Raises:
+        NotCovered: if the joint law of the participations has more than `most` likely values.
+    """
     try:
         return mixture_epsilon(composition.gaussian, composition.revealed(relation), delta, most)
     except TooManyHits as error:
