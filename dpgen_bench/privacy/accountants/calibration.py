@@ -1,15 +1,8 @@
 """Noise from the number of releases, or the number of releases from the noise, by root-finding in an accountant.
 
-No repaired sigma is typed anywhere: a method states its sampling, bound and plan, and what the budget leaves decides
-the rest. Both searches start from opacus' RDP answer, which costs milliseconds, and end in the accountant that the
-budget names; whatever they return has been evaluated by it and found within the budget.
-
-Shares of a budget are shares of mu². A Gaussian mechanism with noise std / sensitivity = 1 / mu has the privacy curve
-
-    delta(epsilon; mu) = Phi(-epsilon / mu + mu / 2) - exp(epsilon) Phi(-epsilon / mu - mu / 2)
-
-(Balle and Wang, 2018), and independent ones compose to mu² = mu_1² + mu_2² + ... (Dong, Roth and Su, 2022). So a budget
-is worth the mu² of the Gaussian mechanism that costs all of it, and full-batch releases share it without loss.
+Methods state their sampling, bound and plan, and the noise follows from what the budget leaves. Searches start from
+Opacus's RDP bound, which takes milliseconds, and end in the accountant that the budget names: that accountant has
+evaluated whatever is returned and found it within the budget. docs/accountants.md defines shares of a budget.
 """
 
 from __future__ import annotations
@@ -26,7 +19,7 @@ from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, Sampling
 
 SIGNIFICANT_DIGITS = 5
-LEAST_SHARE = 0.01  # of a budget, below which it counts as spent
+LEAST_SHARE = 0.01  # a budget of which less than this share is left counts as spent
 _UNIT = Sensitivity(1.0, 1.0)
 # Searching further than this from the first guess, or for more releases, means that no answer exists.
 LARGEST_FACTOR = 1e9
@@ -34,7 +27,7 @@ MOST_RELEASES = 10**8
 
 
 class BudgetExceeded(ValueError):
-    """The planned releases cannot be had within the budget."""
+    """Raised if the planned releases do not fit the budget."""
 
 
 def round_up(value: float, digits: int = SIGNIFICANT_DIGITS) -> float:
@@ -46,13 +39,13 @@ def round_up(value: float, digits: int = SIGNIFICANT_DIGITS) -> float:
 
 
 def _overdraft(accountant: Accountant, budget: Budget, events: Sequence[Event]) -> float:
-    """log(epsilon / budget), floored at log(1e-3): positive over budget, and smooth enough to interpolate."""
+    """log(epsilon / budget), at least log(1e-3): positive over the budget, and smooth enough for interpolation."""
     used = accountant.epsilon(events, budget.delta, budget.relation)
     return math.log(max(used / budget.limit, 1e-3))
 
 
 def _ever_closer(budget: Budget) -> list[Accountant]:
-    """Accountants that lead the search to the budget's own: each far cheaper than the next, and close to it."""
+    """The accountants of a search, the budget's own last: each is much faster than the next one and close to it."""
     own = ACCOUNTANTS[budget.accountant]
     cheap = [ACCOUNTANTS["rdp"], Pld(interval=1e-3)]
     return [own] if own is cheap[0] else [*cheap, own]
@@ -75,16 +68,16 @@ def calibrate_std(
     Args:
         budget: epsilon, delta, relation and accountant that `spent` and the new releases must share.
         spent: everything already approved.
-        sampling, sensitivity, times: the mechanism to be.
+        sampling, sensitivity, times: of the new mechanism.
 
     Returns:
         Noise std in the units of the released sum, with epsilon(spent + new) <= budget.epsilon; 0.0 when the
         budget is infinite or `times` is 0.
 
     Raises:
-        BudgetExceeded: `spent` leaves nothing, or the sensitivity is infinite (an unclipped release).
-        ValueError: the record is drawn so rarely that delta alone covers it.
-        NotCovered: the budget's accountant has no theory for this sampling under the budget's relation.
+        BudgetExceeded: if `spent` leaves nothing, or the sensitivity is infinite (an unclipped release).
+        ValueError: if a record takes part so rarely that the budget's delta alone covers it.
+        NotCovered: if the budget's accountant does not cover this sampling under the budget's relation.
     """
     _require_budget(budget)
     if math.isinf(budget.limit) or times == 0:
@@ -139,9 +132,10 @@ def _smallest_std(
 
 @lru_cache(maxsize=256)
 def gaussian_mu(budget: Budget) -> float:
-    """The mu of the Gaussian mechanism that costs all of the budget by its accountant (up to a relative 1e-6).
+    """The mu = sensitivity / std of the Gaussian mechanism that costs all of the budget by its accountant.
 
-    By PLD that is the exact curve of a Gaussian mechanism; the bounds of RDP and PRV give a smaller mu.
+    Up to a relative 1e-6, `pld` gives the solution of delta_Gauss(epsilon; mu) = delta; `rdp` and `prv`, which are
+    looser, give a smaller mu. See docs/accountants.md, "Budget shares".
 
     Raises:
         ValueError: for an infinite budget.
@@ -159,18 +153,18 @@ def _gaussian(budget: Budget, share: float) -> Event:
 def calibrate_share(budget: Budget, share: float, sampling: Sampling, sensitivity: Sensitivity, times: int) -> float:
     """The noise std, rounded UP to 5 significant digits, that costs `share` of the budget's mu².
 
-    Of releases on all records, that is sensitivity * sqrt(times) / (mu sqrt(share)). Of others, it is the smallest std
-    at which their epsilon is at most that of a Gaussian mechanism of mu sqrt(share), by the budget's accountant, at its
-    delta, under its relation. Curves that agree there differ elsewhere, so such shares compose to the budget nearly,
-    not exactly; what takes the remainder makes up for it.
+    For releases on all records it is sensitivity * sqrt(times) / (mu sqrt(share)), mu that of `gaussian_mu`, and shares
+    add up exactly. For others it is the smallest std at which their epsilon is at most that of a Gaussian mechanism of
+    mu sqrt(share), by the budget's accountant, at its delta and under its relation; such shares add up approximately.
+    See docs/accountants.md, "Budget shares".
 
     Returns:
         Noise std in the units of the released sum; 0.0 when the budget is infinite or `times` is 0.
 
     Raises:
         BudgetExceeded: for an infinite sensitivity (an unclipped release).
-        ValueError: delta alone covers the share, or the record is drawn so rarely that delta alone covers it.
-        NotCovered: as calibrate_std.
+        ValueError: if delta alone covers the share, or a record takes part so rarely that delta alone covers it.
+        NotCovered: as `calibrate_std`.
     """
     _require_budget(budget)
     if math.isinf(budget.limit) or times == 0:
@@ -206,7 +200,7 @@ def _smallest(excess: Callable[[float], float], guess: float, step: float) -> fl
     width, limit = math.log(step), math.log(guess * LARGEST_FACTOR)
     while function(high) > 0.0:
         low, high = high, high + width
-        width *= 2.0  # the guess was off: hurry
+        width *= 2.0  # the guess was far off, so the steps grow
         if high > limit:
             raise BudgetExceeded(
                 "no amount of noise fits the budget: it is too small, or earlier mechanisms have used it up."
@@ -222,13 +216,14 @@ def calibrate_times(
 ) -> int:
     """The largest number of releases with noise `std` that the budget allows after `spent`.
 
-    A balanced schedule of K shards or clients costs the same for every release of a round, so its answer is a multiple
-    of K. A limit on answers may be all that the budget needs: then any number of releases fits.
+    For a balanced schedule of K shards or clients the result is a multiple of K, because all releases of one pass
+    through the schedule together cost as much as one of them. If the number of answers of a client is limited, any
+    number of releases may fit.
 
     Raises:
-        BudgetExceeded: not even one fits.
-        NotCovered: the budget's accountant has no theory for this sampling under the budget's relation.
-        ValueError: the budget is infinite, or allows 100 million releases.
+        BudgetExceeded: if not even one release fits.
+        NotCovered: if the budget's accountant does not cover this sampling under the budget's relation.
+        ValueError: if the budget is infinite, or allows 100 million releases.
     """
     _require_budget(budget)
     if math.isinf(budget.limit):
@@ -249,7 +244,8 @@ def calibrate_times(
     guess, step = 1, 4.0
     for accountant in _ever_closer(budget):
         try:
-            # A guide need not be exact; PRV's last releases are far below its own interval, and cost it minutes.
+            # The first accountants only guide the search. For PRV, the last releases cost less than its interval is
+            # wide, and finding them would take minutes.
             slack = 1e-3 if accountant is not own else 1e-4 if own.name == "prv" else 0.0
             most = max(MOST_RELEASES // length, 1)
             guess, step = _largest(partial(excess, accountant), guess, step, slack, most), 1.0 + (step - 1.0) / 10.0
@@ -262,7 +258,10 @@ def calibrate_times(
 def _largest(excess: Callable[[int], float], guess: int, step: float, slack: float, most: int) -> int:
     """The largest times >= 1 with excess(times) <= 0 (within a factor 1 - slack), else 1.
 
-    Illinois' regula falsi in log(times), started at `guess` and widened by `step`. ValueError if `most` fits.
+    The Illinois variant of regula falsi in log(times), from a bracket around `guess` that grows by `step`.
+
+    Raises:
+        ValueError: if `most` fits.
     """
     low, high = 1, guess
     low_value, high_value = -math.inf, excess(guess)

@@ -1,8 +1,9 @@
-"""The papers' own counts, and one under an assumption, kept ONLY so that tables can be regenerated and labelled.
+"""The papers' own counts of epsilon, and one value under an assumption, for tables that compare them with the proof.
 
 No budget is enforced on them. Two of the papers compose the subsampled Gaussian once per row of a batch although all
-rows of a step share one secret draw, which is not an upper bound on what the mechanism loses; the figure that is one
-comes from `dpgen_bench.privacy.accountants.proven` on the ledger's events.
+rows of a step come from one secret draw, which is not an upper bound on epsilon. The upper bound is that of
+`dpgen_bench.privacy.accountants.proven` for the ledger's events. See docs/accountants.md, "Claimed and conditional
+values".
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.sampling import OneClient, OneShard, Poisson
 
-# The orders TF-privacy's DP-SGD scripts use, and with them DP-Sinkhorn's accountant: 3.5 and 4.0 with nothing in
-# between is what makes 10.02 a 10.05.
+# The orders of TF-privacy's DP-SGD scripts, which DP-Sinkhorn's accountant uses: it gives 10.05, where an order between
+# 3.5 and 4.0 would give 10.02.
 TF_PRIVACY_ORDERS: tuple[float, ...] = (
     *(1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5),
     *(float(order) for order in range(5, 64)),
@@ -54,10 +55,10 @@ def paper_count(
     unit: float,
     per_step: int = 1,
 ) -> float | None:
-    """A paper's count of a method with one mechanism.
+    """A paper's count of epsilon for a method with one mechanism.
 
-    It is inf for a release without noise, and None for a run that inherits releases of another, which the papers do not
-    count.
+    The result is inf for a release without noise, and None for a run that inherits releases of another run, which the
+    papers do not count.
 
     Args:
         count: from (sampling rate q, sigma, compositions, delta) to epsilon, such as `classical_rdp`.
@@ -73,12 +74,12 @@ def paper_count(
 
 
 def classical_rdp(q: float, sigma: float, compositions: int, delta: float) -> float:
-    """DP-Sinkhorn's count: RDP of the Poisson-subsampled Gaussian, converted the older way.
+    """DP-Sinkhorn's count: RDP of the Poisson-subsampled Gaussian with the classical conversion.
 
-    epsilon = min over orders alpha of rdp(alpha) + log(1/delta) / (alpha - 1). With `compositions` = iterations x
-    rows it gives the paper's figures (MNIST: q=1/1200, sigma=1.5, 160,000 x 50 -> 10.05; Fashion-MNIST: 1.9,
-    280,000 x 50 -> 10.04), which are claims; with compositions = iterations for the released whole-batch clipping
-    (1.1, 3.4 million -> 9.93) it is a sound bound, merely loose.
+    epsilon = min over orders alpha of rdp(alpha) + log(1/delta) / (alpha - 1). With `compositions` = iterations x rows
+    it gives the values of the paper (MNIST: q=1/1200, sigma=1.5, 160,000 x 50 -> 10.05; Fashion-MNIST: 1.9, 280,000 x
+    50 -> 10.04), which are claims and no bounds. With compositions = iterations, for the released code that clips the
+    whole batch (1.1, 3.4 million -> 9.93), it is a valid but loose bound.
 
     Raises:
         ValueError: q outside (0, 1], sigma <= 0, compositions < 1 or delta outside (0, 1).
@@ -94,7 +95,7 @@ def classical_rdp(q: float, sigma: float, compositions: int, delta: float) -> fl
 
 
 def opacus_rdp(q: float, sigma: float, compositions: int, delta: float) -> float:
-    """DPGAN's count: Opacus's RDP accountant at its own orders, one composition per step.
+    """DPGAN's count: Opacus's RDP accountant with its default orders, one composition per step.
 
     Table 1's settings at delta 1e-5 give 9.963 (batch 128), 9.995 (512) and 9.946 (2048), printed as 10.
 
@@ -106,17 +107,17 @@ def opacus_rdp(q: float, sigma: float, compositions: int, delta: float) -> float
 
 
 def opacus_epsilon(events: Sequence[Event], delta: float) -> float | None:
-    """`opacus_rdp` of `events` under add/remove; a run that restarts from another has several.
+    """`opacus_rdp` of `events` under add/remove; a run that restarts from another has several events.
 
-    This is a sound bound, at least as large as that of `accountants`, which has more orders: 1,500 steps of DPGAN at
-    q = 1/469 and sigma = 1 are 0.870 here and 0.850 there, at delta 1e-5.
+    This is a valid bound, at least as large as that of `proven.Rdp`, which has more orders: 1,500 steps of DPGAN at
+    q = 1/469, sigma = 1 and delta = 1e-5 have epsilon 0.870 by this function and 0.850 by `proven.Rdp`.
 
     Returns:
-        epsilon; inf for a release without noise; None for a sampling that is neither Poisson's nor of all records,
-        since Opacus has no curve for it.
+        epsilon; inf for a release without noise; None for samplings other than `Poisson` and `Full`, since Opacus has
+        no curve for them.
 
     Raises:
-        ValueError: delta outside (0, 1).
+        ValueError: for a delta outside (0, 1).
     """
     if not 0.0 < delta < 1.0:
         raise ValueError(f"expected delta in (0, 1), got {delta!r}.")
@@ -132,7 +133,7 @@ def opacus_epsilon(events: Sequence[Event], delta: float) -> float | None:
 
 
 def _by_opacus(history: list[tuple[float, float, int]], delta: float) -> float:
-    """Epsilon by Opacus's own accountant of releases given as it keeps them, (noise multiplier, rate, times)."""
+    """Epsilon by Opacus's accountant of a history in its own form, (noise multiplier, rate, times)."""
     from opacus.accountants import RDPAccountant
 
     accountant = RDPAccountant()
@@ -140,7 +141,7 @@ def _by_opacus(history: list[tuple[float, float, int]], delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-WOR_ORDERS = range(2, 513)  # larger ones serve epsilons below 2 log(1/delta) / 511 alone
+WOR_ORDERS = range(2, 513)  # larger orders are best only for epsilons below 2 log(1/delta) / 511
 
 
 def wor_rdp(rate: float, sigma: float, compositions: int, delta: float) -> float:
@@ -151,13 +152,15 @@ def wor_rdp(rate: float, sigma: float, compositions: int, delta: float) -> float
 
         (a - 1) rdp(a) <= log(1 + C(a, 2) g² min(4 (e^e(2) - 1), 2 e^e(2)) + sum_{j=3..a} 2 C(a, j) g^j e^((j-1) e(j))),
 
-    and never more than (a - 1) e(a). Converted the older way, epsilon = min over a of rdp(a) + log(1/delta) / (a - 1),
-    as autodp does. autodp also interpolates (a - 1) rdp(a) linearly between integers and minimises over real orders.
-    That changes nothing: between integers its objective is a ratio of linear functions of a, hence monotone, and below
-    order 2 it takes rdp(2) with a larger log term.
+    and never more than (a - 1) e(a). The conversion is the classical one, as in autodp: epsilon is the minimum over a
+    of rdp(a) + log(1/delta) / (a - 1). autodp also interpolates (a - 1) rdp(a) linearly between integers and minimises
+    over
+    real orders, with the same result: between integers its objective is a ratio of linear functions of a, hence
+    monotone, and below order 2 it takes rdp(2) with a larger log term.
 
-    With `compositions` = iterations x batch size it gives the paper's figure (1/1000, 1.07, 20,000 x 32, delta 1e-5 ->
-    9.9926; autodp 0.2.3.1 the same to 1e-6), which is a claim: all images of a step come from one secret draw.
+    With `compositions` = iterations x batch size it gives the value of the paper (1/1000, 1.07, 20,000 x 32, delta 1e-5
+    -> 9.9926; autodp 0.2.3.1 agrees to 1e-6). That is a claim and no bound, because all images of a step come from one
+    secret draw.
 
     Raises:
         ValueError: rate outside (0, 1], sigma <= 0, compositions < 1 or delta outside (0, 1).
@@ -185,14 +188,13 @@ def _wor_log_moment(rate: float, sigma: float, order: int) -> float:
 def memoryless(event: Event, delta: float) -> float:
     """GS-WGAN's epsilon if steps were memoryless: PLD of T Gaussians of joint sensitivity, each subsampled at rate 1/K.
 
-    Assumes that each step is a fresh mixture over the secret index: its law depends on the shards and on what was
-    released before, and on nothing hidden that earlier steps left. Critics that are trained on and on break that (see
-    `accountants`), so it is no bound for GS-WGAN; nothing proves more than `OneShard`'s own figure.
+    This is no bound for GS-WGAN. It assumes that each step is a fresh mixture over the secret index: its law depends on
+    the shards, on public values and on earlier releases alone. Critics that are trained from step to step violate this
+    (docs/accounting.md, "Why private state has no amplification"). The proven epsilon is that of `OneShard`.
 
-    The subsampled Gaussian is the one of add/remove, rate 1/K, with the sensitivity of replacing a record. For one step
-    amplification by advanced joint convexity proves it (Balle, Barthe, Gaboardi 2018). For T replace-one steps it takes
-    as given besides that the worst case keeps one direction throughout: a pair that dominates both directions at once
-    gives 346.7 at the published setting.
+    The subsampled Gaussian is that of add/remove at rate 1/K, with the sensitivity of replacing a record. For one step,
+    amplification by advanced joint convexity proves it (Balle, Barthe and Gaboardi 2018). For T steps under replace-one
+    it assumes in addition that the worst case keeps one direction.
 
     Args:
         event: `times` releases of a `OneShard` or `OneClient` sampling, schedule "random".
@@ -201,15 +203,15 @@ def memoryless(event: Event, delta: float) -> float:
         epsilon; the published setting (K = 1000, B = 32, sigma 1.07 per row, T = 20,000, delta 1e-5) gives 329.4.
 
     Raises:
-        ValueError: for another sampling (a public schedule hides no index), or delta outside (0, 1).
+        ValueError: for another sampling (a public schedule hides no index), or a delta outside (0, 1).
     """
     return epsilon([memoryless_event(event)], delta, "add_remove", "pld")
 
 
 def if_memoryless(events: Sequence[Event], delta: float) -> tuple[float, str] | None:
-    """`memoryless` of a run's only event, with its assumption in words; no bound.
+    """`memoryless` of a run's only event and its assumption in words; this is no bound.
 
-    None for a release without noise, for a public schedule, and for a run that inherits releases of another.
+    None for a release without noise, for a public schedule, and for a run that inherits releases of another run.
     """
     if len(events) != 1 or events[0].std == 0.0 or getattr(events[0].sampling, "schedule", None) != "random":
         return None

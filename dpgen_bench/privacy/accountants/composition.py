@@ -67,9 +67,8 @@ class Composition:
             if multiplier == 0.0:
                 return None
             match sampling:
-                case FixedSize() if (
-                    sampling.rate < 1.0 or relation == "add_remove"
-                ):  # refused under add/remove at any rate
+                # Under add/remove these are refused at any rate.
+                case FixedSize() if sampling.rate < 1.0 or relation == "add_remove":
                     fixed[sampling.size, sampling.of, multiplier] += times
                 case _ if sampling.rate == 1.0:
                     participations = sampling.most_answers(times) if isinstance(sampling, OneClient) else times

@@ -127,9 +127,9 @@ def mixture_delta(epsilon: float, squares: np.ndarray, probabilities: np.ndarray
     """log of (sum_h P(h) delta_Gauss(epsilon; mu_h) + rest), for the law [n] of mu² that `shift_law` returns."""
     positive = squares > 0.0
     logs = np.log(probabilities[positive]) + log_delta_gaussian(epsilon, np.sqrt(squares[positive]))
-    return (
-        float(logsumexp([*logs, math.log(rest)] if rest > 0.0 else logs)) if positive.any() or rest > 0.0 else -math.inf
-    )
+    if rest > 0.0:
+        return float(logsumexp([*logs, math.log(rest)]))
+    return float(logsumexp(logs)) if positive.any() else -math.inf
 
 
 def mixture_epsilon(gaussian: float, mechanisms: Mechanisms, delta: float, most: int = MOST_ATOMS) -> float:
@@ -176,8 +176,9 @@ def hits_rdp(hits: Hits, order: float) -> float:
     """RDP at `order` a > 1 of all releases of a mechanism, with published participation.
 
     log E e^(h a (a - 1) / (2 m²)) / (a - 1) for h = min(Binomial(times, rate), cap) participations; see
-    docs/accounting.md, "One client in each round". Without a cap this is times * `hit_rdp`. For a cap above `MOST_ATOMS`
-    the mean is not computed: the result is the smaller of the bounds without a cap and for `cap` unsampled releases.
+    docs/accounting.md, "One client in each round". Without a cap this is times * `hit_rdp`. The mean is not
+    computed for a cap above `MOST_ATOMS`; then the result is the smaller of the bounds without a cap and for `cap`
+    unsampled releases.
     """
     rate, multiplier, times, cap = hits
     without = times * hit_rdp(rate, multiplier, order)

@@ -1,7 +1,7 @@
-"""Tables of epsilon by several accountants under both neighbouring relations, remembered in a cache.
+"""Tables of epsilon by several accountants under both neighbouring relations, with a cache.
 
-Each figure that may take long is computed in a process of its own with a time limit, because nothing inside the
-accounting libraries can be interrupted. This module and `privacy.accountants` keep torch out of those processes.
+A value that may take long is computed in a process of its own with a time limit, because nothing inside the accounting
+libraries can be interrupted. This module and `proven` do not import torch, so that these processes start quickly.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ def epsilon_table(
     """epsilon of `events` at `delta` by each of the accountants under every relation, safe to write as JSON.
 
     Args:
-        events: what was (or would be) released, composed in full.
+        events: what was or would be released, composed in full.
         timeout_s: limit in seconds of one cell that needs a process of its own.
-        claims: label -> a paper's own figure, carried along under "claimed".
-        cache: JSON file that remembers cells by composition, delta, relation and library version.
-        conditional: label, with the assumption in it -> a figure, or the events of which it is the add/remove epsilon
-            by PLD; carried along under "conditional".
+        claims: label -> a paper's own value, copied to the row "claimed".
+        cache: JSON file that stores cells by composition, delta, relation and library version.
+        conditional: label that contains the assumption -> a value, or the events whose add/remove epsilon by PLD it is;
+            written to the row "conditional".
 
     Returns:
         {relation: {accountant: cell}} where a cell is a float, "inf", "over 60 s" or "not available: why".
 
     Raises:
-        ValueError: delta outside (0, 1).
+        ValueError: for a delta outside (0, 1).
     """
     if not 0.0 < delta < 1.0:
         raise ValueError(f"expected delta in (0, 1), got {delta!r}.")
@@ -62,7 +62,7 @@ def epsilon_table(
     for label, assumed in (conditional or {}).items():
         if not isinstance(assumed, float):
             jobs["conditional", label] = _Cell(Composition.of(assumed, "add_remove"), delta, "add_remove", "pld")
-    # A worker only waits for its process, so threads are enough; one per core keeps the limits honest.
+    # A worker only waits for its process, so threads are enough. One per core, so that time limits mean the same.
     with ThreadPoolExecutor(max_workers=max(1, os.cpu_count() or 1)) as workers:
         answers = workers.map(lambda cell: cell.answer(timeout_s, known), jobs.values())
         cells = dict(zip(jobs, answers, strict=True))
@@ -92,14 +92,14 @@ def conditional_epsilon(method: Any, events: Sequence[Event], delta: float) -> d
 
 
 class _Cell:
-    """One figure of the table. Answers are {"epsilon": x}, {"reason": why} or {"over": seconds}."""
+    """One cell of the table. Answers are {"epsilon": x}, {"reason": why}, {"over": seconds} or {"failed": why}."""
 
     def __init__(self, composition: Composition | None, delta: float, relation: Relation, name: str) -> None:
         self.composition, self.delta, self.relation, self.name = composition, delta, relation, name
 
     @property
     def slow(self) -> bool:
-        """Whether it may take more than about a second. RDP, unsampled Gaussians and one law of hits do not."""
+        """Whether it may take more than a second; RDP, unsampled Gaussians and one random participation take less."""
         if self.composition is None or ACCOUNTANTS[self.name].uncovered(self.composition, self.relation):
             return False
         return self.name != "rdp" and (bool(self.composition.poisson) or self.composition.hidden > 1)
@@ -155,7 +155,7 @@ class _Cell:
 
 
 def answer_request() -> None:
-    """The child's side: one JSON request on stdin, one JSON answer on stdout, and nothing else there."""
+    """Runs in the process of a cell: reads a JSON request from stdin, writes a JSON answer alone to stdout."""
     request = json.load(sys.stdin)
     composition = Composition.from_dict(request)
     with contextlib.redirect_stdout(sys.stderr):
@@ -183,7 +183,7 @@ def _word(answer: Mapping[str, Any]) -> float | str:
 
 
 def _read(cache: Path | None) -> dict[str, Any]:
-    """What the cache holds; nothing if it is missing or unreadable, since every cell can be computed again."""
+    """The content of the cache; empty if it is missing or unreadable, since every cell can be computed again."""
     content = {}
     if cache is not None:
         with contextlib.suppress(ValueError, OSError):
@@ -192,7 +192,7 @@ def _read(cache: Path | None) -> dict[str, Any]:
 
 
 def _remember(cache: Path, answers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Merge `answers` into the cache under a lock. Failures are not kept: they may be the machine's."""
+    """Merge `answers` into the cache under a lock. Failures are not kept, because the machine may have caused them."""
     from filelock import FileLock
 
     new = {key: answer for key, answer in answers.items() if "failed" not in answer}
