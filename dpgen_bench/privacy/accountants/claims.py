@@ -154,8 +154,7 @@ def wor_rdp(rate: float, sigma: float, compositions: int, delta: float) -> float
 
     and never more than (a - 1) e(a). The conversion is the classical one, as in autodp: epsilon is the minimum over a
     of rdp(a) + log(1/delta) / (a - 1). autodp also interpolates (a - 1) rdp(a) linearly between integers and minimises
-    over
-    real orders, with the same result: between integers its objective is a ratio of linear functions of a, hence
+    over real orders, with the same result: between integers its objective is a ratio of linear functions of a, hence
     monotone, and below order 2 it takes rdp(2) with a larger log term.
 
     With `compositions` = iterations x batch size it gives the value of the paper (1/1000, 1.07, 20,000 x 32, delta 1e-5
