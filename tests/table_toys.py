@@ -1,10 +1,11 @@
-"""A toy of a paper's table, and runs that answer its rows, for the tests of tables."""
+"""A toy of a paper's table, and runs that answer its rows, for the tests of tables and of the command line."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.runs.config import compose_config, specify
@@ -42,6 +43,38 @@ def measured(
     }
     repeats = [{"seed": seed, "samples": {"notes": []}, "metrics": metrics}] * repeats
     folder.reports.write({"protocol": spec.protocol_record(), "repeats": repeats, "complete": True})
+    folder.finish()
+    return spec.id
+
+
+def fake_run(results: Path, overrides: list[str], accuracy: float | list[float] | None, protocol=None) -> str:
+    """A finished run's files without the training, with one accuracy for each repeat; None: only failed."""
+    spec = specify(compose_config([*overrides, f"results={results}"]))
+    folder = Store(results).folder(spec.id)
+    folder.path.mkdir(parents=True)
+    (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(spec.config))
+    folder.write_json("identity.json", spec.training)
+    if accuracy is None:
+        folder.mark("failed", "train", RuntimeError("no"))
+        return spec.id
+    folder.write_json("ledger.json", ledger(spec.config.privacy, claimed=None))
+    repeats = [
+        {
+            "seed": r,
+            "samples": {"notes": []},
+            "metrics": {
+                "logreg": {
+                    "status": "measured",
+                    "values": {"acc_logreg_pct": value},
+                    "reason": None,
+                    "notes": ["few"] if value < 91 else [],
+                }
+            },
+        }
+        for r, value in enumerate(np.atleast_1d(accuracy).tolist())
+    ]
+    content = {"protocol": protocol or spec.protocol_record(), "repeats": repeats, "complete": True}
+    folder.reports.write(content)
     folder.finish()
     return spec.id
 

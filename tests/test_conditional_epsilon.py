@@ -18,7 +18,7 @@ from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame, side_by_side
 from dpgen_bench.tables.rows import load_table
 from tests.shard_cases import DELTA, unit
-from tests.test_cli import fake_run
+from tests.table_toys import fake_run
 
 
 class Figures:

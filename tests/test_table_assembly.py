@@ -1,0 +1,129 @@
+"""Sweeps expand to runs, and tables are assembled from the runs of a results folder: seeds, repeats, failures."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+
+from dpgen_bench.report.written import write_table
+from dpgen_bench.runs.config import compose_config, specify
+from dpgen_bench.runs.listing import describe_run
+from dpgen_bench.runs.statistics import t_interval
+from dpgen_bench.runs.store import Store
+from dpgen_bench.tables.assembly import assemble
+from dpgen_bench.tables.formats import long_frame, side_by_side
+from dpgen_bench.tables.rows import expand, load_table
+from tests.table_toys import fake_run
+
+
+def test_expansion_is_hydras_own():
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    sweep = "experiment=demo/dp_merf privacy.epsilon=1,10,inf seed=0,1 method.lr=0.1"
+    theirs = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(sweep.split()), None)[0]
+    assert sorted(map(sorted, expand(sweep))) == sorted(map(sorted, theirs))
+    assert len(expand(sweep)) == 6
+
+
+def test_a_table_tells_repeats_from_seeds_and_shows_no_other_protocols_figures(tmp_path):
+    """Seeds' means 90 and 94, within them deviations of 1 and 3 (n - 1: 2 and 18): pooled sqrt(10) = 3.2."""
+    table = load_table("demo")
+    first = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"]
+    fake_run(tmp_path, [*first, "seed=0"], [89.0, 91.0])
+    fake_run(tmp_path, [*first, "seed=1"], [91.0, 97.0])
+    other = specify(compose_config([*first, "protocol.num_samples=1000"])).protocol_record()
+    fake_run(tmp_path, ["experiment=demo/dp_merf", "privacy.epsilon=1", "protocol=quick", "seed=0"], 99.0, other)
+    one, ten, *_ = side_by_side(assemble("demo", table, tmp_path)).to_dict("records")
+    assert ten["acc_logreg_pct"] == "92.0 ± 2.8 (repeats ± 3.2)"
+    assert (one["acc_logreg_pct"], one["seeds"]) == ("–", "0")
+    assert one["status"] == "0 measured, 1 finished but not measured so, 1 not run"
+
+
+def test_a_run_that_two_sweeps_name_is_one_run(tmp_path):
+    run = "experiment=demo/dp_merf privacy.epsilon=10"
+    fake_run(tmp_path, [*run.split(), "protocol=quick", "seed=0"], 90.0)
+    sweeps = [f"{run} seed=0", f"{run} seed=0,1", f"{run} seed=0 protocol=quick protocol.repeats=3"]
+    table = OmegaConf.create({"title": "t", "protocol": "quick", "sweeps": sweeps, "metrics": ["acc_logreg_pct"]})
+    once, thrice = side_by_side(assemble("demo", table, tmp_path)).to_dict("records")
+    assert (once["acc_logreg_pct"], once["seeds"], once["status"]) == ("90.0", "1", "1 measured, 1 not run")
+    assert (thrice["acc_logreg_pct"], thrice["seeds"]) == ("–", "0")
+
+
+def test_a_figure_that_one_of_two_seeds_lacks_says_so(tmp_path):
+    first = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"]
+    fake_run(tmp_path, [*first, "seed=0"], 90.0)
+    run = Store(tmp_path).folder(fake_run(tmp_path, [*first, "seed=1"], 94.0))
+    (report,) = run.reports.all()
+    report["repeats"][0]["metrics"]["logreg"] |= {"status": "failed", "values": {}, "reason": "no"}
+    run.reports.write(report)
+    table = OmegaConf.merge(load_table("demo"), {"sweeps": ["experiment=demo/dp_merf privacy.epsilon=10 seed=0,1"]})
+    built = assemble("demo", table, tmp_path)
+    (line,) = side_by_side(built).to_dict("records")
+    assert line["acc_logreg_pct"] == "90.0 (1 of 2 seeds)"
+    assert "logreg: failed: no" in built.rows[0].notes()
+    assert "not measured: logreg" in "".join(describe_run(run))
+
+
+def test_a_table_shows_the_settings_its_rows_differ_in(tmp_path):
+    sweeps = ["experiment=demo/dp_merf method.steps=100,200", "experiment=demo/dpgan"]
+    table = OmegaConf.create(
+        {
+            "title": "t",
+            "protocol": "quick",
+            "sweeps": sweeps,
+            "settings": ["steps", "n_d"],
+            "metrics": ["acc_logreg_pct"],
+        }
+    )
+    built = assemble("demo", table, tmp_path)
+    frame = side_by_side(built)
+    assert list(frame["steps"]) == ["100", "200", "900"]
+    assert list(frame["n_d"]) == ["–", "–", "1"]
+    assert list(long_frame(built)["steps"]) == ["100", "200", "900"]
+    table.settings = ["stepz"]
+    with pytest.raises(ValueError, match="names of method settings, got 'stepz'"):
+        assemble("demo", table, tmp_path)
+
+
+def test_a_row_may_name_another_protocol_and_says_so(tmp_path):
+    table = OmegaConf.create(
+        {
+            "title": "t",
+            "protocol": "quick",
+            "sweeps": ["experiment=demo/dp_merf", "experiment=demo/dp_merf protocol=standard_utility"],
+            "metrics": ["acc_logreg_pct"],
+        }
+    )
+    frame = side_by_side(assemble("demo", table, tmp_path))
+    assert list(frame["protocol"]) == ["quick", "standard_utility"]
+
+
+def test_a_table_with_missing_failed_and_measured_runs(tmp_path):
+    table = load_table("demo")
+    first = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"]
+    fake_run(tmp_path, [*first, "seed=0"], 90.0)
+    fake_run(tmp_path, [*first, "seed=1"], 94.0)
+    fake_run(tmp_path, ["experiment=demo/dp_merf", "privacy.epsilon=1", "protocol=quick", "seed=0"], None)
+    frame = side_by_side(assemble("demo", table, tmp_path))
+    by = {(line["method"], line["ε budget"]): line for line in frame.to_dict("records")}
+    assert list(by) == [
+        ("dp_merf", "1"),
+        *((method, epsilon) for method in ("dp_merf", "dpgan", "dp_sinkhorn", "gs_wgan") for epsilon in ("10", "inf")),
+    ]
+    ten = by["dp_merf", "10"]
+    assert ten["acc_logreg_pct"] == "92.0 ± 2.8"  # mean and std (n - 1) of 90 and 94
+    assert (ten["ε proven"], ten["ε claimed"], ten["seeds"], ten["status"]) == ("9.5", "–", "2", "measured in part")
+    assert by["dp_merf", "1"]["status"] == "0 measured, 1 failed: train: RuntimeError: no, 1 not run"
+    assert by["dpgan", "inf"]["status"] == "not run"
+    assert by["dpgan", "inf"]["acc_logreg_pct"] == "–"
+    write_table("demo", tmp_path, "paper", ["md", "csv"], overwrite=True)
+    assert "- dp_merf digits ε=10: logreg: few" in (tmp_path / "tables" / "demo.md").read_text()
+    csv = pd.read_csv(tmp_path / "tables" / "demo.csv")
+    (line,) = csv[(csv.metric == "acc_logreg_pct") & (csv.seeds == 2)].to_dict("records")
+    assert (line["mean"], line["ci95_over"], line["protocol"]) == (92.0, "seeds", "quick")
+    assert (line["ci95_low"], line["ci95_high"]) == pytest.approx(t_interval([90.0, 94.0]))
+    before = (tmp_path / "tables" / "demo.md").read_bytes()
+    write_table("demo", tmp_path, "paper", ["md", "csv"], overwrite=True)
+    assert (tmp_path / "tables" / "demo.md").read_bytes() == before
