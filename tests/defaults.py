@@ -1,8 +1,9 @@
-"""Methods of the bench with the settings of their yamls, which is where defaults stand."""
+"""Methods of the bench with the settings of their yamls, which is where defaults stand, and comments of yamls."""
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra.utils import get_class
@@ -40,3 +41,9 @@ def named(name: str, **changes: Any) -> Method:
 def check_settings(name: str) -> dict[str, Any]:
     """The method's settings in its yaml's `check`, which make a fit short."""
     return {key: value for key, value in (_yaml(name).get("check") or {}).items() if "." not in key}
+
+
+def comment(path: Path) -> str:
+    """The comment lines of a yaml as one line."""
+    lines = path.read_text().splitlines()
+    return " ".join(line.removeprefix("# ") for line in lines if line.startswith("#"))
