@@ -58,10 +58,10 @@ tests:
 	$(RUN)/python -m pytest -q -n auto --dist loadscope --durations=10
 
 # The tests that compute with networks, but for those that replay or account whole runs, which take most of the time.
-NUMERIC := $(patsubst %,tests/test_%.py,batch_statistics behaviour bias_variance calibrated_accuracy classifiers \
-	dp_merf dp_sinkhorn dpgan dpgan_settings fed_gs_wgan fedavg_gan fidelity generator gradients gradients_bound \
-	gradients_limits gs_wgan gs_wgan_privacy inception_score kid memorisation nets network_training networks prdc \
-	privacy_core record_rng spectral stack step_frequency transport utility wgan_nets)
+NUMERIC := $(patsubst %,tests/test_%.py,batch_statistics behaviour bias_variance calibrated_accuracy \
+	classifier_cache classifiers dp_merf dp_sinkhorn dpgan dpgan_settings fed_gs_wgan fedavg_gan fidelity generator \
+	gradients gradients_bound gradients_limits gs_wgan gs_wgan_privacy inception_score kid memorisation nets \
+	network_training networks prdc privacy_core record_rng spectral stack step_frequency transport utility wgan_nets)
 NOT_NUMERIC := conform or caught or published_setting or presets or few_images
 PERTURB ?= 1
 

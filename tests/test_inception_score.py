@@ -1,12 +1,8 @@
-"""The Inception Score against closed forms, laws and torch-fidelity; its classifier's cache and what may be cached."""
+"""The Inception Score by formula, as a metric with a stand-in for its classifier, and with a real network."""
 
 from __future__ import annotations
 
-import threading
-import time
-import warnings
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,12 +18,8 @@ from dpgen_bench.data.records import DatasetSpec, Records
 from dpgen_bench.evaluate.inception_score import InceptionScore, expected_bias, inception_score
 from dpgen_bench.evaluate.metric import EvalContext, evaluate
 from dpgen_bench.evaluate.networks import Network
-from dpgen_bench.evaluate.reference import reference_network, reference_predictions
-from dpgen_bench.evaluate.utility import Accuracy
-
-
-def one_hot(labels: Tensor, classes: int) -> Tensor:
-    return torch.nn.functional.one_hot(labels, classes).double()
+from dpgen_bench.evaluate.reference import reference_network
+from tests.classifier_stub import TEST, Stub, context, one_hot, shown
 
 
 def random_rows(n: int, classes: int, seed: int, scale: float = 3.0) -> Tensor:
@@ -122,87 +114,12 @@ def test_few_samples_bias_the_log_score_downwards_by_what_the_note_says(samples,
     assert shortfall == pytest.approx(expected_bias(samples, classes), rel=0.1)
 
 
-# The metric, with a stand-in for the classifier: it answers with the label in the image's first pixel
-
-
-@dataclass
-class Stub:
-    """Keeps the seeds of its trainings; `sure` is the probability of the class it answers with."""
-
-    sure: float = 1.0
-    pause: float = 0.0
-    net: str = "stub"
-
-    def __post_init__(self) -> None:
-        self.fits: list[int] = []
-
-    def fit(self, records: Records, ctx: EvalContext) -> Any:
-        self.fits.append(ctx.seed)
-        time.sleep(self.pause)
-        return FittedStub(ctx.num_classes, torch.tensor([self.sure]))
-
-    def restore(self, state: dict[str, Tensor], image_shape: Any, num_classes: int, device: Any) -> Any:
-        return FittedStub(num_classes, state["sure"])
-
-    def one_core(self, device: Any) -> bool:
-        return str(device) == "cpu"
-
-
-@dataclass
-class FittedStub:
-    classes: int
-    sure: Tensor
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        return {"sure": self.sure}
-
-    def predict(self, images: Tensor) -> Tensor:
-        return images[:, 0, 0, 0].long()
-
-    def probabilities(self, images: Tensor) -> Tensor:
-        sure = float(self.sure)
-        return one_hot(self.predict(images), self.classes) * (sure - (1 - sure) / (self.classes - 1)) + (1 - sure) / (
-            self.classes - 1
-        )
-
-
-def shown(labels: Tensor) -> Records:
-    """Images whose first pixel is their label."""
-    images = torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8)
-    images[:, 0, 0, 0] = labels.to(torch.uint8)
-    return Records(images, labels)
-
-
-@dataclass(frozen=True)
-class Shown(DatasetSpec):
-    """4 classes; `n` training records."""
-
-    n: int = 8
-    name: str = "shown"
-    root: str = "nowhere"
-
-    @property
-    def image_shape(self):
-        return (1, 2, 2)
-
-    @property
-    def class_names(self):
-        return tuple("abcd")
-
-    def load(self, split):
-        return shown(torch.arange(self.n) % 4)
-
-    def identity(self):
-        return {"name": self.name}
-
-
-TEST = shown(torch.arange(12) % 4)
+# The metric, with a stand-in for the classifier
 
 
 @pytest.fixture
 def ctx(tmp_path) -> EvalContext:
-    return EvalContext(seed=3, device="cpu", num_classes=4, cache=tmp_path, dataset=Shown())
+    return context(tmp_path)
 
 
 def test_values_and_their_names(ctx):
@@ -247,130 +164,6 @@ def test_few_samples_are_refused_or_noted(ctx):
     assert evaluate(metric, shown(torch.arange(2000) % 4), TEST, ctx).notes == []
     with pytest.raises(ValueError, match="1 split or more, got 0"):
         InceptionScore(Stub(), splits=0)
-
-
-# The cache
-
-
-def test_one_training_for_all_runs_of_a_dataset(ctx, tmp_path):
-    metric = InceptionScore(Stub(sure=0.7), splits=1)
-    samples = shown(torch.arange(40) % 4)
-    first = metric(samples, TEST, ctx)
-    assert metric.classifier.fits == [0]  # trained with seed 0, whichever run is measured
-    again = InceptionScore(Stub(sure=0.7), splits=1)
-    assert again(samples, TEST, replace(ctx, seed=9)) == pytest.approx(first)
-    assert again.classifier.fits == []
-    kinds = {path.suffix for path in (tmp_path / "classifiers").iterdir()}
-    assert kinds - {".lock"} == {".json", ".safetensors", ".npz"}
-
-
-@pytest.mark.parametrize(
-    ("sure", "changes"),
-    [(0.6, {}), (1.0, {"dataset": Shown(n=9)}), (1.0, {"num_classes": 5})],
-    ids=["settings", "records", "classes"],
-)
-def test_other_settings_records_or_classes_are_another_training(sure, changes, ctx):
-    InceptionScore(Stub(), splits=1)(TEST, TEST, ctx)
-    metric = InceptionScore(Stub(sure=sure), splits=1)
-    metric(TEST, TEST, replace(ctx, **changes))
-    assert metric.classifier.fits == [0]
-
-
-def accuracy_of(classifier, test: Records, ctx: EvalContext) -> float:
-    return InceptionScore(classifier, splits=1)(TEST, test, ctx)["inception_score_classifier_acc_pct"]
-
-
-def test_another_test_set_another_accuracy_without_a_training(ctx):
-    classifier = Stub()
-    half = Records(TEST.images, TEST.labels.clamp(max=1))
-    assert [accuracy_of(classifier, test, ctx) for test in (TEST, half, TEST)] == [100.0, 50.0, 100.0]
-    assert classifier.fits == [0]
-
-
-def test_the_test_images_are_asked_about_once(ctx, monkeypatch):
-    first = reference_predictions(Stub(), ctx.train(), TEST.images, ctx)
-    monkeypatch.setattr(FittedStub, "predict", lambda self, images: pytest.fail("asked about the test images again"))
-    assert torch.equal(reference_predictions(Stub(), ctx.train(), TEST.images, ctx), first)
-
-
-def test_a_calibrated_accuracy_and_a_score_share_one_training(ctx):
-    classifier = Stub(sure=0.7)
-    values = Accuracy("it", classifier)(TEST, TEST, replace(ctx, seed=0))
-    assert classifier.fits == [0, 0]  # on the real records, and on the samples
-    assert accuracy_of(classifier, TEST, ctx) == values["acc_it_real_pct"]
-    assert classifier.fits == [0, 0]
-
-
-@pytest.mark.parametrize(
-    "harm",
-    ["truncate", "flip", "no weights", "no json object", "half a json", "another network"],
-)
-def test_damaged_files_are_noticed_and_mended(harm, ctx):
-    samples = shown(torch.arange(40) % 4)
-    good = InceptionScore(Stub(sure=0.7), splits=1)(samples, TEST, ctx)
-    folder = ctx.cache / "classifiers"
-    (weights,), (about,) = folder.glob("*.safetensors"), folder.glob("*.json")
-    content = weights.read_bytes()
-    if harm == "truncate":
-        weights.write_bytes(content[:-2])
-    elif harm == "flip":
-        weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    elif harm == "no weights":
-        weights.unlink()
-    elif harm == "no json object":
-        about.write_text("[1, 2]")
-    elif harm == "half a json":
-        about.write_text(about.read_text()[:40])
-    else:
-        InceptionScore(Stub(sure=0.6), splits=1)(samples, TEST, ctx)
-        (other,) = set(folder.glob("*.json")) - {about}
-        other.replace(about)
-        other.with_suffix(".safetensors").replace(weights)
-    mended = Stub(sure=0.7)
-    with pytest.warns(UserWarning, match="trained anew"):
-        assert InceptionScore(mended, splits=1)(samples, TEST, ctx) == good
-    assert mended.fits == [0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert InceptionScore(mended, splits=1)(samples, TEST, ctx) == good
-    assert mended.fits == [0]
-
-
-def test_two_at_once_train_once(ctx):
-    stubs = [Stub(pause=0.3), Stub(pause=0.3)]
-    threads = [threading.Thread(target=reference_network, args=(stub, shown(TEST.labels), ctx)) for stub in stubs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(len(stub.fits) for stub in stubs) == [0, 1]
-
-
-def test_an_interrupted_training_leaves_nothing_to_load(ctx, monkeypatch):
-    def stopped(*_):
-        raise KeyboardInterrupt
-
-    metric = InceptionScore(Stub(), splits=1)
-    with monkeypatch.context() as patched:
-        patched.setattr(Stub, "fit", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            metric(TEST, TEST, ctx)
-    with monkeypatch.context() as patched:  # killed after the training, before the test images
-        patched.setattr(FittedStub, "predict", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            metric(TEST, TEST, ctx)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert metric(TEST, TEST, ctx)["inception_score"] == pytest.approx(4.0)
-    assert metric.classifier.fits == [0]  # the first was stopped before it was one, the second was kept
-
-
-def test_closed_training_records_stay_closed_even_with_a_classifier_in_the_cache(ctx):
-    metric = InceptionScore(Stub(), splits=1)
-    metric(TEST, TEST, ctx)
-    result = evaluate(metric, TEST, TEST, replace(ctx, train_closed="this run's records are not to be looked at"))
-    assert (result.status, result.reason) == ("not measured", "this run's records are not to be looked at")
-    assert evaluate(metric, TEST, TEST, replace(ctx, dataset=None)).status == "not measured"
 
 
 # With real networks
