@@ -1,4 +1,4 @@
-"""GS-WGAN on clients against Algorithm 2: what a client computes, what leaves it, and planted faults."""
+"""GS-WGAN on clients against Algorithm 2: a whole run, its privacy, and planted faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import Tensor
 
 from dpgen_bench.data.private import PrivateData
@@ -21,8 +20,7 @@ from dpgen_bench.federation.messages import encode
 from dpgen_bench.generator import Generator, NetGenerator
 from dpgen_bench.method import Context
 from dpgen_bench.nets.latents import draw_latents
-from dpgen_bench.nets.wasserstein import CriticTraining, draw_matching
-from dpgen_bench.nets.wgan import DCGANGenerator, ProjectionCritic
+from dpgen_bench.nets.wgan import DCGANGenerator
 from dpgen_bench.privacy import bounds
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.events import Budget
@@ -50,137 +48,6 @@ TINY: dict[str, Any] = dict(
     batch_size=B, steps=8, n_critic=1, warm_start=1, generator="dcgan", width=2, critic_width=2, latent_dim=3
 )
 Answer = tuple[Tensor, dict[str, Tensor]]
-
-
-def coins(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def net(name: str, **sizes: int) -> dict[str, Any]:
-    return {"_target_": f"dpgen_bench.nets.wgan.{name}", "image_shape": [*SHAPE], "num_classes": 10, "width": 2} | sizes
-
-
-def program(n_critic: int = 2) -> CriticClient:
-    training = CriticTraining(B, n_critic, drift=0.3, latent_dim=3, lr=1e-2)
-    return CriticClient(training, net("ProjectionCritic"), net("DCGANGenerator", latent_dim=3), 1, 10)
-
-
-def records(*labels: int) -> tuple[Tensor, Tensor]:
-    return torch.rand(len(labels), *SHAPE, generator=coins(7)), torch.tensor(labels, dtype=torch.int64)
-
-
-def message(*batches: list[int], seed: int = 1) -> dict[str, Tensor]:
-    labels = torch.tensor(batches)
-    return {"images": torch.rand(*labels.shape, *SHAPE, generator=coins(seed)), "labels": labels}
-
-
-def plain(state: dict[str, Tensor]) -> ProjectionCritic:
-    critic = ProjectionCritic(SHAPE, 10, width=2)
-    critic.load_state_dict({name: state[name] for name in critic.state_dict()})
-    return critic
-
-
-def iterate(critic: ProjectionCritic) -> None:
-    """One power iteration of each norm, as any forward pass in training mode makes."""
-    with torch.no_grad():
-        critic.train()(torch.zeros(1, *SHAPE), torch.zeros(1, dtype=torch.int64))
-    critic.eval()
-
-
-def gradient_in(critic: ProjectionCritic, x: Tensor, y: Tensor) -> Tensor:
-    iterate(critic)
-    x = x.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(-critic(x, y).sum(), x)
-    return gradient
-
-
-def test_the_gradient_is_that_of_the_stored_critic_in_the_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fed_gs_wgan, "draw_matching", lambda *args: None)  # no update before it
-    asked, own = message([3] * B, [3, 5, 3, 5]), records(3, 5, 5)
-    state = program().start(own, coins())
-    gradient, after = program().answer(asked, own, state, coins())
-    expected = gradient_in(plain(state), asked["images"][-1], asked["labels"][-1])
-    assert torch.allclose(gradient, expected, rtol=1e-3, atol=1e-6)
-    assert float(expected.flatten(1).norm(dim=1).min()) > 1e-3
-    assert after == {}
-
-
-def test_one_update_is_adams_step_on_the_loss_of_the_matching_records() -> None:
-    """The loss, its gradient and the step once more, with a plain module and autograd."""
-    asked, own, same = message([3, 5, 5, 3]), records(5, 3, 8, 3, 5), coins(4)
-    client, (x,), (y,) = program(n_critic=1), asked["images"], asked["labels"]
-    state = client.start(own, coins())
-    gradient, after = client.answer(asked, own, state, coins(4))
-    pairs = draw_matching(own, y, B, same)
-    assert pairs is not None
-    real, mix = pairs[1], torch.rand(1, B, 1, 1, 1, generator=same)[0]
-    critic = plain(state)
-    iterate(critic)
-    adam = torch.optim.Adam(critic.parameters(), 1e-2, (0.5, 0.9))
-    between = (mix * real + (1 - mix) * x).requires_grad_()
-    (slopes,) = torch.autograd.grad(critic(between, y).sum(), between, create_graph=True)
-    penalty = (slopes.flatten(1).norm(dim=1) - 1).square().mean()
-    scores = critic(real, y)
-    (critic(x, y).mean() - scores.mean() + 10 * penalty + 0.3 * scores.square().mean()).backward()
-    adam.step()
-    assert torch.allclose(gradient, gradient_in(critic, x, y), rtol=1e-3, atol=1e-6)
-    assert all(torch.allclose(after[name], value, atol=1e-5) for name, value in critic.state_dict().items())
-    for name, parameter in critic.named_parameters():
-        moment = adam.state[parameter]["exp_avg"]
-        assert torch.allclose(after[f"exp_avg.{name}"], moment, rtol=1e-3, atol=1e-5), name
-        assert not torch.equal(after[name], state[name]), name
-    assert float(after["step"]) == 1
-
-
-def test_the_same_coins_give_the_same_answer_and_others_another() -> None:
-    asked, own = message([3] * B, [5] * B), records(3, 5, 3, 5, 3)
-    start, again = (program().start(own, coins()) for _ in range(2))
-    (one, after), (same, kept), (other, _) = (program().answer(asked, own, start, coins(s)) for s in (1, 1, 2))
-    for parts, others in ((start, again), (after, kept)):
-        assert all(torch.equal(parts[name], others[name]) for name in parts)
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
-
-
-def test_labels_that_the_client_does_not_hold_train_nothing_and_get_no_gradient() -> None:
-    own, batches = records(3, 4, 3), ([5] * B, [3, 5, 4, 5], [5, 3, 5, 4])
-    state, asked, changed = program().start(own, coins()), message(*batches), message(*batches, seed=2)
-    strange = (asked["labels"] == 5)[..., None, None, None]
-    changed["images"] = torch.where(strange, changed["images"], asked["images"])
-    (one, after), (other, kept) = (program().answer(parts, own, state, coins(1)) for parts in (asked, changed))
-    assert (one.flatten(1).norm(dim=1) > 0).tolist() == [False, True, False, True]
-    assert (torch.equal(one, other), float(after["step"])) == (True, 2.0)
-    assert all(torch.equal(after[name], kept[name]) for name in after)
-    for holding in (own, records()):  # none of these, or no record at all
-        start = program().start(holding, coins())
-        nothing, unchanged = program().answer(message([5] * B, [9] * B), holding, start, coins(1))
-        assert set(plain(start).state_dict()) == set(start)
-        assert (nothing.shape, nothing.abs().max(), unchanged) == ((B, *SHAPE), 0.0, {})
-
-
-def of_values(values: Tensor, *labels: int) -> tuple[Tensor, Tensor]:
-    return values[:, None, None, None].expand(-1, *SHAPE), torch.tensor(labels)
-
-
-def test_matching_records_are_uniform_among_those_of_the_label() -> None:
-    """Chi-square; two chances of 1e-7 of a false alarm."""
-    own, wanted = of_values(torch.arange(8) / 100, 3, 1, 3, 3, 7, 1, 3, 3), torch.tensor([3, 1])
-    pairs = draw_matching(own, wanted, 6000, coins())
-    assert pairs is not None
-    places, chosen = pairs[0], (pairs[1][:, 0, 0, 0] * 100).round().long()
-    assert torch.equal(places, torch.arange(6000) % 2)
-    assert torch.equal(own[1][chosen], wanted[places])
-    for label in (3, 1):
-        assert stats.chisquare(torch.bincount(chosen, minlength=8)[own[1] == label].numpy()).pvalue > 1e-7
-
-
-def test_places_without_a_record_are_left_out_others_repeated_and_pixels_cleaned() -> None:
-    own = of_values(torch.tensor([math.nan, 0.5, math.nan, -math.inf]), 3, 1, 3, 2)
-    pairs = draw_matching(own, torch.tensor([5, 3, 9, 1, 0]), 5, coins())
-    assert pairs is not None
-    assert pairs[0].tolist() == [1, 3, 1, 3, 1]
-    assert pairs[1][:, 0, 0, 0].tolist() == [0.0, 0.5, 0.0, 0.5, 0.0]
-    assert draw_matching(own, torch.tensor([5, 9]), 5, coins()) is None
 
 
 class Seen(Context):
@@ -249,7 +116,7 @@ def test_the_generator_descends_along_the_answers(sign: float, monkeypatch: pyte
     (group,) = context.stateful["adam"].param_groups
     assert (group["lr"], group["betas"]) == (1e-2, (0.4, 0.9))
     torch.manual_seed(3)
-    g, public = DCGANGenerator(SHAPE, 10, latent_dim=3, width=2), coins(3)
+    g, public = DCGANGenerator(SHAPE, 10, latent_dim=3, width=2), toys.seeded(3)
     z = draw_latents("normal", (3, B, 3), public, torch.device("cpu"))
     labels = torch.randint(10, (3, B), generator=public)
     assert torch.equal(first[0]["labels"], labels)

@@ -54,6 +54,10 @@ class Watcher(Observer):
         pass
 
 
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 def records(n: int = 12, shape: tuple[int, int, int] = (1, 28, 28)) -> tuple[Tensor, Tensor]:
     """Random uint8 images [n, *shape], always the same, and labels 0 .. 9 by turns."""
     generator = torch.Generator().manual_seed(5)
