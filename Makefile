@@ -62,7 +62,7 @@ NUMERIC := $(patsubst %,tests/test_%.py,batch_statistics behaviour bias_variance
 	classifier_cache classifiers dp_merf dp_sinkhorn dp_sinkhorn_privacy dpgan dpgan_settings fed_gs_wgan \
 	fed_gs_wgan_client fedavg_gan fedavg_nets fidelity generator gradients gradients_bound gradients_limits gs_wgan \
 	gs_wgan_privacy inception_score kid memorisation nets network_training networks prdc privacy_core record_rng \
-	spectral stack step_frequency transport utility wgan_nets)
+	record_rng_mechanisms spectral stack step_frequency transport utility wgan_nets)
 NOT_NUMERIC := conform or caught or published_setting or presets or few_images
 PERTURB ?= 1
 
