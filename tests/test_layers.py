@@ -99,7 +99,7 @@ def test_methods_import_the_harness_up_to_method(path):
     assert not [name for name in names if LEVEL[part_of(name)] > LEVEL["method"]]
 
 
-@pytest.mark.parametrize("part", ["dpgen_bench", "methods"])
+@pytest.mark.parametrize("part", ["dpgen_bench", "methods", "tests"])
 def test_files_have_at_most_400_lines(part):
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in (ROOT / part).rglob("*.py")}
     assert not {name: length for name, length in lengths.items() if length > 400}
