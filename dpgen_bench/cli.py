@@ -92,7 +92,7 @@ def _account(argv: list[str]) -> int:
 
 def _evaluate(argv: list[str]) -> int:
     from dpgen_bench.runs.execute import evaluate_run
-    from dpgen_bench.runs.listing import print_figures
+    from dpgen_bench.runs.listing import print_metrics
 
     parser = argparse.ArgumentParser("dpgen evaluate", allow_abbrev=False)
     parser.add_argument("run", help="a run id or the start of one")
@@ -100,7 +100,7 @@ def _evaluate(argv: list[str]) -> int:
     parser.epilog = "then overrides: protocol=NAME, protocol.repeats=5, runtime.device=..., --config-dir DIR"
     given, overrides = parser.parse_known_args(argv)
     folder = evaluate_run(given.results, given.run, overrides)
-    print_figures(folder)
+    print_metrics(folder)
     return 0
 
 

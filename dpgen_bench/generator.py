@@ -178,11 +178,11 @@ class NetGenerator(Generator):
         return NetGenerator(net, **self.config())
 
     def _latents(self, seed: int, block: int) -> Tensor:
-        coins = Key.seeded(f"sample:{seed}").derive(block).generator("latents")
+        rng = Key.seeded(f"sample:{seed}").derive(block).generator("latents")
         shape = (BLOCK, self.latent_dim)
         if self.latent == "normal":
-            return torch.from_numpy(coins.standard_normal(shape, dtype="float32"))
-        uniform = torch.from_numpy(coins.random(shape, dtype="float32"))
+            return torch.from_numpy(rng.standard_normal(shape, dtype="float32"))
+        uniform = torch.from_numpy(rng.random(shape, dtype="float32"))
         return uniform if self.latent == "uniform" else (uniform < 0.5).float()
 
     def sample(self, labels: Tensor, seed: int) -> Tensor:

@@ -47,7 +47,7 @@ class Scale:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the public randomness of a run: network initialisation, latents, labels. Never coins or noise."""
+    """Seed the public randomness of a run: network initialisation, latents, labels. Never draws or noise."""
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
@@ -140,9 +140,9 @@ class Context:
         """Write public scalars of the current step into log.jsonl: only functions of releases and public inputs.
 
         Raises:
-            Spoiled: after a private function has raised: what a method logs then may be of that error.
+            Invalidated: after a private function has raised: what a method logs then may be of that error.
         """
-        self._releases.refuse_if_spoiled()
+        self._releases.refuse_if_invalidated()
         self._public.write(**scalars)
 
     def count_bytes(self, *, server_to_client: int = 0, client_to_server: int = 0) -> None:

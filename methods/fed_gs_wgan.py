@@ -45,13 +45,13 @@ class CriticClient(Program):
     iterations: int
     num_classes: int
 
-    def start(self, records: Records, coins: torch.Generator) -> Parts:
+    def start(self, records: Records, rng: torch.Generator) -> Parts:
         """ClientWarmStart, lines 17-31."""
         critic, generator = (partial(make_net, net, records[0].device) for net in (self.critic, self.generator))
-        tensors = self.training.warm_start(critic, generator, self.iterations, self.num_classes, [records], [coins])
+        tensors = self.training.warm_start(critic, generator, self.iterations, self.num_classes, [records], [rng])
         return {name: tensor[0] for name, tensor in tensors.items()}
 
-    def answer(self, message: Parts, records: Records, state: Parts, coins: torch.Generator) -> Answer:
+    def answer(self, message: Parts, records: Records, state: Parts, rng: torch.Generator) -> Answer:
         """ClientUpdate, lines 33-37, for every batch of the message; the gradient in the images of the last.
 
         Labels come from the server, so each image is set against a record of the same label. Those of labels that the
@@ -63,10 +63,10 @@ class CriticClient(Program):
         D = self.training.stack(template, {name: tensor[None] for name, tensor in state.items()})
         improved = False
         for x, y in zip(images, labels, strict=True):
-            if (pairs := draw_matching(records, y, len(y), coins)) is None:
+            if (pairs := draw_matching(records, y, len(y), rng)) is None:
                 continue
             places, real = pairs
-            mix = torch.rand(1, len(y), 1, 1, 1, generator=coins).to(x.device)
+            mix = torch.rand(1, len(y), 1, 1, 1, generator=rng).to(x.device)
             self.training.update(D, real[None], x[places][None], y[places][None], mix)
             improved = True
         gradient = self.training.image_gradient(D, images[-1][None], labels[-1][None])[0]

@@ -44,14 +44,14 @@ class DiscriminatorClient(Program):
     lr: float
     weight_decay: float
 
-    def answer(self, message: Parts, records: Records, state: Parts, coins: torch.Generator) -> Answer:
+    def answer(self, message: Parts, records: Records, state: Parts, rng: torch.Generator) -> Answer:
         """Parameters after the steps minus those before, [P]."""
         before = message["discriminator"]
         D = net_with_parameters(self.discriminator, before)
         G = net_with_parameters(self.generator, message["generator"])
         optimizer = make_optimizer(self.optimizer, D, self.lr, self.weight_decay)
         for _ in range(self.local_steps):
-            loss = self.training.loss_of_one(D, G, records, coins)
+            loss = self.training.loss_of_one(D, G, records, rng)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -82,12 +82,12 @@ class GSWGAN(GSWGANSettings):
         critic_template = make_net(config_of(ProjectionCritic, data, width=self.critic_width), ctx.device)
 
         def query(
-            x: Tensor, y: Tensor, images: Tensor, labels: Tensor, critic: dict[str, Tensor], coins: torch.Generator
+            x: Tensor, y: Tensor, images: Tensor, labels: Tensor, critic: dict[str, Tensor], rng: torch.Generator
         ) -> tuple[Tensor, dict[str, Tensor]]:
             """Train the drawn critic on its shard; the gradient of its loss in x, and the critic."""
             D = self.training.stack(critic_template, {name: value[None] for name, value in critic.items()})
             with in_eval_mode(g):  # a private pass must not move the generator's spectral vectors
-                self.training.improve(D, [(images, labels)], lambda z, y: g(z[0], y[0])[None], [coins])  # lines 16-21
+                self.training.improve(D, [(images, labels)], lambda z, y: g(z[0], y[0])[None], [rng])  # lines 16-21
             gradient = self.training.image_gradient(D, x[None], y[None])[0]
             return gradient, {name: value[0] for name, value in D.tensors(adam=True).items()}
 

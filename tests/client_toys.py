@@ -41,10 +41,10 @@ class Toy:
     def identity(self) -> dict[str, Any]:
         return {}
 
-    def start(self, records, coins):
+    def start(self, records, rng):
         return {"answers": torch.zeros(1)}
 
-    def answer(self, message, records, state, coins):
+    def answer(self, message, records, state, rng):
         _, labels = records
         if self.wrong == "raises" and 3 in labels:
             raise RuntimeError("secret 3")

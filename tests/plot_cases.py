@@ -12,7 +12,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from dpgen_bench.runs.config import RunSpec, compose_config, specify
-from dpgen_bench.runs.measurements import Report
+from dpgen_bench.runs.measurements import Measurement
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables.rows import TableRow
 
@@ -23,7 +23,7 @@ def spec_of(line: str) -> RunSpec:
     return specify(compose_config(line.split()))
 
 
-def report_of(spec: RunSpec, values: Mapping[str, float]) -> Report:
+def report_of(spec: RunSpec, values: Mapping[str, float]) -> Measurement:
     result = {"status": "measured", "values": dict(values), "notes": [], "reason": ""}
     repeat = {"seed": 0, "samples": {"notes": []}, "metrics": {"made": result}}
     return {"protocol": spec.protocol_record(), "repeats": [repeat], "complete": True}

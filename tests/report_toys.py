@@ -72,10 +72,10 @@ def make_run(
     return folder
 
 
-def cell(printed: float | None, ours: float | None, unlike: str = "", **other) -> Cell:
+def cell(printed: float | None, ours: float | None, caveat: str = "", **other) -> Cell:
     summary = None if ours is None else summarise([[ours]])
     return Cell(
-        published=printed, ours=summary, words="–" if summary is None else summary.text(), unlike=unlike, **other
+        published=printed, ours=summary, words="–" if summary is None else summary.text(), caveat=caveat, **other
     )
 
 

@@ -24,7 +24,7 @@ def open_data(n=12, place=None, images=None):
     return PrivateData(images, labels, 2, Services(ledger, Key.seeded("test"), place=place or StatePlace())), ledger
 
 
-def count(records, coins):
+def count(records, rng):
     """First state: how many records, and their sum."""
     sums = torch.stack([images.sum() for images, _ in records])
     return {
@@ -34,7 +34,7 @@ def count(records, coins):
     }
 
 
-def visit(images, labels, state, coins):
+def visit(images, labels, state, rng):
     rows = torch.full((2, 1), float(state["visits"]))
     return rows, {**state, "visits": state["visits"] + 1.0}
 

@@ -99,7 +99,7 @@ def test_shards_of_gs_wgan_proven_conditional_and_claimed(capsys) -> None:
     table = found["epsilon"]
     assert table["replace_one"]["pld"] == pytest.approx(610.3, abs=0.05)
     assert table["add_remove"] == table["replace_one"]  # rows: any function of the batch
-    assert "random number of hits" in table["add_remove"]["prv"]
+    assert "random number of participations" in table["add_remove"]["prv"]
     assert table["claimed"] == {
         "claimed (640,000 compositions, without-replacement RDP)": pytest.approx(9.9926, abs=1e-4)
     }

@@ -14,7 +14,7 @@ from dpgen_bench.generator import BLOCK, Generator, NetGenerator, batch_sizes
 from dpgen_bench.runs.config import CONF, RunSpec, compose_config, specify
 from dpgen_bench.runs.execute import evaluate_run, execute
 from dpgen_bench.runs.measure import measure
-from dpgen_bench.runs.measurements import Reports
+from dpgen_bench.runs.measurements import Measurements
 from dpgen_bench.runs.samples import draw_samples
 from dpgen_bench.runs.store import RunFolder, Store
 from tests.test_generator import Bare
@@ -366,7 +366,7 @@ def test_a_protocol_that_does_not_set_it_has_the_record_it_had(tmp_path, monkeyp
     monkeypatch.setattr("dpgen_bench.runs.config.EVALUATION_VERSION", 2)
     metrics = {"mean": {"_target_": "tests.toy_metrics.Mean"}}
     spec = spec_for(tmp_path, num_samples=40, labels="balanced", rounding="none", floor=128, repeats=2, metrics=metrics)
-    assert Reports(tmp_path).file_of(spec.protocol_record()).name == "toy-cb66b6a9.json"
+    assert Measurements(tmp_path).file_of(spec.protocol_record()).name == "toy-cb66b6a9.json"
     names = {path.stem for path in (CONF / "protocol").glob("*.yaml")}
     records = {name: RunSpec(compose_config([f"protocol={name}"]), {}).protocol_record() for name in names}
     assert {name for name, record in records.items() if "batch_statistics" in record} == {"dp_sinkhorn_authors"}

@@ -194,9 +194,9 @@ def test_a_relation_the_accountant_lacks_is_not_worked_around(accountant) -> Non
 
 def test_a_random_shard_is_not_calibrated_by_prv() -> None:
     budget = Budget(1.0, 1e-5, "add_remove", "prv")
-    with pytest.raises(NotCovered, match="random number of hits"):
+    with pytest.raises(NotCovered, match="random number of participations"):
         calibrate_std(budget, [], OneShard(10), RECORD, 100)
-    with pytest.raises(NotCovered, match="random number of hits"):
+    with pytest.raises(NotCovered, match="random number of participations"):
         calibrate_times(budget, [], OneShard(10), RECORD, 1.0)
 
 

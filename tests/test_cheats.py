@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpgen_bench.testing import ClosedDoor, ConformanceError, check_method
+from dpgen_bench.testing import ConformanceError, PrivateAccess, check_method
 from tests import cheats
 from tests.cheats import Boxed, Door, Momentum, StepsByLoss
 from tests.cheats_outside import ComputedOnce, Noted, Outside
@@ -90,10 +90,10 @@ def test_their_honest_neighbours_are_not_accused(honest):
 
 @pytest.mark.parametrize("door", ["name", "getattr", "vars", "copy", "set", "caught"])
 def test_private_attributes_are_closed(door):
-    with pytest.raises(ClosedDoor, match=r"cheats.py:\d+ used '_"):
+    with pytest.raises(PrivateAccess, match=r"cheats.py:\d+ used '_"):
         check_method(lambda: Door(door=door), **SMALL)
 
 
 def test_a_mangled_name_is_closed():
-    with pytest.raises(ClosedDoor, match="used '_PrivateData__images' of a PrivateData"):
+    with pytest.raises(PrivateAccess, match="used '_PrivateData__images' of a PrivateData"):
         check_method(cheats.MangledDoor, **SMALL)

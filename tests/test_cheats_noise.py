@@ -9,8 +9,8 @@ import torch
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.noise import add_noise
 from dpgen_bench.privacy.record_rng import RecordRng
-from dpgen_bench.privacy.state import private_coins
-from dpgen_bench.testing import ClosedDoor, ConformanceError, check_method
+from dpgen_bench.privacy.state import private_rng
+from dpgen_bench.testing import ConformanceError, PrivateAccess, check_method
 from dpgen_bench.testing.other_noise import OtherNoise
 from tests.cheats_noise import ByTheClass, KnowsTheNoise
 
@@ -28,9 +28,9 @@ def test_who_subtracts_a_constant_is_not_accused():
 
 
 def test_a_guessed_key_and_the_functions_of_a_class_are_closed():
-    with pytest.raises(ClosedDoor, match=r"cheats_noise.py:\d+ used 'seeded' of Key"):
+    with pytest.raises(PrivateAccess, match=r"cheats_noise.py:\d+ used 'seeded' of Key"):
         check_method(lambda: KnowsTheNoise(by="guess"), **SMALL)
-    with pytest.raises(ClosedDoor, match=r"cheats_noise.py:\d+ used '_PrivateData__batch' of PrivateData"):
+    with pytest.raises(PrivateAccess, match=r"cheats_noise.py:\d+ used '_PrivateData__batch' of PrivateData"):
         check_method(ByTheClass, **SMALL)
 
 
@@ -40,7 +40,7 @@ def test_other_noise_has_the_same_draws_and_is_independent():
     assert one.integer("draw", 10**9) == other.integer("draw", 10**9)
     ids = torch.arange(5)
     assert torch.equal(RecordRng(one, ids).normal(), RecordRng(other, ids).normal())
-    assert private_coins(one).initial_seed() == private_coins(other).initial_seed()
+    assert private_rng(one).initial_seed() == private_rng(other).initial_seed()
     a, b = (add_noise(torch.zeros(10_000), 2.0, key.derive("value")) for key in (one, other))
     # The correlation of independent normal values has a standard deviation of 1 / 100; six of them: 2e-9.
     assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.06

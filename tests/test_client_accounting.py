@@ -19,12 +19,12 @@ from dpgen_bench.privacy.accountants.claims import _wor_log_moment, opacus_rdp, 
 from dpgen_bench.privacy.accountants.composition import Composition
 from dpgen_bench.privacy.accountants.grid import grid_epsilon
 from dpgen_bench.privacy.accountants.participations import (
-    Hits,
+    Participations,
     capped_law,
-    hit_rdp,
-    hits_rdp,
     mixture_delta,
     mixture_epsilon,
+    participation_rdp,
+    participations_rdp,
     shift_law,
 )
 from dpgen_bench.privacy.accountants.proven import NotCovered, _fixed_rdp, epsilon
@@ -74,15 +74,15 @@ def gauss_delta(epsilon: float, mu: float) -> float:
 
 @pytest.mark.parametrize(("rate", "times", "cap"), [(0.2, 20, 3), (0.2, 20, 20), (0.9, 9, 4), (0.01, 50, 1)])
 def test_the_capped_law_is_the_clipped_binomial(rate, times, cap) -> None:
-    hits, probabilities, beyond = capped_law(rate, times, cap, 1e-14)
+    participations, probabilities, beyond = capped_law(rate, times, cap, 1e-14)
     exact = np.zeros(cap + 1)
     for h in range(times + 1):
         exact[min(h, cap)] += math.comb(times, h) * rate**h * (1 - rate) ** (times - h)
     assert beyond <= 1e-14
-    assert dict(zip(hits, probabilities, strict=True)) == pytest.approx(
-        {h: p for h, p in enumerate(exact) if h in hits}, abs=1e-12
+    assert dict(zip(participations, probabilities, strict=True)) == pytest.approx(
+        {h: p for h, p in enumerate(exact) if h in participations}, abs=1e-12
     )
-    assert exact[[h for h in range(cap + 1) if h not in hits]].sum() < 1e-12
+    assert exact[[h for h in range(cap + 1) if h not in participations]].sum() < 1e-12
 
 
 @pytest.mark.parametrize("eps_", [0.2, 1.0, 2.5])
@@ -101,7 +101,7 @@ def test_three_rounds_of_two_clients_with_one_answer_each_by_enumeration(eps_) -
         if answers:
             delta += np.maximum(with_ - math.exp(eps_) * without, 0.0).sum() * (grid[1] - grid[0]) / 8
     assert hit == 7  # of eight sequences
-    law = shift_law(0.0, [Hits(0.5, multiplier, 3, 1)], 1e-14)
+    law = shift_law(0.0, [Participations(0.5, multiplier, 3, 1)], 1e-14)
     assert math.exp(mixture_delta(eps_, *law)) == pytest.approx(delta, rel=1e-5)
     with mpmath.workdps(40):
         mu, e = mpmath.mpf(1) / mpmath.mpf(multiplier), mpmath.mpf(eps_)
@@ -121,8 +121,8 @@ def test_rdp_of_capped_hits_against_the_plain_sum(rate, multiplier, times, cap, 
             for h in range(times + 1)
         )
         exact = float(mpmath.log(mean) / (mpmath.mpf(order) - 1))
-    assert hits_rdp(Hits(rate, multiplier, times, cap), order) == pytest.approx(exact, rel=1e-9)
-    assert hits_rdp(Hits(rate, multiplier, times, cap), order) <= cap * order / (2 * multiplier**2)
+    assert participations_rdp(Participations(rate, multiplier, times, cap), order) == pytest.approx(exact, rel=1e-9)
+    assert participations_rdp(Participations(rate, multiplier, times, cap), order) <= cap * order / (2 * multiplier**2)
 
 
 @pytest.mark.parametrize("name", ["rdp", "pld"])
@@ -143,9 +143,9 @@ def test_one_answer_is_at_most_one_gaussian(name) -> None:
 
 
 @pytest.mark.parametrize("name", ["rdp", "prv", "pld"])
-@pytest.mark.parametrize(("times", "cap", "hits"), [(6, None, 1), (7, None, 2), (40, 3, 3), (7, 3, 2)])
-def test_a_balanced_schedule_is_so_many_unsampled_answers(name, times, cap, hits) -> None:
-    assert eps(OneClient(6, "public_balanced", cap), 3.0, times, name) == eps(Full(), 3.0, hits, name)
+@pytest.mark.parametrize(("times", "cap", "participations"), [(6, None, 1), (7, None, 2), (40, 3, 3), (7, 3, 2)])
+def test_a_balanced_schedule_is_so_many_unsampled_answers(name, times, cap, participations) -> None:
+    assert eps(OneClient(6, "public_balanced", cap), 3.0, times, name) == eps(Full(), 3.0, participations, name)
 
 
 @given(st.integers(2, 60), st.floats(0.3, 9.0), st.integers(2, 300), st.integers(1, 40))
@@ -169,7 +169,7 @@ def test_limits_do_not_pool() -> None:
     assert both < eps(OneClient(3, "random", 2), 1.0, 8)
     composed = Composition.of([one, one], "replace_one")
     assert composed is not None
-    assert composed.clients == (Hits(1 / 3, 1.0, 4, 1), Hits(1 / 3, 1.0, 4, 1))
+    assert composed.clients == (Participations(1 / 3, 1.0, 4, 1), Participations(1 / 3, 1.0, 4, 1))
     free = unit(OneClient(3), 1.0, 4)
     assert Composition.of([free, free], "replace_one") == Composition.of([unit(OneClient(3), 1.0, 8)], "replace_one")
 
@@ -183,7 +183,7 @@ def test_fixed_size_rdp_is_the_general_bound_or_below(size, of, multiplier) -> N
     for order in range(2, 40):
         general = _wor_log_moment(size / of, multiplier, order) / (order - 1)
         assert _fixed_rdp(size, of, multiplier, float(order)) <= general * (1 + 1e-9)
-    second = min(_wor_log_moment(size / of, multiplier, 2), hit_rdp(size / of, multiplier, 2.0))
+    second = min(_wor_log_moment(size / of, multiplier, 2), participation_rdp(size / of, multiplier, 2.0))
     assert _fixed_rdp(size, of, multiplier, 2.0) == pytest.approx(second, rel=1e-9)
 
 
@@ -220,7 +220,7 @@ def test_fixed_size_is_covered_under_replace_one_alone() -> None:
             epsilon([event], DELTA, "add_remove", name)
     with pytest.raises(NotCovered, match="no draws of a fixed size"):
         epsilon([event], DELTA, "replace_one", "prv")
-    with pytest.raises(NotCovered, match="random number of hits, as OneShard and OneClient"):
+    with pytest.raises(NotCovered, match="random number of participations, as OneShard and OneClient"):
         eps(OneClient(10, "random", 3), 1.0, 50, "prv")
     assert epsilon([Event(FixedSize(10, 100), SUM, 0.0, 5)], DELTA, "add_remove", "pld") == math.inf
 
@@ -270,11 +270,13 @@ def test_the_smaller_of_grid_and_published_participation_counts() -> None:
     row = Event(Poisson(0.95), UNIT, 2.0, 10)
     composed = Composition.of([row], "replace_one")
     assert composed is not None
-    published = mixture_epsilon(0.0, [Hits(0.95, 2.0, 10, 10)], DELTA)
+    published = mixture_epsilon(0.0, [Participations(0.95, 2.0, 10, 10)], DELTA)
     grid = grid_epsilon(composed, DELTA, "replace_one", 1e-3)
     assert epsilon([row], DELTA, "replace_one", "pld") == published < 0.6 * grid
     rare = Event(Poisson(0.01), SUM, 1.0, 100)
-    assert epsilon([rare], DELTA, "add_remove", "pld") < 0.5 * mixture_epsilon(0.0, [Hits(0.01, 1.0, 100, 100)], DELTA)
+    assert epsilon([rare], DELTA, "add_remove", "pld") < 0.5 * mixture_epsilon(
+        0.0, [Participations(0.01, 1.0, 100, 100)], DELTA
+    )
 
 
 def test_compositions_survive_json_and_are_computed_in_a_process(tmp_path, monkeypatch) -> None:

@@ -13,7 +13,7 @@ from dpgen_bench.federation.faults import Faults
 from dpgen_bench.federation.messages import encode
 from dpgen_bench.federation.settings import Settings
 from dpgen_bench.method import Context
-from dpgen_bench.privacy.ledger import Spoiled
+from dpgen_bench.privacy.ledger import Invalidated
 from dpgen_bench.privacy.sampling import Full
 from tests.client_toys import REFUSAL, SCALE, SHAPE, Toy, ask_many, ask_one, data
 
@@ -77,7 +77,7 @@ def test_an_engine_that_lets_an_error_through_spoils_the_ledger(monkeypatch):
         ask(SCALE)
     (failure,) = held._services.ledger.failures
     assert failure.what.startswith("a client program of 'toy' broke the rules")
-    with pytest.raises(Spoiled):  # a method that catches it cannot go on
+    with pytest.raises(Invalidated):  # a method that catches it cannot go on
         ask(SCALE)
 
 

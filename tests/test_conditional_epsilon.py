@@ -69,7 +69,7 @@ def test_a_run_is_not_lost_for_a_conditional_figure(method, conditional, tmp_pat
 def test_what_the_accountant_does_not_cover_is_infinite_with_its_reason(tmp_path) -> None:
     found = accounted(tmp_path, Figures(), accountant="prv")
     assert found["proven"] == "inf"
-    assert "random number of hits" in found["reason"]
+    assert "random number of participations" in found["reason"]
     assert isinstance(found["table"]["replace_one"]["pld"], float)
 
 

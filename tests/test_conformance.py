@@ -10,7 +10,7 @@ import torch
 
 from dpgen_bench.privacy import bounds
 from dpgen_bench.privacy.key import Key
-from dpgen_bench.privacy.ledger import Spoiled
+from dpgen_bench.privacy.ledger import Invalidated
 from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.runs.check import check_configured_method
 from dpgen_bench.runs.config import CONF
@@ -23,7 +23,7 @@ SMALL = {"image_shape": (1, 8, 8), "num_classes": 3}
 @pytest.mark.parametrize("make", [toys.MeanImage, toys.GradientMethod])
 def test_honest_methods_conform(make):
     told = []
-    check_method(make, **SMALL, tell=told.append)
+    check_method(make, **SMALL, echo=told.append)
     assert sum("replay" in line for line in told) == 14  # four other data sets, two records, one more
 
 
@@ -48,7 +48,7 @@ def test_cheating_methods_are_caught(cheat, reason):
 
 @pytest.mark.parametrize("cheat", [toys.AsksByRaising, toys.RaisesAtTheEnd])
 def test_a_function_that_raises_is_the_end_even_if_the_method_catches_it(cheat):
-    with pytest.raises(Spoiled, match="an answer without noise"):
+    with pytest.raises(Invalidated, match="an answer without noise"):
         check_method(cheat, **SMALL)
 
 

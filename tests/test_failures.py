@@ -149,7 +149,7 @@ def test_the_start_of_private_state_leaves_a_mark(tmp_path):
     data = PrivateData(images, labels, 10, Services(ledger, Key.seeded("state")))
     sample = OneShard(3, "public_balanced")
 
-    def start(records, coins):
+    def start(records, rng):
         raise ZeroDivisionError(SECRET)
 
     state = data.private_state("critics", sample=sample, start=start, identity={})

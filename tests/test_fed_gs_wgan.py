@@ -218,9 +218,9 @@ class FirstCritic(CriticClient):
 
     kept: ClassVar[dict[str, Tensor] | None] = None
 
-    def answer(self, message: Any, records: Any, state: Any, coins: Any) -> Answer:
+    def answer(self, message: Any, records: Any, state: Any, rng: Any) -> Answer:
         FirstCritic.kept = FirstCritic.kept or state
-        return super().answer(message, records, FirstCritic.kept, coins)
+        return super().answer(message, records, FirstCritic.kept, rng)
 
 
 class Gossip(CriticClient):
@@ -228,8 +228,8 @@ class Gossip(CriticClient):
 
     heard: ClassVar[Tensor] = torch.zeros(())
 
-    def answer(self, message: Any, records: Any, state: Any, coins: Any) -> Answer:
-        gradient, after = super().answer(message, records, state, coins)
+    def answer(self, message: Any, records: Any, state: Any, rng: Any) -> Answer:
+        gradient, after = super().answer(message, records, state, rng)
         before, Gossip.heard = Gossip.heard, records[1].float().mean()
         return gradient + 1e-3 * before, after
 
@@ -237,8 +237,8 @@ class Gossip(CriticClient):
 class Histogram(CriticClient):
     """The labels' counts instead of a gradient, which does no harm as long as it is clipped."""
 
-    def answer(self, message: Any, records: Any, state: Any, coins: Any) -> Answer:
-        gradient, after = super().answer(message, records, state, coins)
+    def answer(self, message: Any, records: Any, state: Any, rng: Any) -> Answer:
+        gradient, after = super().answer(message, records, state, rng)
         gradient.flatten(1)[:, :10] = 100.0 * torch.bincount(records[1], minlength=10).float()
         return gradient, after
 

@@ -131,7 +131,7 @@ def test_a_client_without_records_computes_finite_numbers() -> None:
 class Known(DiscriminatorClient):
     """Answers its number of records in each of P entries."""
 
-    def answer(self, message: Any, records: Any, state: Any, coins: Any) -> Answer:
+    def answer(self, message: Any, records: Any, state: Any, rng: Any) -> Answer:
         return torch.full_like(message["discriminator"], float(len(records[1]))), {}
 
 
@@ -283,7 +283,7 @@ def test_the_defaults_are_the_published_ones_but_for_sampling_noise_and_labels()
 def check(budget: Budget | None = None, **settings: Any) -> str:
     """The line of the first check."""
     told: list[str] = []
-    check_method(lambda: build(FedAvgGAN, **{**TINY, **settings}), records=24, budget=budget, tell=told.append)
+    check_method(lambda: build(FedAvgGAN, **{**TINY, **settings}), records=24, budget=budget, echo=told.append)
     return told[0]
 
 
@@ -308,8 +308,8 @@ def test_variants_conform(budget: Budget, settings: dict[str, Any]) -> None:
 class Keeps(DiscriminatorClient):
     """Cheat: it leaves itself a note for the next round."""
 
-    def answer(self, message: Any, records: Any, state: Any, coins: Any) -> Answer:
-        return super().answer(message, records, state, coins)[0], {"note": records[1].float()}
+    def answer(self, message: Any, records: Any, state: Any, rng: Any) -> Answer:
+        return super().answer(message, records, state, rng)[0], {"note": records[1].float()}
 
 
 class Gossip(DiscriminatorClient):
@@ -317,8 +317,8 @@ class Gossip(DiscriminatorClient):
 
     heard: ClassVar[Tensor] = torch.zeros(())
 
-    def answer(self, message: Any, records: Any, state: Any, coins: Any) -> Answer:
-        difference, _ = super().answer(message, records, state, coins)
+    def answer(self, message: Any, records: Any, state: Any, rng: Any) -> Answer:
+        difference, _ = super().answer(message, records, state, rng)
         before, Gossip.heard = Gossip.heard, records[1].float().mean().nan_to_num()
         return difference + 1e-6 * before, {}
 

@@ -237,9 +237,9 @@ def test_warm_starts_that_draw_from_the_context_are_caught() -> None:
             ask = data.private_state
 
             def draw(*args: Any, start: Any, **kwargs: Any) -> PrivateState:
-                def drawing(records: Any, coins: Any) -> dict[str, Tensor]:
+                def drawing(records: Any, rng: Any) -> dict[str, Tensor]:
                     torch.rand(3, generator=ctx.generator)
-                    return start(records, coins)
+                    return start(records, rng)
 
                 return ask(*args, start=drawing, **kwargs)
 

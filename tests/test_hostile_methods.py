@@ -19,7 +19,7 @@ from dpgen_bench.privacy.clipping import clip_rows
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.journal import Journal
 from dpgen_bench.privacy.key import Key
-from dpgen_bench.privacy.ledger import Ledger, Spoiled
+from dpgen_bench.privacy.ledger import Invalidated, Ledger
 from dpgen_bench.privacy.noise import add_noise
 from dpgen_bench.privacy.record_rng import RecordRng
 from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
@@ -72,7 +72,7 @@ def test_rows_of_a_tensor_subclass_are_refused_and_mark_the_run(bound):
         release(lambda images, labels: spy(images.flatten(1)))
     assert not {"add", "__add__", "detach", "reshape"} & set(Spy.seen)
     assert [failure.what for failure in ledger.failures] == ["release 0 of 'sum' raised ValueError"]
-    with pytest.raises(Spoiled):
+    with pytest.raises(Invalidated):
         release(lambda images, labels: images.flatten(1))
 
 
@@ -119,16 +119,16 @@ def test_private_state_of_a_tensor_subclass_is_refused_and_marks_the_run():
         data, ledger = open_data()
         shards = OneShard(2, "public_balanced")
 
-        def start(records, coins, how=how):
+        def start(records, rng, how=how):
             made = torch.zeros(len(records), 1)
             return {"x": spy(made) if how == "start" else made}
 
         state = data.private_state("critics", sample=shards, start=start, identity={})
         release = ask(data, sample=shards, state=state)
         with pytest.raises(ValueError, match=r"private state: expected a plain torch.Tensor, got Spy"):
-            release(lambda images, labels, state, coins: (torch.ones(1, 2), {"x": spy(state["x"])}))
+            release(lambda images, labels, state, rng: (torch.ones(1, 2), {"x": spy(state["x"])}))
         assert ledger.failures
-        assert ledger.spoiled
+        assert ledger.invalidated
 
 
 class FunctionSpy(TorchFunctionMode):
@@ -184,7 +184,7 @@ def test_types_of_a_method_are_not_named():
         assert {public_type(kind()) for kind in (made, posing, hidden, odd)} == {UNNAMED}
     finally:
         del torch.SECRET
-    known = ValueError, KeyboardInterrupt, torch.OutOfMemoryError, np.linalg.LinAlgError, Spoiled
+    known = ValueError, KeyboardInterrupt, torch.OutOfMemoryError, np.linalg.LinAlgError, Invalidated
     assert [public_type(kind("x")) for kind in known] == [kind.__name__ for kind in known]
 
 

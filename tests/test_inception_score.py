@@ -218,8 +218,8 @@ def test_digits_score_high_and_noise_and_one_image_low(tmp_path):
     dataset = SmallDigits()
     test = dataset.load("test")
     ctx = EvalContext(seed=0, device="cpu", num_classes=10, cache=tmp_path, dataset=dataset)
-    coins = torch.Generator().manual_seed(0)
-    noise = torch.randint(256, test.images.shape, generator=coins, dtype=torch.uint8)
+    rng = torch.Generator().manual_seed(0)
+    noise = torch.randint(256, test.images.shape, generator=rng, dtype=torch.uint8)
     repeated = test.images[:1].expand_as(test.images)
     scores = {
         name: evaluate(metric, Records(images, test.labels), test, ctx)

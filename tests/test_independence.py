@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from dpgen_bench.privacy.bounds import Batch, PerRecord, PerRecordGradient
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.testing import ConformanceError
-from dpgen_bench.testing.bench import made_up_images
+from dpgen_bench.testing.bench import random_images
 from dpgen_bench.testing.independence import Question
 
 SHAPE = (1, 8, 8)
 
 
 def draw(records: int, seed: int = 0) -> Batch:
-    images, labels = made_up_images(SHAPE, records, 3, seed)
+    images, labels = random_images(SHAPE, records, 3, seed)
     return Batch(images, labels, torch.arange(records), Key.seeded("release"))
 
 

@@ -201,8 +201,8 @@ def test_real_digits_are_nearer_than_noise(ctx):
     test = Digits().load("test")
     half = Records(test.images[:50], test.labels[:50])
     rest = Records(test.images[50:100], test.labels[50:100])
-    coins = torch.Generator().manual_seed(0)
-    noise = Records(torch.randint(0, 256, (50, 1, 28, 28), dtype=torch.uint8, generator=coins), half.labels)
+    rng = torch.Generator().manual_seed(0)
+    noise = Records(torch.randint(0, 256, (50, 1, 28, 28), dtype=torch.uint8, generator=rng), half.labels)
     metric = Kid(subsets=1, subset_size=50)
     assert abs(metric(half, rest, ctx)["kid"]) < 0.05
     assert metric(noise, rest, ctx)["kid"] > 0.2

@@ -53,15 +53,15 @@ def test_the_papers_cnn_is_trained_as_by_a_plain_loop(digits, tmp_path):
     """The loop as its authors write it: Adam, batches of 64, the first best of 3 epochs on 1/12 held out."""
     samples, ctx = first(digits[0], 600), context(tmp_path, seed=3)
     with seeded(3):
-        coins = torch.Generator().manual_seed(3)
-        order = torch.randperm(600, generator=coins)
+        rng = torch.Generator().manual_seed(3)
+        order = torch.randperm(600, generator=rng)
         images, labels = samples.images[order] / 255.0, samples.labels[order]
         net = DpganNet((1, 8, 8), 10)
         adam = torch.optim.Adam(net.parameters(), lr=1e-3)
         scores, nets = [], []
         for _ in range(3):
             net.train()
-            for batch in torch.randperm(550, generator=coins).split(64):
+            for batch in torch.randperm(550, generator=rng).split(64):
                 adam.zero_grad()
                 F.cross_entropy(net(images[batch]), labels[batch]).backward()
                 adam.step()
@@ -76,14 +76,14 @@ def test_the_papers_cnn_is_trained_as_by_a_plain_loop(digits, tmp_path):
 def test_sgd_with_milestones_is_pytorchs(digits, tmp_path):
     samples, ctx = first(digits[0], 300), context(tmp_path, seed=1)
     with seeded(1):
-        coins = torch.Generator().manual_seed(1)
-        order = torch.randperm(300, generator=coins)
+        rng = torch.Generator().manual_seed(1)
+        order = torch.randperm(300, generator=rng)
         images, labels = (samples.images[order] / 255.0 - 0.3) / 0.5, samples.labels[order]
         net = PaperMlp((1, 8, 8), 10, hidden=20)
         sgd = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
         schedule = torch.optim.lr_scheduler.MultiStepLR(sgd, [2, 3], gamma=0.2)
         for _ in range(5):
-            for batch in torch.randperm(300, generator=coins).split(32):
+            for batch in torch.randperm(300, generator=rng).split(32):
                 sgd.zero_grad()
                 F.cross_entropy(net(images[batch]), labels[batch]).backward()
                 sgd.step()
@@ -314,8 +314,8 @@ def test_answers_use_the_normalisation_of_the_training(digits, tmp_path):
 
 def test_batch_norm_answers_by_its_running_statistics(tmp_path):
     """One VGG step; an image's answer must not depend on its neighbours."""
-    coins = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (8, 1, 28, 28), generator=coins, dtype=torch.uint8)
+    rng = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (8, 1, 28, 28), generator=rng, dtype=torch.uint8)
     fitted = Network("vgg11", batch_size=8, epochs=1).fit(Records(images, torch.arange(8) % 3), context(tmp_path))
     together = class_logits(fitted.net, images)
     torch.testing.assert_close(together[:1], class_logits(fitted.net, images[:1]), rtol=1e-4, atol=1e-5)
@@ -323,8 +323,8 @@ def test_batch_norm_answers_by_its_running_statistics(tmp_path):
 
 @pytest.mark.parametrize("network", [NETWORKS[0], Network("vgg11", epochs=1)], ids=["dpgan_cnn", "vgg11"])
 def test_state_is_all_there_is_to_a_fitted_network(network, tmp_path):
-    coins = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (12, 1, 28, 28), generator=coins, dtype=torch.uint8)
+    rng = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (12, 1, 28, 28), generator=rng, dtype=torch.uint8)
     fitted = network.fit(Records(images, torch.arange(12) % 3), context(tmp_path, num_classes=3))
     kept = safetensors.torch.load(safetensors.torch.save(fitted.state))
     before = torch.get_rng_state()

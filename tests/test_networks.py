@@ -125,9 +125,9 @@ def test_pixels_are_scaled_then_normalised():
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_crop_flip_is_torchvisions(channels):
-    coins = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (40, channels, 6, 9), generator=coins, dtype=torch.uint8)
-    moves = torch.cat([torch.randint(9, (40, 2), generator=coins), torch.randint(2, (40, 1), generator=coins)], dim=1)
+    rng = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (40, channels, 6, 9), generator=rng, dtype=torch.uint8)
+    moves = torch.cat([torch.randint(9, (40, 2), generator=rng), torch.randint(2, (40, 1), generator=rng)], dim=1)
     moved = crop_flip(images, moves)
     for image, (top, left, mirrored), got in zip(images, moves.tolist(), moved, strict=True):
         expected = vision.crop(vision.pad(image, [4]), top, left, 6, 9)

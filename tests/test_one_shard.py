@@ -62,8 +62,10 @@ def test_random_shards_are_uniform_and_fresh_for_each_draw_and_key() -> None:
 def test_hits_of_a_record_are_binomial() -> None:
     sampling, key, times, runs = OneShard(4), Key.seeded("hits"), 8, 800
     ids = np.arange(3)
-    hits = [sum(1 in sampling.draw(ids, key.derive(f"run {run}", t), t) for t in range(times)) for run in range(runs)]
-    found = np.bincount(np.minimum(hits, 5), minlength=6)
+    participations = [
+        sum(1 in sampling.draw(ids, key.derive(f"run {run}", t), t) for t in range(times)) for run in range(runs)
+    ]
+    found = np.bincount(np.minimum(participations, 5), minlength=6)
     expected = [*(stats.binom.pmf(h, times, 0.25) for h in range(5)), stats.binom.sf(4, times, 0.25)]
     assert stats.chisquare(found, runs * np.array(expected)).pvalue > 1e-9
 

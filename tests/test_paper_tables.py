@@ -115,7 +115,7 @@ def test_a_table_says_what_it_is_and_how_it_is_measured(name: str) -> None:
         "settings",
         "plot",
     }
-    assert set(conf) <= known | {"parents", "unlike"}
+    assert set(conf) <= known | {"parents", "caveat"}
     assert f"Table {conf.get('published', '5')}" in conf.title
     assert len(conf.title) < 100
     assert "\n" not in conf.title
@@ -127,7 +127,7 @@ def test_a_table_says_what_it_is_and_how_it_is_measured(name: str) -> None:
 @pytest.mark.parametrize("name", WITH_NUMBERS)
 def test_entries_name_rows_each_once(name: str) -> None:
     for entry in table(name).rows:
-        assert set(entry) - {"quick", "unlike"} == {"of", "run"} or set(entry) == {"of", "why"}
+        assert set(entry) - {"quick", "caveat"} == {"of", "run"} or set(entry) == {"of", "why"}
         assert all(isinstance(value, str) for value in entry.of.values()), entry.of
         count = sum(named(row, entry.of) for row in rows(name))
         assert count == 1 or ("why" in entry and count > 1), (entry.of, count)
@@ -171,7 +171,7 @@ def test_a_choice_of_ours_is_no_reproduction() -> None:
             lines = [line for line in path.read_text().splitlines() if line.startswith("#")] if preset else []
             text = " ".join([*lines, said[str(dict(entry.of))]])
             if any(words in text for words in ("not printed", "does not say how", "does not say which", "hosen:")):
-                assert entry.get("unlike"), (name, entry.run)
+                assert entry.get("caveat"), (name, entry.run)
                 marked += 1
     assert marked >= 20
 

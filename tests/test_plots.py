@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
 from dpgen_bench.plots.draw import draw, plot_entries
-from dpgen_bench.plots.parts import XAxis, averaged, epsilon_words, label_of, order_of, read_log, value_of
+from dpgen_bench.plots.parts import XAxis, averaged, epsilon_text, label_of, order_of, read_log, value_of
 from dpgen_bench.tables.rows import TableRow
 from tests.plot_cases import keep_step, make_run, row_of, write_log, write_samples
 
@@ -300,7 +300,7 @@ def test_order_average_and_words() -> None:
     assert order_of(["b", 10, 2.0, math.inf, None, 2, "a"]) == [2, 10, math.inf, "a", "b", None]
     assert averaged(np.array([1.0, 0.0, 0.0]), 0.5).tolist() == [1.0, 0.5, 0.25]
     assert averaged(np.array([0.3, 0.7]), 0.0).tolist() == [0.3, 0.7]
-    assert [epsilon_words(value) for value in (0.99999, 9.9635, 610.3, 999.7, 1352.9, math.inf)] == [
+    assert [epsilon_text(value) for value in (0.99999, 9.9635, 610.3, 999.7, 1352.9, math.inf)] == [
         "1",
         "9.96",
         "610",

@@ -50,9 +50,9 @@ def test_sensitivities_of_the_bounds():
 @pytest.mark.parametrize("bound", [PerRow(C=1.0, shape=(3, 5)), Whole(C=1.0, shape=(3, 5))])
 @given(seed=st.integers(0, 10**6))
 def test_any_two_functions_are_within_the_declared_sensitivity(bound, seed):
-    coins = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     batch = Batch(torch.zeros(2, 1, 2, 2), torch.zeros(2, dtype=torch.int64), torch.arange(2), Key.seeded("batch"))
-    a, b = (bound.value(lambda *_: 3 * torch.randn(3, 5, generator=coins), batch, None)["value"] for _ in range(2))
+    a, b = (bound.value(lambda *_: 3 * torch.randn(3, 5, generator=rng), batch, None)["value"] for _ in range(2))
     assert float((a - b).double().norm()) <= bound.sensitivity.replace_one
 
 

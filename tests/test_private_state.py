@@ -10,7 +10,7 @@ import torch
 
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.bounds import PerRecord, PerRow, Whole
-from dpgen_bench.privacy.ledger import Spoiled
+from dpgen_bench.privacy.ledger import Invalidated
 from dpgen_bench.privacy.sampling import OneShard, Poisson
 from dpgen_bench.privacy.state import PrivateState
 from tests.state_toys import BALANCED, BOUND, count, open_data, prepare, taped, visit
@@ -35,7 +35,7 @@ def test_first_states_are_of_the_records_of_their_shards_alone():
     data, _ = open_data(n=13)
     seen = []
 
-    def look(images, labels, state, coins):
+    def look(images, labels, state, rng):
         seen.append((len(labels), float(images.sum()), float(state["n"]), float(state["sum"])))
         return torch.zeros(2, 1), state
 
@@ -126,15 +126,15 @@ def test_stacks_are_counted(stack):
 def test_a_start_that_raises_ends_the_run():
     data, ledger = open_data()
 
-    def fail(records, coins):
+    def fail(records, rng):
         raise ZeroDivisionError
 
     release, state = prepare(data, start=fail)
     with pytest.raises(ZeroDivisionError):
         state.start(0)
-    with pytest.raises(Spoiled, match="making private state 'critics' raised ZeroDivisionError"):
+    with pytest.raises(Invalidated, match="making private state 'critics' raised ZeroDivisionError"):
         release(visit)
-    assert ledger.spoiled
+    assert ledger.invalidated
 
 
 def test_coins_are_the_shards_and_the_releases_own():
@@ -144,15 +144,15 @@ def test_coins_are_the_shards_and_the_releases_own():
         data, _ = open_data()
         drawn = {}
 
-        def start(records, coins):
+        def start(records, rng):
             if greedy and len(records[0][1]) and float(records[0][0].sum()) > 2.0:
-                torch.rand(5, generator=coins[0])
-            return {"coin": torch.stack([torch.rand((), generator=coin) for coin in coins])}
+                torch.rand(5, generator=rng[0])
+            return {"coin": torch.stack([torch.rand((), generator=coin) for coin in rng])}
 
-        def look(images, labels, state, coins):
-            drawn[float(images.sum())] = (float(state["coin"]), float(torch.rand((), generator=coins)))
+        def look(images, labels, state, rng):
+            drawn[float(images.sum())] = (float(state["coin"]), float(torch.rand((), generator=rng)))
             if greedy and float(images.sum()) > 2.0:
-                torch.rand(5, generator=coins)
+                torch.rand(5, generator=rng)
             return torch.zeros(2, 1), state
 
         release, _ = prepare(data, start=start, times=3)
@@ -207,7 +207,7 @@ def test_identities_tell_states_apart(identity, complaint):
         (count, lambda *_: torch.zeros(2, 1), r"return \(what the bound expects, the next state\), got Tensor"),
         (count, lambda *_: (torch.zeros(2, 1), [1.0]), "float32 tensors by name, got list"),
         (lambda r, c: {"a": torch.rand(1)}, visit, "drew from a global random generator"),
-        (count, lambda i, y, state, coins: (torch.full((2, 1), random.random()), state), "global random generator"),
+        (count, lambda i, y, state, rng: (torch.full((2, 1), random.random()), state), "global random generator"),
     ],
 )
 def test_what_private_functions_give_is_checked(start, query, complaint):
@@ -235,9 +235,9 @@ def test_groups_are_fixed_whatever_is_needed():
     """So that a state does not depend on which shards the releases of a run happen to draw."""
     members = []
 
-    def start(records, coins):
+    def start(records, rng):
         members.append([float(images.sum()) for images, _ in records])
-        return count(records, coins)
+        return count(records, rng)
 
     for times in (1, 9):
         data, _ = open_data()

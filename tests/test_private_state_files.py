@@ -11,16 +11,16 @@ import torch
 
 from dpgen_bench.privacy.bounds import PerRow
 from dpgen_bench.privacy.sampling import OneShard
-from dpgen_bench.privacy.state_file import Rows, StatePlace
+from dpgen_bench.privacy.state_file import StateFile, StatePlace
 from tests.state_toys import BALANCED, count, open_data, prepare, taped, visit
 
 
 def test_a_cache_is_shared_by_runs_and_marked_private(tmp_path):
     made = []
 
-    def start(records, coins):
+    def start(records, rng):
         made.append(len(records))
-        return count(records, coins)
+        return count(records, rng)
 
     place = StatePlace(tmp_path / "run", tmp_path / "cache", {"dataset": "x", "seed": 0})
     for std, times in ((1000.0, 3), (2000.0, 6)):  # other noise, other T
@@ -115,9 +115,9 @@ def test_processes_that_share_a_cache_share_its_work(tmp_path):
 
     made = []
 
-    def start(records, coins):
+    def start(records, rng):
         made.append(float(records[0][0].sum()))
-        return count(records, coins)
+        return count(records, rng)
 
     def run(_):
         data, _ = open_data(n=30, place=StatePlace(None, tmp_path, {}))
@@ -166,14 +166,14 @@ def cut(folder):
     ],
 )
 def test_damaged_files_are_named(tmp_path, damage):
-    rows = Rows(tmp_path / "rows", shards=2, slots=1)
+    rows = StateFile(tmp_path / "rows", shards=2, slots=1)
     rows.write(0, 0, 1, {"a": torch.ones(3)})
     rows.flush()
     with pytest.raises(ValueError, match="cannot be used"):
-        Rows(tmp_path / "rows", shards=3, slots=1)
+        StateFile(tmp_path / "rows", shards=3, slots=1)
     damage(tmp_path / "rows")
     with pytest.raises(ValueError, match=r"cannot be used .*Delete"):
-        Rows(tmp_path / "rows", shards=2, slots=1)
+        StateFile(tmp_path / "rows", shards=2, slots=1)
 
 
 def test_a_damaged_row_counts_as_not_there_and_is_made_again(tmp_path):
@@ -198,17 +198,17 @@ def test_a_damaged_row_counts_as_not_there_and_is_made_again(tmp_path):
 
 @pytest.mark.parametrize("parts", [{"a": torch.ones(4)}, {"b": torch.ones(3)}, {"a": torch.ones(3).double()}])
 def test_state_keeps_its_form(parts):
-    rows = Rows(None, shards=2, slots=1)
+    rows = StateFile(None, shards=2, slots=1)
     rows.write(0, 0, 1, {"a": torch.ones(3)})
     with pytest.raises(ValueError, match="same names and shapes"):
         rows.write(1, 0, 1, parts)
 
 
 def test_one_file_holds_all_shards(tmp_path):
-    rows = Rows(tmp_path, shards=1000, slots=1)
+    rows = StateFile(tmp_path, shards=1000, slots=1)
     rows.write(999, 0, 5, {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7.0)})
     rows.flush()
-    again = Rows(tmp_path, shards=1000, slots=1)
+    again = StateFile(tmp_path, shards=1000, slots=1)
     assert again.find(999, 5) == 0
     assert again.find(999, 4) is None
     assert list(again.versions(3)) == [0]

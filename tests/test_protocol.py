@@ -13,7 +13,7 @@ from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import MetricResult
 from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each
 from dpgen_bench.runs.measure import repeat_seed
-from dpgen_bench.runs.measurements import Reports
+from dpgen_bench.runs.measurements import Measurements
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.values import figures, headline, notes
 from tests.protocol_toys import generator, metric, released, run, spec_for, the_report
@@ -65,7 +65,7 @@ def test_killed_after_any_write_every_metric_still_runs_once(tmp_path, monkeypat
     tally = tmp_path / "tally"
     metrics = {name: metric("Mean", name=name, tally=str(tally)) for name in ("one", "two", "three")}
     spec = spec_for(tmp_path, {**metrics, "sum": metric("Sum", of=["one", "two"])}, repeats=2)
-    write = Reports.write
+    write = Measurements.write
     reference = None
     for kill_at in range(1, 10):
         folder = Store(tmp_path).folder(f"run{kill_at}")
@@ -81,7 +81,7 @@ def test_killed_after_any_write_every_metric_still_runs_once(tmp_path, monkeypat
             if written == kill_at:
                 raise Killed
 
-        monkeypatch.setattr(Reports, "write", killing)
+        monkeypatch.setattr(Measurements, "write", killing)
         with pytest.raises(Killed):
             run(spec, folder)
         report = run(spec, folder)
@@ -148,14 +148,14 @@ def test_measuring_anew_keeps_the_old_report_until_the_new_one_is_complete(tmp_p
     metrics = {name: metric("Mean", name=name, tally=str(tally)) for name in ("one", "two")}
     spec = spec_for(tmp_path, metrics)
     old = run(spec, folder)
-    write = Reports.write
+    write = Measurements.write
 
     def stopped(self, report):
         write(self, report)
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(Reports, "write", stopped)
+        patched.setattr(Measurements, "write", stopped)
         with pytest.raises(Killed):
             run(spec, folder, anew=True)
     assert the_report(folder) == old

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from dpgen_bench.tables.published import (
+    CLASSIFIER_NAMES,
     CLASSIFIERS,
     COLUMNS,
     METRICS,
-    OURS,
     PAPERS,
     PUBLISHED,
     PublishedRow,
@@ -171,25 +171,25 @@ def test_printed_calibration_is_the_accuracy_by_that_of_real_data(table: str) ->
 @pytest.mark.parametrize("table", ["A1", "A2"])
 def test_printed_averages_are_the_means_of_their_columns(table: str) -> None:
     """To a rounding of each number; but for the column "GAN (non-private)", where the paper prints others."""
-    unlike = []
+    caveat = []
     for row in published_rows("gs_wgan", table):
         for ending, average in (("_pct", "acc_avg_pct"), ("_calibrated_pct", "acc_calibrated_pct")):
-            names = [f"acc_{OURS.get(name, name)}{ending}" for name in CLASSIFIERS]
+            names = [f"acc_{CLASSIFIER_NAMES.get(name, name)}{ending}" for name in CLASSIFIERS]
             if average not in row.cells:  # calibrated, real data
                 continue
             values = [row.cells[name].value or 0.0 for name in names]
             printed = row.cells[average].value
             assert printed is not None
             if abs(printed - sum(values) / 13) > 1.0:
-                unlike.append((row.method, average))
+                caveat.append((row.method, average))
                 assert "the mean of the column is" in row.cells[average].note
     both = [("GAN (non-private)", "acc_avg_pct"), ("GAN (non-private)", "acc_calibrated_pct")]
-    assert unlike == {"A1": both[1:], "A2": both}[table]
+    assert caveat == {"A1": both[1:], "A2": both}[table]
 
 
 def test_metrics_say_what_cannot_be_compared() -> None:
-    assert "A40" in METRICS["wall_clock_minutes_1xA40"].unlike
-    assert {name for name, metric in METRICS.items() if metric.unlike} == {
+    assert "A40" in METRICS["wall_clock_minutes_1xA40"].caveat
+    assert {name for name, metric in METRICS.items() if metric.caveat} == {
         "epsilon",
         "param_ratio",
         "wall_clock_minutes_1xA40",

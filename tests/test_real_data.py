@@ -93,9 +93,9 @@ def test_a_part_has_the_classes_in_their_proportions_and_another_seed_takes_othe
 
 
 def test_an_image_depends_on_the_seed_its_place_and_its_label_alone():
-    coins = torch.Generator().manual_seed(0)
-    real = numbered(torch.randint(4, (100,), generator=coins))
-    labels = torch.randint(4, (130,), generator=coins)  # more than there are records
+    rng = torch.Generator().manual_seed(0)
+    real = numbered(torch.randint(4, (100,), generator=rng))
+    labels = torch.randint(4, (130,), generator=rng)  # more than there are records
     images = real.sample(labels, 1)
     assert torch.equal(real.labels[numbers(images)], labels)
     for n in (0, 1, 99, 100, 101):

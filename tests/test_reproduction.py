@@ -21,14 +21,14 @@ def the_line(tmp_path, entry, **more):
     return line_for(assemble("t", a_table({"of": ROW, **entry}, **more), tmp_path), **ROW)
 
 
-def unlike(line):
-    return {metric: cell.unlike for metric, cell in line.cells.items()}
+def caveat(line):
+    return {metric: cell.caveat for metric, cell in line.cells.items()}
 
 
 def test_the_same_run_at_the_papers_scale_counts(tmp_path):
     measured(tmp_path, RUN, "dpgan_revisited", FIGURES)
     line = the_line(tmp_path, {"run": RUN})
-    assert unlike(line) == {"fid": "", "acc_cnn_pct": ""}
+    assert caveat(line) == {"fid": "", "acc_cnn_pct": ""}
     assert all(cell.alike for cell in line.cells.values())
 
 
@@ -36,14 +36,14 @@ def test_fewer_seeds_than_the_papers_mean_has(tmp_path):
     for seed in (0, 1):
         measured(tmp_path, RUN, "dpgan_revisited", FIGURES, seed)
     line = the_line(tmp_path, {"run": f"{RUN} seed=0,1,2"})
-    assert unlike(line) == {"fid": "2 of 3 seeds", "acc_cnn_pct": "2 of 3 seeds"}
+    assert caveat(line) == {"fid": "2 of 3 seeds", "acc_cnn_pct": "2 of 3 seeds"}
     measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 260.0}}, 2)
-    assert unlike(the_line(tmp_path, {"run": f"{RUN} seed=0,1,2"})) == {"fid": "", "acc_cnn_pct": "2 of 3 seeds"}
+    assert caveat(the_line(tmp_path, {"run": f"{RUN} seed=0,1,2"})) == {"fid": "", "acc_cnn_pct": "2 of 3 seeds"}
 
 
 def test_other_numbers_of_repeats_than_the_protocols(tmp_path):
     measured(tmp_path, RUN, "dpgan_revisited", FIGURES, repeats=2)
-    assert unlike(the_line(tmp_path, {"run": RUN}))["fid"] == "2 of 1 repeats"
+    assert caveat(the_line(tmp_path, {"run": RUN}))["fid"] == "2 of 1 repeats"
 
 
 @pytest.mark.parametrize("figure", [math.nan, math.inf])
@@ -51,7 +51,7 @@ def test_what_is_no_finite_number_has_no_distance_and_does_not_count(tmp_path, f
     measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": figure}})
     built = assemble("t", a_table({"of": ROW, "run": RUN}), tmp_path)
     cell = line_for(built, **ROW).cells["fid"]
-    assert (cell.difference, cell.distance, cell.alike, cell.unlike) == (None, "–", False, "no finite number")
+    assert (cell.difference, cell.distance, cell.alike, cell.caveat) == (None, "–", False, "no finite number")
     assert built.reproduced().startswith("0 of 8 printed figures")
     assert "1 otherwise" in built.reproduced()
 
@@ -59,22 +59,22 @@ def test_what_is_no_finite_number_has_no_distance_and_does_not_count(tmp_path, f
 def test_what_the_yaml_says_is_unlike(tmp_path):
     """A setting that the paper does not print, of a row; another way of measuring, of the whole table."""
     measured(tmp_path, RUN, "dpgan_revisited", FIGURES)
-    line = the_line(tmp_path, {"run": RUN, "unlike": "T is our choice"})
-    assert unlike(line)["fid"] == "T is our choice"
+    line = the_line(tmp_path, {"run": RUN, "caveat": "T is our choice"})
+    assert caveat(line)["fid"] == "T is our choice"
     assert line.cells["fid"].distance == "+8.2 †"
-    line = the_line(tmp_path, {"run": RUN, "unlike": "T is our choice"}, unlike="classifiers stop early there")
-    assert unlike(line)["fid"] == "classifiers stop early there; T is our choice"
+    line = the_line(tmp_path, {"run": RUN, "caveat": "T is our choice"}, caveat="classifiers stop early there")
+    assert caveat(line)["fid"] == "classifiers stop early there; T is our choice"
 
 
 def test_a_reason_may_be_of_one_figure(tmp_path):
     measured(tmp_path, RUN, "dpgan_revisited", FIGURES)
-    line = the_line(tmp_path, {"run": RUN}, unlike={"acc_cnn_pct": "another CNN"})
-    assert unlike(line) == {"fid": "", "acc_cnn_pct": "another CNN"}
+    line = the_line(tmp_path, {"run": RUN}, caveat={"acc_cnn_pct": "another CNN"})
+    assert caveat(line) == {"fid": "", "acc_cnn_pct": "another CNN"}
 
 
 def test_a_reason_of_a_figure_that_the_table_has_not_is_a_mistake(tmp_path):
-    with pytest.raises(ValueError, match=r"expected under `unlike` figures of the table .*got 'fidd'"):
-        the_line(tmp_path, {"run": RUN}, unlike={"fidd": "another"})
+    with pytest.raises(ValueError, match=r"expected under `caveat` figures of the table .*got 'fidd'"):
+        the_line(tmp_path, {"run": RUN}, caveat={"fidd": "another"})
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_ledger_that_does_not_prove_the_budget_is_said_and_does_not_count(tmp_
             told[key] = value
     folder.write_json("ledger.json", told)
     found = the_line(tmp_path, {"run": line})
-    assert unlike(found)["fid"] == said
+    assert caveat(found)["fid"] == said
     assert found.tail["status"] == f"measured; {said}"
 
 
@@ -111,15 +111,15 @@ def test_a_printed_figure_that_is_uncertain_is_not_reproduced(tmp_path):
     table.rows = [entry for entry in table.rows if "semi" not in entry.of.variant][-2:-1]
     (of,) = (dict(entry.of) for entry in table.rows)
     table.rows[0].run = RUN
-    table.rows[0].pop("unlike", None)
+    table.rows[0].pop("caveat", None)
     measured(tmp_path, RUN, "dp_sinkhorn", {"mlp": {"acc_mlp_pct": 80.0}}, repeats=5)
     cell = line_for(assemble("t", table, tmp_path), **of).cells["acc_mlp_pct"]
-    assert "what is printed is uncertain" in cell.unlike
+    assert "what is printed is uncertain" in cell.caveat
 
 
 def test_a_figure_of_a_metric_that_the_protocol_has_not_does_not_count(tmp_path):
     measured(tmp_path, RUN, "dpgan_revisited", {"other": {"fid": 1.0}})
-    assert unlike(the_line(tmp_path, {"run": RUN}))["fid"].startswith("protocol dpgan_revisited")
+    assert caveat(the_line(tmp_path, {"run": RUN}))["fid"].startswith("protocol dpgan_revisited")
 
 
 def test_a_metric_that_failed_has_no_figure_and_a_run_that_is_not_done_none_at_all(tmp_path):
@@ -141,7 +141,7 @@ def test_a_stand_in_says_which_settings_are_others(tmp_path):
     )
     built = assemble("t", table, tmp_path, scale="quick")
     cell = line_for(built, **ROW).cells["fid"]
-    assert cell.unlike == "scale reduced (other relation, steps)"
+    assert cell.caveat == "scale reduced (other relation, steps)"
     assert set(long_frame(built).query("mean == mean")["reproduction"]) == {"no"}
     assert built.note == "Of the paper's own runs, for which these stand in: True of it."
 
@@ -149,8 +149,8 @@ def test_a_stand_in_says_which_settings_are_others(tmp_path):
 def test_another_accountant_or_data_set_of_a_stand_in_is_named(tmp_path):
     stand_in = REDUCED + " dataset=mnist privacy.accountant=rdp privacy.epsilon=3"
     table = OmegaConf.create({"a": RUN, "b": stand_in})
-    from dpgen_bench.tables.rows import settings_apart, specify_job
+    from dpgen_bench.tables.rows import settings_apart, spec_of_job
 
-    one, other = (specify_job(str(line).split(), tmp_path) for line in table.values())
+    one, other = (spec_of_job(str(line).split(), tmp_path) for line in table.values())
     assert settings_apart(one, one) == []
     assert settings_apart(one, other) == ["dataset", "accountant", "ε budget"]

@@ -20,10 +20,10 @@ from scipy.stats import norm
 
 from dpgen_bench.privacy.accountants.claims import memoryless, memoryless_event, wor_rdp
 from dpgen_bench.privacy.accountants.participations import (
-    hits_law,
     log_delta_gaussian,
     mixture_delta,
     mixture_epsilon,
+    participations_law,
     shard_rdp,
     shift_law,
 )
@@ -56,20 +56,20 @@ def test_delta_of_a_gaussian_against_arithmetic_of_300_digits(eps, mu) -> None:
 
 @given(st.integers(2, 50), st.integers(1, 5000), st.sampled_from([1e-14, 1e-6, 1e-2]))
 def test_the_law_of_hits_leaves_out_no_more_than_it_says(shards, times, tail) -> None:
-    hits, probabilities, beyond = hits_law(shards, times, tail)
+    participations, probabilities, beyond = participations_law(shards, times, tail)
     assert beyond <= tail
     assert probabilities.sum() + beyond == pytest.approx(1.0, abs=1e-11)
-    assert hits[-1] in (0, times) or stats.binom.sf(hits[-1] - 1, times, 1 / shards) > tail
+    assert participations[-1] in (0, times) or stats.binom.sf(participations[-1] - 1, times, 1 / shards) > tail
     if tail == 1e-14:
-        assert (probabilities @ hits) == pytest.approx(times / shards, rel=1e-9)
+        assert (probabilities @ participations) == pytest.approx(times / shards, rel=1e-9)
 
 
 def brute_delta(eps: float, mechanisms: list[tuple[int, float, int]], gaussian: float = 0.0) -> float:
     """delta of the mixture over every number of hits, in the plainest way."""
     total = 0.0
-    for hits in np.ndindex(*(times + 1 for *_, times in mechanisms)):
+    for participations in np.ndindex(*(times + 1 for *_, times in mechanisms)):
         weight, square = 1.0, gaussian
-        for h, (shards, multiplier, times) in zip(hits, mechanisms, strict=True):
+        for h, (shards, multiplier, times) in zip(participations, mechanisms, strict=True):
             weight *= math.comb(times, h) * (1 / shards) ** h * (1 - 1 / shards) ** (times - h)
             square += h / multiplier**2
         mu = math.sqrt(square)
@@ -98,11 +98,11 @@ def test_delta_against_a_simulation_of_the_steps(eps) -> None:
     Within six standard errors: by Bernstein's inequality a false alarm below 1e-7.
     """
     shards, multiplier, times, runs = 5, 1.2, 12, 200_000
-    coins = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     loss = np.zeros(runs)
     for _ in range(times):
-        hit = coins.integers(shards, size=runs) == 3
-        release = hit + multiplier * coins.standard_normal(runs)
+        hit = rng.integers(shards, size=runs) == 3
+        release = hit + multiplier * rng.standard_normal(runs)
         loss += np.where(hit, (release - 0.5) / multiplier**2, 0.0)  # log N(1, m²) / N(0, m²)
     terms = np.maximum(-np.expm1(eps - loss), 0.0)
     exact = math.exp(mixture_delta(eps, *shift_law(0.0, [(shards, multiplier, times)], 1e-14)))
@@ -152,9 +152,9 @@ def test_the_mixture_itself_of_one_shard_is_the_gaussian() -> None:
 
 
 @pytest.mark.parametrize("name", ["rdp", "prv", "pld"])
-@pytest.mark.parametrize(("times", "hits"), [(1, 1), (6, 1), (7, 2), (12, 2), (13, 3)])
-def test_a_balanced_schedule_is_so_many_unsampled_releases(name, times, hits) -> None:
-    plain = epsilon([Event(Full(), UNIT, 3.0, hits)], DELTA, "replace_one", name)
+@pytest.mark.parametrize(("times", "participations"), [(1, 1), (6, 1), (7, 2), (12, 2), (13, 3)])
+def test_a_balanced_schedule_is_so_many_unsampled_releases(name, times, participations) -> None:
+    plain = epsilon([Event(Full(), UNIT, 3.0, participations)], DELTA, "replace_one", name)
     assert epsilon([unit(6, 3.0, times, "public_balanced")], DELTA, "replace_one", name) == plain
 
 
@@ -220,7 +220,7 @@ def test_rdp_is_never_tighter_than_the_exact_mixture(shards, multiplier, times) 
 
 
 def test_prv_says_that_it_has_no_mixture() -> None:
-    with pytest.raises(NotCovered, match=r"prv .*random number of hits"):
+    with pytest.raises(NotCovered, match=r"prv .*random number of participations"):
         epsilon([unit(10, 1.0, 5)], DELTA, "add_remove", "prv")
 
 

@@ -21,7 +21,7 @@ def critic():
     return ProjectionCritic(SHAPE, CLASSES, width=4)
 
 
-def coins(count, seed=0):
+def rng(count, seed=0):
     return [torch.Generator().manual_seed(seed + number) for number in range(count)]
 
 
@@ -69,14 +69,14 @@ def bright(z, labels):
 @pytest.mark.parametrize("count", [1, 3])
 def test_critics_trained_together_equal_critics_trained_apart(count):
     training = CriticTraining(batch_size=5, n_critic=4, lr=1e-3)
-    first = Stack.initial(critic, coins(count))
+    first = Stack.initial(critic, rng(count))
     together = training.stack(critic(), first)
     own = records(count)
-    training.improve(together, own, bright, coins(count, seed=50))
+    training.improve(together, own, bright, rng(count, seed=50))
     after = together.tensors(adam=True)
     for place in range(count):
         net, adam = separate(first, place)
-        train_separately(net, adam, training, own[place], bright, coins(count, seed=50)[place])
+        train_separately(net, adam, training, own[place], bright, rng(count, seed=50)[place])
         for name, value in net.state_dict().items():
             assert torch.allclose(after[name][place], value, atol=1e-5), name
             assert value.numel() == 1 or not torch.equal(first[name][place], value), f"{name} was not trained"
@@ -91,9 +91,9 @@ def test_critics_trained_together_equal_critics_trained_apart(count):
 
 def test_a_stack_goes_on_from_its_tensors():
     training = CriticTraining(batch_size=5, n_critic=2, lr=1e-3)
-    own, first = records(2), Stack.initial(critic, coins(2))
+    own, first = records(2), Stack.initial(critic, rng(2))
     whole, halves = training.stack(critic(), first), training.stack(critic(), first)
-    stream, other = coins(2, seed=9), coins(2, seed=9)
+    stream, other = rng(2, seed=9), rng(2, seed=9)
     training.improve(whole, own, bright, stream)
     training.improve(whole, own, bright, stream)
     training.improve(halves, own, bright, other)
@@ -107,12 +107,12 @@ def test_one_critic_of_a_stack_goes_on_alone():
     """As in GS-WGAN's main loop: warm-started together, then each on its own."""
     training = CriticTraining(batch_size=5, n_critic=2, lr=1e-3)
     own = records(3)
-    tensors = training.warm_start(critic, lambda: DCGANGenerator(SHAPE, CLASSES, width=2), 1, CLASSES, own, coins(3))
+    tensors = training.warm_start(critic, lambda: DCGANGenerator(SHAPE, CLASSES, width=2), 1, CLASSES, own, rng(3))
     assert not [name for name in tensors if name.startswith(("exp_avg", "step"))]
     alone = training.stack(critic(), {name: value[1:2] for name, value in tensors.items()})
     all_three = training.stack(critic(), tensors)
-    training.improve(alone, own[1:2], bright, coins(3, seed=30)[1:2])
-    training.improve(all_three, own, bright, coins(3, seed=30))
+    training.improve(alone, own[1:2], bright, rng(3, seed=30)[1:2])
+    training.improve(all_three, own, bright, rng(3, seed=30))
     for name, value in alone.tensors(adam=True).items():
         assert torch.allclose(all_three.tensors(adam=True)[name][1], value[0], atol=1e-5), name
 
@@ -126,9 +126,9 @@ def test_warm_start_together_equals_warm_start_apart(generator):
         return training.warm_start(critic, lambda: generator(SHAPE, CLASSES, width=4), 2, CLASSES, own, coin)
 
     own = records(3)
-    together = start(own, coins(3))
+    together = start(own, rng(3))
     for place in range(3):
-        apart = start(own[place : place + 1], coins(3)[place : place + 1])
+        apart = start(own[place : place + 1], rng(3)[place : place + 1])
         for name, value in apart.items():
             assert torch.allclose(together[name][place], value[0], atol=1e-5), name
 
@@ -138,11 +138,11 @@ def test_warm_start_depends_on_its_own_records_alone():
     training = CriticTraining(batch_size=4, n_critic=1)
     make = (critic, lambda: DCGANGenerator(SHAPE, CLASSES, width=2))
     own = records(2)
-    first = training.warm_start(*make, 2, CLASSES, own, coins(2))
+    first = training.warm_start(*make, 2, CLASSES, own, rng(2))
     empty = (own[1][0][:0], own[1][1][:0])
     odd = (torch.full_like(own[1][0], torch.nan), own[1][1])
     for other in (empty, odd, (own[1][0] * 1e30, own[1][1])):
-        second = training.warm_start(*make, 2, CLASSES, [own[0], other], coins(2))
+        second = training.warm_start(*make, 2, CLASSES, [own[0], other], rng(2))
         for name, value in second.items():
             assert torch.equal(value[0], first[name][0]), name
             assert bool(torch.isfinite(value).all()), name
@@ -152,17 +152,17 @@ def test_throw_away_generators_climb_the_scores_of_their_critics(monkeypatch):
     """With critics at rest; scores of images with fixed latents and labels."""
     monkeypatch.setattr(CriticTraining, "improve", lambda self, *args: None)
     training = CriticTraining(batch_size=8, latent_dim=10, lr=1e-2)
-    critics = training.stack(critic(), Stack.initial(critic, coins(2)))
+    critics = training.stack(critic(), Stack.initial(critic, rng(2)))
 
     def generator():
         return DCGANGenerator(SHAPE, CLASSES, width=2)
 
-    generators = training.stack(generator(), Stack.initial(generator, coins(2, seed=20)))
-    z, labels = draw_latents("bernoulli", (2, 8, 10), coins(1)[0], torch.device("cpu")), torch.arange(16).view(2, 8) % 3
+    generators = training.stack(generator(), Stack.initial(generator, rng(2, seed=20)))
+    z, labels = draw_latents("bernoulli", (2, 8, 10), rng(1)[0], torch.device("cpu")), torch.arange(16).view(2, 8) % 3
     scores = []
     for _ in range(10):
         scores.append(critics(generators(z, labels), labels).detach().mean(1))
-        training.iterate(critics, generators, CLASSES, records(2), coins(2))
+        training.iterate(critics, generators, CLASSES, records(2), rng(2))
     assert bool((scores[-1] > scores[0]).all())
     assert float((scores[-1] - scores[0]).min()) > 0.1 * float(scores[0].abs().max()), scores
 
@@ -170,14 +170,14 @@ def test_throw_away_generators_climb_the_scores_of_their_critics(monkeypatch):
 def test_warm_start_leaves_public_randomness_alone():
     before = torch.get_rng_state()
     training = CriticTraining(batch_size=4, n_critic=1)
-    training.warm_start(critic, lambda: DCGANGenerator(SHAPE, CLASSES, width=2), 1, CLASSES, records(2), coins(2))
+    training.warm_start(critic, lambda: DCGANGenerator(SHAPE, CLASSES, width=2), 1, CLASSES, records(2), rng(2))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_no_warm_start_is_the_initial_critic():
     training = CriticTraining()
-    tensors = training.warm_start(critic, lambda: DCGANGenerator(SHAPE, CLASSES), 0, CLASSES, records(2), coins(2))
-    for name, value in Stack.initial(critic, coins(2)).items():
+    tensors = training.warm_start(critic, lambda: DCGANGenerator(SHAPE, CLASSES), 0, CLASSES, records(2), rng(2))
+    for name, value in Stack.initial(critic, rng(2)).items():
         assert torch.equal(tensors[name], value)
     assert not torch.equal(tensors["linear.bias"][0], tensors["linear.bias"][1])
 
@@ -188,7 +188,7 @@ def test_warm_start_tells_records_from_made_images():
     light = (torch.full((20, *SHAPE), 0.9), torch.zeros(20, dtype=torch.int64))
     dark = (torch.full((20, *SHAPE), 0.1), torch.zeros(20, dtype=torch.int64))
     tensors = training.warm_start(
-        critic, lambda: DCGANGenerator(SHAPE, CLASSES, width=4), 15, CLASSES, [light, dark], coins(2)
+        critic, lambda: DCGANGenerator(SHAPE, CLASSES, width=4), 15, CLASSES, [light, dark], rng(2)
     )
     critics = training.stack(critic(), tensors)
     images = torch.stack([torch.cat([light[0][:1], dark[0][:1]])] * 2)
@@ -199,7 +199,7 @@ def test_warm_start_tells_records_from_made_images():
 
 def test_image_gradient_is_autograds():
     training = CriticTraining()
-    tensors = Stack.initial(critic, coins(2))
+    tensors = Stack.initial(critic, rng(2))
     x, y = torch.rand(2, 5, *SHAPE), torch.randint(CLASSES, (2, 5))
     gradient = training.image_gradient(training.stack(critic(), tensors), x, y)
     for place in range(2):
@@ -222,7 +222,7 @@ def test_loss_of_a_linear_critic_is_in_closed_form():
             return (x * self.w).flatten(1).sum(1)
 
     training = CriticTraining(gp_weight=3.0, drift=0.5)
-    critics = training.stack(Linear(), Stack.initial(Linear, coins(2)))
+    critics = training.stack(Linear(), Stack.initial(Linear, rng(2)))
     real, fake = torch.rand(2, 6, *SHAPE), torch.rand(2, 6, *SHAPE)
     labels, mix = torch.zeros(2, 6, dtype=torch.int64), torch.rand(2, 6, 1, 1, 1)
     w = critics.parameters["w"]
@@ -235,7 +235,7 @@ def test_loss_of_a_linear_critic_is_in_closed_form():
 @pytest.mark.parametrize(("n", "size"), [(9, 5), (5, 5), (3, 5), (1, 5), (0, 5)])
 def test_batches_have_exactly_the_size_asked_for(n, size):
     images = torch.arange(float(n)).reshape(n, 1, 1, 1) / 10
-    drawn, labels = draw_batch((images, torch.arange(n)), size, coins(1)[0])
+    drawn, labels = draw_batch((images, torch.arange(n)), size, rng(1)[0])
     assert len(drawn) == len(labels) == size
     if n >= size:
         assert len(set(labels.tolist())) == size, "without replacement"
@@ -245,16 +245,16 @@ def test_batches_have_exactly_the_size_asked_for(n, size):
 
 def test_batches_are_of_pixels():
     odd = torch.tensor([float("nan"), 1e30, -5.0, float("inf"), 0.5]).reshape(5, 1, 1, 1)
-    drawn, labels = draw_batch((odd, torch.arange(5)), 5, coins(1)[0])
+    drawn, labels = draw_batch((odd, torch.arange(5)), 5, rng(1)[0])
     assert torch.equal(drawn.flatten()[labels.argsort()], torch.tensor([0.0, 1.0, 0.0, 1.0, 0.5]))
 
 
 def test_latents_follow_their_law():
     """40,000 values: the margins are 8 and 5.7 standard errors, false alarm below 2e-8."""
-    bernoulli = draw_latents("bernoulli", (4000, 10), coins(1)[0], torch.device("cpu"))
+    bernoulli = draw_latents("bernoulli", (4000, 10), rng(1)[0], torch.device("cpu"))
     assert set(bernoulli.unique().tolist()) == {0.0, 1.0}
     assert abs(float(bernoulli.mean()) - 0.5) < 0.02
-    normal = draw_latents("normal", (4000, 10), coins(1)[0], torch.device("cpu"))
+    normal = draw_latents("normal", (4000, 10), rng(1)[0], torch.device("cpu"))
     assert abs(float(normal.std()) - 1.0) < 0.02
 
 
@@ -276,13 +276,13 @@ def test_settled_vectors_give_the_largest_singular_value():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
 def test_an_accelerator_trains_the_same_critics():
-    """To float32: convolutions without TF32, the same coins, as they are the CPU's on any device."""
+    """To float32: convolutions without TF32, the same randomness, as it is the CPU's on any device."""
     training = CriticTraining(batch_size=5, n_critic=3, lr=1e-3)
-    first, own = Stack.initial(critic, coins(3)), records(3)
+    first, own = Stack.initial(critic, rng(3)), records(3)
     on_cpu = training.stack(critic(), first)
     on_gpu = training.stack(critic().cuda(), {name: value.cuda() for name, value in first.items()})
-    training.improve(on_cpu, own, bright, coins(3, seed=40))
+    training.improve(on_cpu, own, bright, rng(3, seed=40))
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        training.improve(on_gpu, [(x.cuda(), y.cuda()) for x, y in own], bright, coins(3, seed=40))
+        training.improve(on_gpu, [(x.cuda(), y.cuda()) for x, y in own], bright, rng(3, seed=40))
     for name, value in on_cpu.tensors(adam=False).items():
         assert torch.allclose(on_gpu.tensors(adam=False)[name].cpu(), value, atol=1e-4), name

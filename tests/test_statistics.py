@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from dpgen_bench.runs.statistics import format_figure, summarise, t_interval
+from dpgen_bench.runs.statistics import format_value, summarise, t_interval
 
 
 def test_one_figure_has_no_spread():
@@ -65,7 +65,7 @@ def test_nothing_has_no_summary(nothing):
     [(2272129.0, "2,272,129"), (123.456, "123.5"), (0.000423, "0.000423"), (1.0, "1"), (-0.5, "-0.5")],
 )
 def test_small_figures_keep_their_digits(figure, text):
-    assert format_figure(figure) == text
+    assert format_value(figure) == text
 
 
 def test_a_spread_has_the_form_of_its_figure():

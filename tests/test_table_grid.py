@@ -15,13 +15,13 @@ def test_a_grid_stands_for_every_combination_with_the_last_axis_fastest() -> Non
         "for": {"p": [0.5, 1.0], "m": [1, 3]},
         "of": {"variant": "p={p}; m={m}"},
         "run": "experiment=e method.p={p} method.m={m}.0 seed=0",
-        "unlike": {"fid": "p is {p}"},
+        "caveat": {"fid": "p is {p}"},
     }
     found = expand_rows([{"of": {"method": "A"}, "why": "No."}, entry])
     assert found[0] == {"of": {"method": "A"}, "why": "No."}
     assert [row["of"]["variant"] for row in found[1:]] == ["p=0.5; m=1", "p=0.5; m=3", "p=1.0; m=1", "p=1.0; m=3"]
     assert found[2]["run"] == "experiment=e method.p=0.5 method.m=3.0 seed=0"
-    assert found[3]["unlike"] == {"fid": "p is 1.0"}
+    assert found[3]["caveat"] == {"fid": "p is 1.0"}
     assert all("for" not in row for row in found)
 
 

@@ -46,7 +46,7 @@ def test_another_scale_or_protocol_is_marked_and_never_a_reproduction(tmp_path):
     measured(tmp_path, reduced, "dpgan_revisited", figures)
     built = assemble("t", a_table({"of": ROW, "run": reduced}), tmp_path)
     cell = line_for(built, **ROW).cells["fid"]
-    assert (cell.alike, cell.unlike, cell.distance) == (False, "scale reduced", "+8.2 †")
+    assert (cell.alike, cell.caveat, cell.distance) == (False, "scale reduced", "+8.2 †")
     assert [mark for mark in built.marks() if "†" in mark] == [
         "† scale reduced: Our DPGAN, D_lr/G_lr=5; n_D=1; B=128; sigma=1, MNIST, 10"
     ]
@@ -57,7 +57,7 @@ def test_another_scale_or_protocol_is_marked_and_never_a_reproduction(tmp_path):
 def test_another_protocol_is_named(tmp_path):
     measured(tmp_path, RUN, "standard_2k", {"fid": {"fid": 260.0}})
     built = assemble("t", a_table({"of": ROW, "run": f"{RUN} protocol=standard_2k"}), tmp_path)
-    assert line_for(built, **ROW).cells["fid"].unlike == "protocol standard_2k (the paper's: dpgan_revisited)"
+    assert line_for(built, **ROW).cells["fid"].caveat == "protocol standard_2k (the paper's: dpgan_revisited)"
 
 
 def test_what_a_part_of_the_papers_protocol_measured_counts(tmp_path):
@@ -80,7 +80,7 @@ def test_what_others_reported_is_no_reproduction_under_this_papers_protocol(tmp_
     table = OmegaConf.merge(a_table({"of": of, "run": RUN}), {"published": "2"})
     line = line_for(assemble("t", table, tmp_path), **of)
     assert (line.cells["fid"].published, line.cells["fid"].alike) == (48.4, False)
-    assert line.cells["fid"].unlike == "printed as Cao et al. 2021 has it, measured as they did"
+    assert line.cells["fid"].caveat == "printed as Cao et al. 2021 has it, measured as they did"
     assert line.tail["status"] == "measured in part"
 
 

@@ -37,8 +37,8 @@ class PrivateData:
     Args:
         images: [n, c, h, w], uint8; float in [0, 1] is accepted for the conformance suite's odd records.
         labels: int64 [n].
-        ids: record ids [n], distinct and non-negative; a record keeps its id, and hence its coins, when others come
-            or go. Default 0..n-1.
+        ids: record ids [n], distinct and non-negative; default 0..n-1. A record keeps its id, and hence its randomness,
+            when others come or go.
         services: what the run's mechanisms share.
         public_n: the number of records that is public; the number of labels if not given.
         clients: client number [n] of each record, for `grouped`; None: the data know no clients.
@@ -222,8 +222,8 @@ class PrivateData:
         where an earlier run with the same identity left them.
 
         Args:
-            start: start(records, coins) -> float32 tensors [G, ...] by name, the first states of G <= stack shards;
-                records is a list of (images float32 [n_g, c, h, w] in [0, 1], labels int64 [n_g]), n_g >= 0, coins one
+            start: start(records, rngs) -> float32 tensors [G, ...] by name, the first states of G <= stack shards;
+                records is a list of (images float32 [n_g, c, h, w] in [0, 1], labels int64 [n_g]), n_g >= 0, rngs one
                 CPU generator for each. It must depend on nothing else but what `identity` says, must treat each shard
                 apart from the others, and must not raise.
             identity: what `start` depends on besides the records, the run's seed and the method's source; JSON-able.

@@ -13,20 +13,20 @@ from dpgen_bench.evaluate.metric import EvalContext
 
 
 def kid(
-    features_made: np.ndarray, features_real: np.ndarray, subsets: int, subset_size: int, seed: int
+    features_generated: np.ndarray, features_real: np.ndarray, subsets: int, subset_size: int, seed: int
 ) -> tuple[float, float]:
     """Squared maximum mean discrepancy of two sets of features: mean and standard deviation over random subsets.
 
     Each of the `subsets` times, `subset_size` rows of either set are drawn without replacement, those of
-    `features_made` first, all from one `np.random.RandomState(seed)`: torch-fidelity's order, so that the same features
-    give the same subsets and figures. With subset_size = n on both sides, one subset is the whole estimator.
+    `features_generated` first, all from one `np.random.RandomState(seed)`: torch-fidelity's order, so that the same
+    features give the same subsets and values. With subset_size = n on both sides, one subset is the whole estimator.
 
     All in float64: the figure is what is left, often 1e-3 or less, of means of kernel values from 1 to 100 that cancel.
     torch-fidelity 0.4 computes in the features' own float32 and is off by about 1e-7 for it, which is 1e-4 of a figure
     of 1e-3 (tests/test_kid.py shows it); given the same features in float64 it agrees with this to 1e-9.
 
     Args:
-        features_made, features_real: [n, d] and [m, d].
+        features_generated, features_real: [n, d] and [m, d].
         subsets: how many subsets are drawn, 1 or more.
         subset_size: rows of each subset, 2 or more.
         seed: of the draws.
@@ -38,18 +38,18 @@ def kid(
     Raises:
         ValueError: if a set has fewer rows than `subset_size`, the sets differ in width, or a feature is not finite.
     """
-    check_sizes(len(features_made), len(features_real), subset_size)
-    if features_made.shape[1] != features_real.shape[1]:
+    check_sizes(len(features_generated), len(features_real), subset_size)
+    if features_generated.shape[1] != features_real.shape[1]:
         raise ValueError(
-            f"expected as many features of the samples as of the real images, got {features_made.shape[1]} and "
+            f"expected as many features of the samples as of the real images, got {features_generated.shape[1]} and "
             f"{features_real.shape[1]}."
         )
-    if not (np.isfinite(features_made).all() and np.isfinite(features_real).all()):
+    if not (np.isfinite(features_generated).all() and np.isfinite(features_real).all()):
         raise ValueError("expected finite features, got NaN or infinity.")
     draws = np.random.RandomState(seed % 2**32)
     values = np.empty(subsets)
     for i in range(subsets):
-        made = features_made[draws.choice(len(features_made), subset_size, replace=False)]
+        made = features_generated[draws.choice(len(features_generated), subset_size, replace=False)]
         real = features_real[draws.choice(len(features_real), subset_size, replace=False)]
         values[i] = mmd_squared(made.astype(np.float64), real.astype(np.float64))
     return float(values.mean()), float(values.std())
@@ -69,13 +69,13 @@ def mmd_squared(x: np.ndarray, y: np.ndarray) -> float:
     return within(x) + within(y) - 2.0 * float(((x @ y.T / d + 1.0) ** 3).mean())
 
 
-def check_sizes(num_made: int, num_real: int, subset_size: int) -> None:
+def check_sizes(num_generated: int, num_real: int, subset_size: int) -> None:
     """Raises ValueError if either set is smaller than a subset; a smaller subset would be another figure."""
-    for name, n in (("samples", num_made), ("real images", num_real)):
+    for name, n in (("samples", num_generated), ("real images", num_real)):
         if n < subset_size:
             raise ValueError(
                 f"expected at least subset_size={subset_size} of the {name}, got {n}. Set the metric's subset_size to "
-                f"{min(num_made, num_real)} or less (figures of different subset_size differ in spread), or raise "
+                f"{min(num_generated, num_real)} or less (figures of different subset_size differ in spread), or raise "
                 "protocol.num_samples if the samples are too few."
             )
 

@@ -103,9 +103,9 @@ def prdc(
     }
 
 
-def check_neighbours(num_made: int, num_real: int, k: int) -> None:
+def check_neighbours(num_generated: int, num_real: int, k: int) -> None:
     """Raises ValueError unless every image of either set has k others."""
-    for name, n in (("samples", num_made), ("real images", num_real)):
+    for name, n in (("samples", num_generated), ("real images", num_real)):
         if n < k + 1:
             raise ValueError(
                 f"expected at least {k + 1} of the {name}, each with {k} neighbours, got {n}. Raise "

@@ -237,8 +237,8 @@ class Network:
         held = self.held_out(len(records))
         rows = len(records) - held
         with repeatable(ctx.seed):
-            coins = torch.Generator().manual_seed(ctx.seed)
-            order = torch.randperm(len(records), generator=coins)
+            rng = torch.Generator().manual_seed(ctx.seed)
+            order = torch.randperm(len(records), generator=rng)
             images, labels = records.images[order].to(ctx.device), records.labels[order].to(ctx.device)
             net = placed(self.build(records.images.shape, ctx.num_classes), ctx.device)
             optimiser = self._optimiser(net)
@@ -247,9 +247,7 @@ class Network:
                 for group in optimiser.param_groups:
                     group["lr"] = self.learning_rate * self.gamma ** sum(after <= epoch for after in self.milestones)
                 augment = self.augment == "crop_flip"
-                train_epoch(
-                    net, optimiser, images[:rows], labels[:rows], self.batch_size, coins, self.normalise, augment
-                )
+                train_epoch(net, optimiser, images[:rows], labels[:rows], self.batch_size, rng, self.normalise, augment)
                 if not held:
                     continue
                 correct = count_correct(net, images[rows:], labels[rows:], self.normalise)

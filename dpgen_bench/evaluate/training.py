@@ -50,20 +50,20 @@ def train_epoch(
     images: Tensor,
     labels: Tensor,
     batch_size: int,
-    coins: torch.Generator,
+    rng: torch.Generator,
     normalise: tuple[float, float] | None = None,
     augment: bool = False,
 ) -> None:
-    """Go once through `images` in an order drawn from `coins` (a CPU generator), the last batch being what is left.
+    """Go once through `images` in an order drawn from `rng` (a CPU generator), the last batch being what is left.
 
     `augment` moves and mirrors every image by `crop_flip`, uniformly at random.
     """
     net.train()
-    order = torch.randperm(len(images), generator=coins).to(images.device)
+    order = torch.randperm(len(images), generator=rng).to(images.device)
     moves = None
     if augment:
-        shifts = torch.randint(2 * CROP_PADDING + 1, (len(images), 2), generator=coins)
-        mirrored = torch.randint(2, (len(images), 1), generator=coins)
+        shifts = torch.randint(2 * CROP_PADDING + 1, (len(images), 2), generator=rng)
+        mirrored = torch.randint(2, (len(images), 1), generator=rng)
         moves = torch.cat([shifts, mirrored], dim=1).to(images.device)
     for start in range(0, len(images), batch_size):
         batch = order[start : start + batch_size]

@@ -26,8 +26,8 @@ from dpgen_bench.federation.messages import Malformed, decode, encode
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, Whole, clip_rows
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.noise import add_noise
-from dpgen_bench.privacy.state import expect_parts, private_coins, public_randomness_untouched
-from dpgen_bench.privacy.state_file import Parts, Rows, StatePlace
+from dpgen_bench.privacy.state import expect_parts, private_rng, public_randomness_untouched
+from dpgen_bench.privacy.state_file import Parts, StateFile, StatePlace
 from dpgen_bench.privacy.unseen import expect_plain
 from dpgen_bench.utils.files import make_private
 
@@ -40,14 +40,14 @@ class ClientProgram(Protocol):
     """What a method runs on each client: a picklable object that holds settings, and no record.
 
     Each message is answered by a fresh copy, so that nothing is kept from one to the next but the state. A program
-    draws its randomness from the coins that it is given, and must not raise, whatever the records are.
+    draws its randomness from the generator `rng` that it is given, and must not raise, whatever the records are.
     """
 
     def identity(self) -> dict[str, Any]:
         """What `start` depends on besides the records and the run's seed; JSON-able."""
         ...
 
-    def start(self, records: Records, coins: torch.Generator) -> Parts:
+    def start(self, records: Records, rng: torch.Generator) -> Parts:
         """The client's first state, float32 tensors by name; {} for a client that keeps nothing.
 
         Args:
@@ -55,7 +55,7 @@ class ClientProgram(Protocol):
         """
         ...
 
-    def answer(self, message: Parts, records: Records, state: Parts, coins: torch.Generator) -> Answer:
+    def answer(self, message: Parts, records: Records, state: Parts, rng: torch.Generator) -> Answer:
         """(what the mechanism's bound expects, before it is clipped; the client's next state)."""
         ...
 
@@ -66,7 +66,7 @@ class Program:
     def identity(self) -> dict[str, Any]:
         return _settings(self)
 
-    def start(self, records: Records, coins: torch.Generator) -> Parts:
+    def start(self, records: Records, rng: torch.Generator) -> Parts:
         return {}
 
 
@@ -141,7 +141,7 @@ class Client:
         own = f"client-{setup.client}"
         self._memory = Memory(setup.place.folder and setup.place.folder / own, setup.device, self._first_state)
         self._cache = setup.place.cache and setup.place.cache / self._cache_name()
-        self._first = Rows(self._cache, 1, slots=1)
+        self._first = StateFile(self._cache, 1, slots=1)
 
     def handle(self, message: bytes) -> bytes:
         """The answer to one message of a `ClientMechanism`.
@@ -213,12 +213,12 @@ class Client:
         shape = tuple(setup.bound.shape)
         program: ClientProgram = pickle.loads(setup.program)
         there = {name: tensor.to(setup.device) for name, tensor in message.items()}
-        coins = private_coins(setup.key.derive(setup.mechanism, "round", round_))
+        rng = private_rng(setup.key.derive(setup.mechanism, "round", round_))
 
         def answer(images: Tensor, labels: Tensor) -> Tensor:
             state = self._memory.state(point) if setup.keeps_state else {}
             with public_randomness_untouched("a client program"):
-                given = program.answer(there, (images, labels), state, coins)
+                given = program.answer(there, (images, labels), state, rng)
             if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], dict):
                 raise BrokenProgram(f"expected answer() to return (a tensor, the next state), got {type(given)}.")
             value, left = given
@@ -240,7 +240,7 @@ class Client:
     def _records(self) -> Batch:
         # Copies: what a program writes into them must not be there for the next message.
         images, labels = self._setup.images.clone(), self._setup.labels.clone()
-        ids = torch.arange(len(labels), device=self._setup.device)  # of no use here: programs have coins instead
+        ids = torch.arange(len(labels), device=self._setup.device)  # of no use here: programs have rng instead
         return Batch(images.to(self._setup.device), labels.to(self._setup.device), ids, self._setup.key)
 
     def _identity(self) -> str:
@@ -267,12 +267,12 @@ class Client:
             return {}
         with self._lock():
             if self._first.layout is None:  # another process may have made it since
-                self._first = Rows(self._cache, 1, slots=1)
+                self._first = StateFile(self._cache, 1, slots=1)
             if self._first.find(0, 1) is None:
                 program: ClientProgram = pickle.loads(self._setup.program)
-                coins = private_coins(Key.seeded(f"client state:{self._identity()}"))
+                rng = private_rng(Key.seeded(f"client state:{self._identity()}"))
                 with public_randomness_untouched("`start` of a client program"):
-                    parts = program.start(self._records().inputs, coins)
+                    parts = program.start(self._records().inputs, rng)
                 if parts == {}:
                     return {}
                 expect_parts(parts)

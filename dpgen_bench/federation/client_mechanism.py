@@ -45,7 +45,7 @@ class ClientMechanism(Allowance):
     read is left out, its round counts as a release all the same, and the fault is written to the run's private folder
     (in public too, where it is known who was asked). A fault that was not injected marks the ledger as unproven, unless
     the user vouches for it: whether a client drops out may depend on its records. Who is asked when is drawn before any
-    answer, from coins of its own.
+    answer, from randomness of its own.
 
     Attributes:
         groups: how many calls of `start` make the first states of all clients that will be asked.
@@ -118,7 +118,7 @@ class ClientMechanism(Allowance):
                 f"mechanism {self.name!r} asks clients that may keep state, so its rounds must be made inside "
                 "ctx.steps(...): only there can a killed run find the state that each of them had."
             )
-        self._services.ledger.refuse_if_spoiled()
+        self._services.ledger.refuse_if_invalidated()
         self._services.before_records()
         with Uninterrupted():
             return self._round(index, message)
@@ -170,7 +170,7 @@ class ClientMechanism(Allowance):
         try:
             came = engine.ask(messages, round=round_)
         except (BrokenProgram, GlobalRandomness) as error:  # whether a program breaks may depend on records
-            self._services.ledger.spoil(
+            self._services.ledger.invalidate(
                 f"a client program of {self.name!r} broke the rules ({public_type(error)})", error
             )
             raise

@@ -50,7 +50,7 @@ class Fault:
             waited for any longer. "raised": the client's code raised an error. "malformed": the answer is not what was
             expected; found by whoever decodes it, never by an engine.
         detail: in words; of "raised" the name of the error's type alone, since its text may hold private data.
-        injected: whether a simulation made it, with coins that know no records.
+        injected: whether a simulation made it, with randomness that is independent of the records.
     """
 
     kind: Kind

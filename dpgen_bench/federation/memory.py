@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from dpgen_bench.privacy.state_file import Parts, Rows
+from dpgen_bench.privacy.state_file import Parts, StateFile
 from dpgen_bench.utils.files import make_private, write_atomic
 
 
@@ -47,7 +47,7 @@ class Memory:
 
     def __init__(self, folder: Path | None, device: torch.device, first: Callable[[], Parts]) -> None:
         self._folder, self._device, self._first = folder, device, first
-        self._rows = Rows(folder and folder / "state", 1, slots=2)
+        self._rows = StateFile(folder and folder / "state", 1, slots=2)
         self._points: list[Point] = []
         self._answered: set[str] = set()
         if folder is not None:

@@ -56,7 +56,7 @@ class Settings:
 
         Args:
             setup: what client number i is made of.
-            key: of the coins of injected faults.
+            key: of the randomness of injected faults.
             private_log: a private file that gets the traceback of every error of a client.
             let_through: errors of client code that are raised here and not made into faults.
             keep: of `InProcess`; the actors of Ray are `actors`, whatever it says.

@@ -39,12 +39,12 @@ class Stack:
             self.adam.state[parameter] = {"step": tensors["step"].flatten()[0].cpu().clone(), **moments}
 
     @staticmethod
-    def initial(make: Callable[[], nn.Module], coins: Sequence[torch.Generator]) -> dict[str, Tensor]:
-        """Tensors of one fresh network for each generator, initialised with its coins; PyTorch's own are untouched."""
+    def initial(make: Callable[[], nn.Module], rngs: Sequence[torch.Generator]) -> dict[str, Tensor]:
+        """Tensors of one fresh network for each generator, initialised from it; PyTorch's own are untouched."""
         nets = []
-        for coin in coins:
+        for rng in rngs:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(int(torch.randint(2**62, (), generator=coin)))
+                torch.manual_seed(int(torch.randint(2**62, (), generator=rng)))
                 nets.append(make())
         parameters, buffers = stack_module_state(nets)
         return {name: value.detach() for name, value in {**parameters, **buffers}.items()}

@@ -2,7 +2,7 @@
 
 Chen, Orekondy & Fritz, "GS-WGAN" (NeurIPS 2020), Algorithms 1 and 2; Gulrajani et al., "Improved Training of
 Wasserstein GANs" (NeurIPS 2017). What sees records here is called inside private functions: it draws its randomness
-from the coins that it is given, leaves PyTorch's global generators alone, and raises for no records whatever.
+from the generators that it is given, leaves PyTorch's global generators alone, and raises for no records whatever.
 
 The ids of runs, and what warm starts are kept under, know a method's file but nothing of `nets`: raise
 TRAINING_VERSION (runs/config.py) when what they compute changes.
@@ -23,7 +23,7 @@ Records = tuple[Tensor, Tensor]
 Critics = Callable[[Tensor, Tensor], Tensor]  # (images [G, B, c, h, w], labels [G, B]) -> scores [G, B]
 
 
-def draw_batch(records: Records, size: int, coins: torch.Generator) -> Records:
+def draw_batch(records: Records, size: int, rng: torch.Generator) -> Records:
     """Exactly `size` of the records: distinct ones where there are enough, else with repetition.
 
     Where there is none, a black image of class 0 stands in, so that a critic's arithmetic has the same shape for any
@@ -33,14 +33,14 @@ def draw_batch(records: Records, size: int, coins: torch.Generator) -> Records:
     if len(labels) == 0:
         images, labels = images.new_zeros(1, *images.shape[1:]), labels.new_zeros(1)
     if len(labels) >= size:
-        chosen = torch.randperm(len(labels), generator=coins)[:size]
+        chosen = torch.randperm(len(labels), generator=rng)[:size]
     else:
-        chosen = torch.randint(len(labels), (size,), generator=coins)
+        chosen = torch.randint(len(labels), (size,), generator=rng)
     chosen = chosen.to(labels.device)
     return images[chosen].nan_to_num(0.0).clamp(0.0, 1.0), labels[chosen]
 
 
-def draw_matching(records: Records, labels: Tensor, size: int, coins: torch.Generator) -> tuple[Tensor, Tensor] | None:
+def draw_matching(records: Records, labels: Tensor, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor] | None:
     """For given labels, records of the same labels: what a client answers to labels that it did not choose.
 
     Args:
@@ -59,7 +59,7 @@ def draw_matching(records: Records, labels: Tensor, size: int, coins: torch.Gene
     if len(held) == 0:
         return None
     places = held[torch.arange(size, device=held.device) % len(held)]
-    share = torch.rand(size, generator=coins, dtype=torch.float64).to(own.device)
+    share = torch.rand(size, generator=rng, dtype=torch.float64).to(own.device)
     chosen = starts[places] + (share * (ends - starts)[places]).long()
     return places, images[order[chosen]].nan_to_num(0.0).clamp(0.0, 1.0)
 
@@ -105,7 +105,7 @@ class CriticTraining:
         drift = self.drift * real_scores.square().mean(1)
         return fake_scores.mean(1) - real_scores.mean(1) + self.gp_weight * penalty + drift
 
-    def loss_of_one(self, D: nn.Module, G: nn.Module, records: Records, coins: torch.Generator) -> Tensor:
+    def loss_of_one(self, D: nn.Module, G: nn.Module, records: Records, rng: torch.Generator) -> Tensor:
         """L_D of one network D, a scalar, on a batch of its records and images that G makes for their labels.
 
         Records and images go through D in passes of their own, because its batch normalisation may couple rows.
@@ -115,9 +115,9 @@ class CriticTraining:
         def scores(x: Tensor, y: Tensor) -> Tensor:
             return torch.cat([D(*part) for part in zip(x[0].split(size), y[0].split(size), strict=True)])[None]
 
-        real, labels = draw_batch(records, size, coins)
-        z = draw_latents(self.latent, (size, self.latent_dim), coins, real.device)
-        mix = torch.rand(1, size, 1, 1, 1, generator=coins).to(real.device)
+        real, labels = draw_batch(records, size, rng)
+        z = draw_latents(self.latent, (size, self.latent_dim), rng, real.device)
+        mix = torch.rand(1, size, 1, 1, 1, generator=rng).to(real.device)
         with torch.no_grad():
             fake = G(z, labels)
         return self.loss(scores, real[None], fake[None], labels[None], mix).sum()
@@ -127,21 +127,21 @@ class CriticTraining:
         critics: Stack,
         records: Sequence[Records],
         generate: Callable[[Tensor, Tensor], Tensor],
-        coins: Sequence[torch.Generator],
+        rngs: Sequence[torch.Generator],
     ) -> None:
         """n_critic updates of each critic on its own records, against images with the labels of those records.
 
         Args:
             records: of each critic.
             generate: (z [G, B, latent_dim], labels [G, B]) -> images [G, B, c, h, w].
-            coins: one generator of randomness for each critic.
+            rngs: one generator for each critic.
         """
         for _ in range(self.n_critic):
-            batches = [draw_batch(own, self.batch_size, coin) for own, coin in zip(records, coins, strict=True)]
+            batches = [draw_batch(own, self.batch_size, rng) for own, rng in zip(records, rngs, strict=True)]
             real, labels = (torch.stack(parts) for parts in zip(*batches, strict=True))
-            mix = [torch.rand(self.batch_size, 1, 1, 1, generator=coin) for coin in coins]
+            mix = [torch.rand(self.batch_size, 1, 1, 1, generator=rng) for rng in rngs]
             with torch.no_grad():
-                fake = generate(self._latents(coins, real.device), labels)
+                fake = generate(self._latents(rngs, real.device), labels)
             self.update(critics, real, fake, labels, torch.stack(mix).to(real.device))
 
     def update(self, critics: Stack, real: Tensor, fake: Tensor, labels: Tensor, mix: Tensor) -> None:
@@ -163,23 +163,23 @@ class CriticTraining:
         iterations: int,
         num_classes: int,
         records: Sequence[Records],
-        coins: Sequence[torch.Generator],
+        rngs: Sequence[torch.Generator],
     ) -> dict[str, Tensor]:
         """Critics after `iterations` rounds against throw-away generators of their own (Algorithm 1, lines 2-12).
 
         Args:
             make_critic, make_generator: fresh networks on the device of the records.
-            records, coins: of each critic.
+            records, rngs: of each critic.
 
         Returns:
             The tensors of a stack of critics, without Adam's, which starts anew afterwards, as in the released code.
         """
         with torch.random.fork_rng(devices=[]):
             critic_template, generator_template = make_critic(), make_generator()
-        critics = self.stack(critic_template, Stack.initial(make_critic, coins))
-        generators = self.stack(generator_template, Stack.initial(make_generator, coins))
+        critics = self.stack(critic_template, Stack.initial(make_critic, rngs))
+        generators = self.stack(generator_template, Stack.initial(make_generator, rngs))
         for _ in range(iterations):
-            self.iterate(critics, generators, num_classes, records, coins)
+            self.iterate(critics, generators, num_classes, records, rngs)
         return critics.tensors(adam=False)
 
     def iterate(
@@ -188,16 +188,16 @@ class CriticTraining:
         generators: Stack,
         num_classes: int,
         records: Sequence[Records],
-        coins: Sequence[torch.Generator],
+        rngs: Sequence[torch.Generator],
     ) -> None:
         """One round for each critic and its generator: n_critic updates of the one, then one of the other."""
-        self.improve(critics, records, generators, coins)
-        y = [torch.randint(num_classes, (self.batch_size,), generator=coin) for coin in coins]
+        self.improve(critics, records, generators, rngs)
+        y = [torch.randint(num_classes, (self.batch_size,), generator=rng) for rng in rngs]
         labels = torch.stack(y).to(records[0][0].device)
         critics.power_iteration()
         generators.power_iteration()
-        generators.descend(-critics(generators(self._latents(coins, labels.device), labels), labels).mean(1))
+        generators.descend(-critics(generators(self._latents(rngs, labels.device), labels), labels).mean(1))
 
-    def _latents(self, coins: Sequence[torch.Generator], device: torch.device) -> Tensor:
+    def _latents(self, rngs: Sequence[torch.Generator], device: torch.device) -> Tensor:
         shape = (self.batch_size, self.latent_dim)
-        return torch.stack([draw_latents(self.latent, shape, coin, device) for coin in coins])
+        return torch.stack([draw_latents(self.latent, shape, rng, device) for rng in rngs])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from dpgen_bench.plots.parts import epsilon_words
+from dpgen_bench.plots.parts import epsilon_text
 from dpgen_bench.runs.listing import epsilon_number, is_changed
 from dpgen_bench.runs.soundness import unsound
 from dpgen_bench.runs.store import RunFolder
@@ -109,9 +109,9 @@ def _no_reproduction(table: DictConfig, drawn: Sequence[tuple[TableRow, Sequence
 
 def _said(table: DictConfig) -> list[str]:
     """Why the table's yaml says that its figures are no reproduction: of all, of some figures, of some rows."""
-    said = table.get("unlike")
+    said = table.get("caveat")
     words = list(said.values()) if isinstance(said, DictConfig) else [said] if said else []
-    if any(row.get("unlike") for row in table.get("rows", [])):
+    if any(row.get("caveat") for row in table.get("rows", [])):
         words.append("settings of some rows are not as printed, or not known (see the table)")
     return _different(" ".join(str(word).split()) for word in words)
 
@@ -128,7 +128,7 @@ def _epsilons(runs: Sequence[RunFolder], name: str, finite: bool = False) -> str
     """The runs' epsilons of that name, each once; lowest and highest where they are many."""
     found = {epsilon_number(folder.read_json("ledger.json").get("epsilon"), name) for folder in runs}
     values = sorted(value for value in found if value is not None and not (finite and math.isinf(value)))
-    words = _different(epsilon_words(value) for value in values)
+    words = _different(epsilon_text(value) for value in values)
     if len(words) > 5:
         return f"{words[0]} to {words[-1]}"
     return ", ".join(words) or ("" if finite else "not known")

@@ -19,7 +19,7 @@ from dpgen_bench.plots.parts import (
     Style,
     check_keys,
     listed,
-    proven_words,
+    proven_text,
     row_name,
 )
 from dpgen_bench.runs.config import build_dataset, compose_config
@@ -63,7 +63,7 @@ def norms(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Pict
     for panels, (row, folder, name, releases) in zip(figure.subplots(len(found), 2, squeeze=False), found, strict=True):
         _draw_norms(panels, releases, _clipping_norm(folder, name))
         title = f"{row_name(row, table, listed(spec.get('series')))}: {name}"
-        panels[0].set_title(f"{textwrap.fill(title, 60)}\n{proven_words(folder)}", fontsize=9)
+        panels[0].set_title(f"{textwrap.fill(title, 60)}\n{proven_text(folder)}", fontsize=9)
     how = "Computed from training records, which no ε covers: for public data only. First seed of each row."
     if closed:
         how += f" Left out: {closed} run(s) with privacy.noise=os."

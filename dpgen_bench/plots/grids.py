@@ -12,7 +12,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from dpgen_bench.plots.captions import Picture, finished
-from dpgen_bench.plots.parts import check_keys, listed, order_of, proven_words, row_name, same, words_of
+from dpgen_bench.plots.parts import check_keys, listed, order_of, proven_text, row_name, same, text_of
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.tables.rows import TableRow
@@ -64,9 +64,9 @@ def samples(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Pi
             i = places.get((name, same(budget)))
             block, folder, why = found[i] if i is not None else (None, None, "not in this table")
             told = row_name(rows[i], table, apart) if i is not None else name
-            _draw_grid(panel, told, block, folder, f"ε budget {words_of(budget)}: {why}", blocks[0].shape)
+            _draw_grid(panel, told, block, folder, f"ε budget {text_of(budget)}: {why}", blocks[0].shape)
             if number % across == 0:
-                panel.set_ylabel(f"ε budget {words_of(budget)}", fontsize=9)
+                panel.set_ylabel(f"ε budget {text_of(budget)}", fontsize=9)
     how = "Columns of a grid: classes in their order; rows: the first samples of each, not chosen."
     shown = {i: [folder] for i, (_, folder, _) in enumerate(found) if folder is not None}
     damaged = [why for block, _, why in found if block is None and why.startswith(UNREADABLE)]
@@ -124,7 +124,7 @@ def _draw_grid(
         panel.imshow(
             block[:, :, 0] if block.shape[2] == 1 else block, cmap="gray", vmin=0, vmax=255, interpolation="none"
         )
-        panel.set_title(f"{title}\n{proven_words(folder)}, seed {folder.config.seed}", fontsize=8)
+        panel.set_title(f"{title}\n{proven_text(folder)}, seed {folder.config.seed}", fontsize=8)
         return
     panel.imshow(np.full((*shape[:2], 3), 245, np.uint8))
     panel.set_title(f"{title}\nno samples", fontsize=8, color="0.35")

@@ -21,7 +21,7 @@ from dpgen_bench.plots.parts import (
     XAxis,
     averaged,
     check_keys,
-    epsilon_words,
+    epsilon_text,
     label_of,
     listed,
     read_log,
@@ -56,7 +56,7 @@ def curve(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Pict
     if not shown:
         return None
     grid = Grid(spec, shown, x)
-    words = epsilon_words if x.startswith("epsilon_") else "{:g}".format
+    words = epsilon_text if x.startswith("epsilon_") else "{:g}".format
     axis = XAxis((value_of(member.row, x) for member in grid.members), bool(spec.get("log_x", False)), words)
     drawn: dict[int, list[RunFolder]] = {}
     hollow = [_has_no_place(table, member.row) for member in grid.members]
@@ -207,7 +207,7 @@ def _second_axis(panel: Axes, spent: Mapping[float, Sequence[float]]) -> bool:
     if places := sorted(spent):
         chosen = [places[i] for i in np.unique(np.linspace(0, len(places) - 1, 6).round().astype(int))]
         top = panel.secondary_xaxis("top")
-        top.set_xticks(chosen, [epsilon_words(max(spent[x])) for x in chosen], fontsize=8)
+        top.set_xticks(chosen, [epsilon_text(max(spent[x])) for x in chosen], fontsize=8)
         top.set_xlabel("ε proven for the steps so far", fontsize=8)
         top.tick_params(which="minor", top=False)
     return True

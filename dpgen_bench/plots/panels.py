@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from dpgen_bench.plots.captions import Picture, finished
 from dpgen_bench.plots.chance import chance_levels, draw_chance, is_accuracy
-from dpgen_bench.plots.parts import Style, check_keys, label_of, listed, order_of, rank, value_of, words_of
+from dpgen_bench.plots.parts import Style, check_keys, label_of, listed, order_of, rank, text_of, value_of
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.tables.rows import TableRow
 
@@ -52,14 +52,14 @@ class Grid:
         extra = [
             key
             for key in ALWAYS
-            if key not in (*series, *panels, x) and len({words_of(value_of(row, key)) for row in rows}) > 1
+            if key not in (*series, *panels, x) and len({text_of(value_of(row, key)) for row in rows}) > 1
         ]
         self.legend = ", ".join(label_of(key) for key in series) if not extra else ""
         self.members = [Member(i, row, self._panel(row), _line_name(row, series, extra)) for i, row in enumerate(rows)]
         for member in sorted(self.members, key=lambda member: [rank(value_of(member.row, key)) for key in series]):
             _ = self.style[member.line]  # colours in the order of the values
         columns = order_of(value_of(row, self.key) for row in rows) if self.key else [None]
-        self.columns = [words_of(value) for value in columns]
+        self.columns = [text_of(value) for value in columns]
         shape = (len(self.ys), len(self.columns)) if self.key else (1, len(self.ys))
         size = (max(1.2 + 3.5 * shape[1], 6.5), 1.6 + 2.9 * shape[0])
         self.figure = Figure(figsize=size, layout="constrained")
@@ -71,7 +71,7 @@ class Grid:
         }
 
     def _panel(self, row: TableRow) -> str:
-        return words_of(value_of(row, self.key)) if self.key else words_of(None)
+        return text_of(value_of(row, self.key)) if self.key else text_of(None)
 
     def finish(
         self, spec: DictConfig, table: DictConfig, drawn: Mapping[int, Sequence[RunFolder]], how: str
@@ -106,7 +106,7 @@ class Grid:
 
 def _line_name(row: TableRow, series: Sequence[str], extra: Sequence[str]) -> str:
     if series and not extra:
-        return ", ".join(words_of(value_of(row, key)) for key in series)
-    told = [f"{label_of(key, plain=True)} = {words_of(value_of(row, key))}" for key in series if key not in ALWAYS]
-    told += [words_of(value_of(row, key)) for key in (*series, *extra) if key in ALWAYS]
+        return ", ".join(text_of(value_of(row, key)) for key in series)
+    told = [f"{label_of(key, plain=True)} = {text_of(value_of(row, key))}" for key in series if key not in ALWAYS]
+    told += [text_of(value_of(row, key)) for key in (*series, *extra) if key in ALWAYS]
     return ", ".join(told) or str(row.specs[0].config.method.name)

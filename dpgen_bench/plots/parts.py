@@ -95,7 +95,7 @@ def check_keys(rows: Sequence[TableRow], keys: Iterable[str]) -> None:
             )
 
 
-def words_of(value: Any) -> str:
+def text_of(value: Any) -> str:
     """A value for a legend: ∞ for infinity, a dash for none."""
     if value is None:
         return "–"
@@ -112,7 +112,7 @@ def order_of(values: Iterable[Any]) -> list[Any]:
 def rank(value: Any) -> tuple[int, float, str]:
     """By which values are sorted: numbers before words."""
     number = isinstance(value, float | int) and not isinstance(value, bool)
-    return (0, float(value), "") if number else (1, 0.0, words_of(value))
+    return (0, float(value), "") if number else (1, 0.0, text_of(value))
 
 
 def same(value: Any) -> float | str:
@@ -169,7 +169,7 @@ class XAxis:
         self.numbers = _distinct([float(value) for value in ordered if self._is_number(value)])
         if log and self.numbers and self.numbers[0] <= 0:
             raise ValueError(f"expected positive numbers on a logarithmic axis, got {self.numbers[0]:g}: no log_x.")
-        beside = [words_of(value) for value in ordered if not self._is_number(value)]
+        beside = [text_of(value) for value in ordered if not self._is_number(value)]
         others = sorted(beside, key=lambda word: word == "∞")
         place = self._scaled(self.numbers[-1]) if self.numbers else 0.0
         span = place - self._scaled(self.numbers[0]) if self.numbers else 0.0
@@ -192,7 +192,7 @@ class XAxis:
         return 10.0**place if self.log else place
 
     def place(self, value: Any) -> float:
-        return float(value) if self._is_number(value) else self.others[words_of(value)]
+        return float(value) if self._is_number(value) else self.others[text_of(value)]
 
     def apply(self, panel: Axes) -> None:
         """Set scale and ticks; a dotted line parts the numbers from what stands beside them."""
@@ -255,22 +255,22 @@ def row_name(row: TableRow, table: DictConfig, apart: Iterable[str] = ()) -> str
     words = [str(config.method.name), describe_dataset(config)]
     keys = [*(f"method.{name}" for name in listed(table.get("settings"))), *apart]
     words += [
-        f"{label_of(key, plain=True)}\u00a0=\u00a0{words_of(value)}"
+        f"{label_of(key, plain=True)}\u00a0=\u00a0{text_of(value)}"
         for key in keys
         if (value := value_of(row, key)) is not None
     ]
     return ", ".join(words)
 
 
-def proven_words(folder: RunFolder) -> str:
+def proven_text(folder: RunFolder) -> str:
     """`ε proven 10`, with the claim where there is one: `ε proven 610 (claimed 9.99)`."""
     epsilon = folder.read_json("ledger.json").get("epsilon")
     proven, claimed = epsilon_number(epsilon, "proven"), epsilon_number(epsilon, "claimed")
     if proven is None or math.isinf(proven):
-        return f"ε proven {words_of(proven)}"
-    return f"ε proven {epsilon_words(proven)}" + ("" if claimed is None else f" (claimed {epsilon_words(claimed)})")
+        return f"ε proven {text_of(proven)}"
+    return f"ε proven {epsilon_text(proven)}" + ("" if claimed is None else f" (claimed {epsilon_text(claimed)})")
 
 
-def epsilon_words(value: float) -> str:
+def epsilon_text(value: float) -> str:
     """As in tables, `9.96` or `1,353`, with ∞ for infinity."""
     return "∞" if math.isinf(value) else format_epsilon(value)

@@ -46,7 +46,7 @@ NOISE_MODES = {
 UNKNOWN = "unknown"  # how an older ledger's inherited noise was made: it says so of its own run alone
 
 
-class Spoiled(RuntimeError):
+class Invalidated(RuntimeError):
     """A private function raised: that alone tells something of the records, which no accountant covers."""
 
 
@@ -160,7 +160,7 @@ class Ledger:
     epsilon: dict[str, Any] | None = None
     population: str | None = None
     path: Path | None = None
-    spoiled: str | None = None
+    invalidated: str | None = None
     raised: BaseException | None = None
     doubts: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -277,9 +277,9 @@ class Ledger:
             self.failures.append(failure)
         self.doubt(failure.doubt)
 
-    def spoil(self, what: str, error: BaseException) -> None:
-        """As `fail`, and `refuse_if_spoiled` raises from now on. The error is kept in memory alone."""
-        self.spoiled, self.raised = what, error
+    def invalidate(self, what: str, error: BaseException) -> None:
+        """As `fail`, and `refuse_if_invalidated` raises from now on. The error is kept in memory alone."""
+        self.invalidated, self.raised = what, error
         self.fail(what)
 
     def state_failures_independent(self, statement: str) -> list[Failure]:
@@ -297,12 +297,12 @@ class Ledger:
             self.save()
         return settled
 
-    def refuse_if_spoiled(self) -> None:
-        """Raise Spoiled if a private function has raised in this process, whether or not the method caught it."""
-        if self.spoiled is not None:
-            raise Spoiled(
-                f"{self.spoiled} while it saw records, and that is an answer without noise. A private function must "
-                "not raise, whatever the records are; mend it and start again."
+    def refuse_if_invalidated(self) -> None:
+        """Raise Invalidated if a private function has raised in this process, whether or not the method caught it."""
+        if self.invalidated is not None:
+            raise Invalidated(
+                f"{self.invalidated} while it saw records, and that is an answer without noise. A private function "
+                "must not raise, whatever the records are; mend it and start again."
             )
 
     def record(self, name: str, executed: int) -> None:

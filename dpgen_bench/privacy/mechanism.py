@@ -33,7 +33,7 @@ class Mechanism(Allowance):
     fn returns the noisy value: a float32 tensor of the bound's shape, or for PerRecordGradient a dict of gradients by
     parameter name.
 
-    Guarantees: release number `times` + 1 raises; noise and coins are keyed by (run, mechanism, release index), so
+    Guarantees: release number `times` + 1 raises; noise and draws are keyed by (run, mechanism, release index), so
     no two queries of a run share noise; an empty draw is released like any other.
     """
 
@@ -75,12 +75,12 @@ class Mechanism(Allowance):
             RuntimeError: outside `ctx.steps`, for a mechanism with private state.
             ValueError: for what is no function, a function with other arguments than those above where there is private
                 state, and public rows that were not declared.
-            Spoiled: if any private function of the run has raised before, even if the method caught that.
+            Invalidated: if any private function of the run has raised before, even if the method caught that.
 
         What `fn` raises is raised here, too, after the ledger was marked on disk. A signal that stops the process waits
         until the release is made.
         """
-        self._services.ledger.refuse_if_spoiled()
+        self._services.ledger.refuse_if_invalidated()
         index = self._executed
         if index >= self.times:
             raise AllowanceExhausted(
@@ -120,7 +120,7 @@ class Mechanism(Allowance):
             noisy = {part: self._add_noise(value, key.derive(part)) for part, value in exact.items()}
         except BaseException as error:
             # Whether records make a function raise is an answer without noise: nothing may follow it.
-            self._services.ledger.spoil(f"release {index} of {self.name!r} raised {public_type(error)}", error)
+            self._services.ledger.invalidate(f"release {index} of {self.name!r} raised {public_type(error)}", error)
             raise
         if self._services.observer is not None:
             noisy = self._services.observer.release(self, index, self._ids[drawn], exact, noisy)

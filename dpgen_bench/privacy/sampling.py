@@ -1,4 +1,4 @@
-"""How a mechanism draws the records of one release, from coins that belong to the records.
+"""How a mechanism draws the records of one release, from randomness that belongs to the records.
 
 A coin is keyed by (root key, mechanism, draw index, record id). Whether record i is drawn therefore never
 depends on which other records exist: adding, removing or replacing one record shifts nobody else's coin, which
@@ -37,12 +37,12 @@ class Sampling(ABC):
 
     @abstractmethod
     def draw(self, ids: np.ndarray, key: Key, index: int) -> np.ndarray:
-        """Positions (int64, ascending) in `ids` [n] of the records of draw number `index`, with the coins of `key`."""
+        """Positions (int64, ascending) in `ids` [n] of the records of draw `index`, whose randomness is from `key`."""
 
     def rounds(self, ids: np.ndarray, key: Key, times: int) -> list[np.ndarray]:
         """Positions (int64, ascending) in `ids` [n] of those who take part in each of rounds 0..times-1.
 
-        Round t has the coins of key.derive(t), so a resumed run finds the same rounds.
+        Round t has the randomness of key.derive(t), so a resumed run finds the same rounds.
         """
         return [self.draw(ids, key.derive(index), index) for index in range(times)]
 
@@ -196,7 +196,7 @@ class OneClient(Sampling):
         return self.clients if self.schedule == "public_balanced" else 1
 
     def client(self, key: Key, index: int) -> int:
-        """The client whose turn round number `index` is, with the coins of `key`; the limit is not looked at."""
+        """The client whose turn round number `index` is, with the randomness of `key`; the limit is not looked at."""
         return _part(self.clients, self.schedule, self.seed, key, index)
 
     def draw(self, ids: np.ndarray, key: Key, index: int) -> np.ndarray:

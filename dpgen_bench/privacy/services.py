@@ -66,16 +66,16 @@ class Services:
         """To be called before records are used outside a release: refuses after a failure, and tells the observer.
 
         Raises:
-            Spoiled: if a private function of the run has raised.
+            Invalidated: if a private function of the run has raised.
         """
-        self.ledger.refuse_if_spoiled()
+        self.ledger.refuse_if_invalidated()
         if self.observer is not None:
             self.observer.before_records()
 
     # What `dpgen_bench.training.loop.Releases` asks for: checkpoints of the releases that were made.
 
-    def refuse_if_spoiled(self) -> None:
-        self.ledger.refuse_if_spoiled()
+    def refuse_if_invalidated(self) -> None:
+        self.ledger.refuse_if_invalidated()
 
     def executed(self) -> dict[str, int]:
         return {name: mechanism.executed for name, mechanism in self.mechanisms.items()}

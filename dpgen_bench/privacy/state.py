@@ -18,7 +18,7 @@ from dpgen_bench.privacy.expect import expect_name
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.sampling import OneShard
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.privacy.state_file import Parts, Rows
+from dpgen_bench.privacy.state_file import Parts, StateFile
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
 from dpgen_bench.privacy.unseen import expect_plain, public_type
 from dpgen_bench.utils.files import make_private, write_atomic
@@ -86,8 +86,8 @@ class PrivateState:
             where = f"{services.device.type}:{torch.get_num_threads()}:{fingerprint()}:{text}"
             self._cache = place.cache / hashlib.sha256(where.encode()).hexdigest()[:16]
         self._text = text
-        self._first = Rows(self._cache, sampling.shards, slots=1)
-        self._later = Rows(place.folder and place.folder / name, sampling.shards, slots=2)
+        self._first = StateFile(self._cache, sampling.shards, slots=1)
+        self._later = StateFile(place.folder and place.folder / name, sampling.shards, slots=2)
         self._visits: np.ndarray | None = None
         self._needed: list[int] = []
         self._committed = 0
@@ -130,7 +130,7 @@ class PrivateState:
         records = [self._draw(self._members[shard]) for shard in shards]
         try:
             with public_randomness_untouched("`start` of private state"):
-                parts = self._make(records, [private_coins(self._key.derive(shard)) for shard in shards])
+                parts = self._make(records, [private_rng(self._key.derive(shard)) for shard in shards])
             expect_parts(parts, leading=len(shards))
             with self._lock("file"):
                 self._look_again()
@@ -138,13 +138,13 @@ class PrivateState:
             for place, shard in enumerate(shards):
                 self._first.write(shard, 0, 1, {name: part[place] for name, part in parts.items()})
         except BaseException as error:
-            self._services.ledger.spoil(f"making private state {self.name!r} raised {public_type(error)}", error)
+            self._services.ledger.invalidate(f"making private state {self.name!r} raised {public_type(error)}", error)
             raise
 
     def _look_again(self) -> None:
         """Open the cache's file if another process has made it since."""
         if self._first.layout is None:
-            self._first = Rows(self._cache, self.sampling.shards, slots=1)
+            self._first = StateFile(self._cache, self.sampling.shards, slots=1)
 
     def _lock(self, what: str) -> AbstractContextManager[Any]:
         if self._cache is None:
@@ -160,7 +160,7 @@ class PrivateState:
         def with_state(images: Tensor, labels: Tensor) -> Tensor:
             state = self._before(shard, index)
             with public_randomness_untouched("a function with private state"):
-                given = fn(images, labels, state, private_coins(key))
+                given = fn(images, labels, state, private_rng(key))
             if not isinstance(given, tuple) or len(given) != 2:
                 raise ValueError(
                     "expected a function with private state to return (what the bound expects, the next state), got "
@@ -220,7 +220,7 @@ def public_randomness_untouched(what: str) -> Iterator[None]:
         np.random.set_state(kept[1])  # noqa: NPY002
         random.setstate(kept[2])
         raise GlobalRandomness(
-            f"{what} drew from a global random generator; it must draw from the coins that it is given."
+            f"{what} drew from a global random generator; it must draw from the generator that it is given."
         )
 
 
@@ -233,6 +233,6 @@ def expect_parts(parts: Any, leading: int | None = None) -> None:
         raise ValueError(f"expected private state as float32 tensors by name{of}, got {type(parts).__name__}.")
 
 
-def private_coins(key: Key) -> torch.Generator:
+def private_rng(key: Key) -> torch.Generator:
     """Private randomness of a shard or a release (minibatches, latents); never noise."""
     return torch.Generator().manual_seed(int.from_bytes(key.derive("private coins").secret[:7], "big"))

@@ -39,7 +39,7 @@ class StatePlace:
     identity: dict[str, Any] = field(default_factory=dict)
 
 
-class Rows:
+class StateFile:
     """[K, slots] rows of a version, a checksum and float32 [P], in a file or in memory.
 
     The row is written before its version, so that a kill in between leaves the slot with the version that it had, which

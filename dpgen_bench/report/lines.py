@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpgen_bench.report.runs import Run
-from dpgen_bench.report.text import describe_value, flatten, in_words, once, plain
-from dpgen_bench.runs.listing import describe_dataset, epsilon_figure, format_epsilon, is_changed
-from dpgen_bench.runs.measurements import Protocol, Report
+from dpgen_bench.report.text import describe_value, described, flatten, once, plain
+from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, format_epsilon, is_changed
+from dpgen_bench.runs.measurements import Measurement, Protocol
 from dpgen_bench.runs.soundness import unsound
 from dpgen_bench.runs.statistics import summarise
 from dpgen_bench.runs.values import figures
@@ -75,14 +75,14 @@ class _Line:
     """Runs that differ in seed alone, with each one's report by one protocol (None: not measured)."""
 
     runs: tuple[Run, ...]
-    reports: tuple[Report | None, ...]
+    reports: tuple[Measurement | None, ...]
 
     @property
     def first(self) -> Run:
         return self.runs[0]
 
     @property
-    def report(self) -> Report | None:
+    def report(self) -> Measurement | None:
         return self.reports[0]
 
     @property
@@ -105,10 +105,10 @@ def leaderboard(runs: Sequence[Run]) -> list[dict[str, Any]]:
     what bounds no privacy where there is none), `cells` {column: {"text", "value", "detail" if any}} where value is a
     number, "inf", a word or None, `settings` (what tells it from its neighbours), `runs` [{"id", "seed"}] and `stale`.
     """
-    grouped: dict[str, list[tuple[Run, Report | None]]] = {}
+    grouped: dict[str, list[tuple[Run, Measurement | None]]] = {}
     for run in runs:
         if run.state == "finished":
-            reports: list[Report | None] = [*run.reports]
+            reports: list[Measurement | None] = [*run.reports]
             for report in reports or [None]:
                 alike = [report and report["protocol"], {**run.identity, "seed": None}]
                 grouped.setdefault(json.dumps(plain(alike)), []).append((run, report))
@@ -158,12 +158,12 @@ def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
     cells["epsilon"] = {"text": run.budget, "value": None if run.budget == "none" else plain(float(run.budget))}
     cells["proven"] = {"text": _epsilon(worst, "proven"), "value": _sortable(worst, "proven")}
     cells["claimed"] = {"text": _epsilon(worst, "claimed"), "value": _sortable(worst, "claimed")}
-    for column, other, words_of in (
+    for column, other, text_of in (
         ("proven", "server", "against the server"),
         ("claimed", "conditional", "conditional"),
     ):
-        if private and epsilon_figure(worst.epsilon, other) is not None:
-            cells[column]["detail"] = f"{_epsilon(worst, other)} {words_of}"
+        if private and epsilon_entry(worst.epsilon, other) is not None:
+            cells[column]["detail"] = f"{_epsilon(worst, other)} {text_of}"
     if private and (why := _not_as_configured(line)):
         cells["proven"]["detail"] = "; ".join(filter(None, [cells["proven"].get("detail"), why]))
     cells["seeds"] = {"text": str(len(line.runs)), "value": len(line.runs)}
@@ -226,16 +226,16 @@ def _figures(line: _Line) -> dict[str, dict[str, Any]]:
             continue
         summary = summarise(values)
         some = f" ({summary.seeds} of {len(line.runs)} seeds)" if summary.seeds < len(line.runs) else ""
-        cells[name] = {"text": in_words(summary) + some, "value": plain(summary.mean)}
+        cells[name] = {"text": described(summary) + some, "value": plain(summary.mean)}
     return cells
 
 
 def _epsilon(run: Run, name: str) -> str:
-    return format_epsilon(epsilon_figure(run.epsilon, name))
+    return format_epsilon(epsilon_entry(run.epsilon, name))
 
 
 def _sortable(run: Run, name: str) -> float | str | None:
-    figure = _number(epsilon_figure(run.epsilon, name), math.nan)
+    figure = _number(epsilon_entry(run.epsilon, name), math.nan)
     return None if math.isnan(figure) else plain(figure)
 
 

@@ -19,7 +19,7 @@ from dpgen_bench.report.lines import FIGURES, FILTERS, NUMBERS, TERMS, WORDS, le
 from dpgen_bench.report.runs import Run, panel, read_runs
 from dpgen_bench.report.text import plain
 from dpgen_bench.tables.assembly import build
-from dpgen_bench.tables.lines import NOT_ALIKE, Built, Cell
+from dpgen_bench.tables.lines import NOT_COMPARABLE, Built, Cell
 from dpgen_bench.tables.rows import load_table, table_names, worth_building
 from dpgen_bench.utils.errors import describe_error
 from dpgen_bench.utils.files import write_atomic
@@ -159,9 +159,9 @@ def _table(built: Built) -> dict[str, Any]:
             "printed": of.printed.removesuffix("*"),
             "note": mark(NOTE, shown),
             "ours": of.words,
-            "difference": "" if of.difference is None else of.distance.removesuffix(f" {NOT_ALIKE}"),
+            "difference": "" if of.difference is None else of.distance.removesuffix(f" {NOT_COMPARABLE}"),
             "size": _size(of),
-            "unlike": mark(NOT_ALIKE, of.unlike if of.difference is not None else ""),
+            "unlike": mark(NOT_COMPARABLE, of.caveat if of.difference is not None else ""),
         }
 
     def used(columns: list[dict[str, str]]) -> list[str]:

@@ -19,8 +19,8 @@ from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.sampling import sampling_from_dict
 from dpgen_bench.report.text import (
     describe_value,
+    described,
     flatten,
-    in_words,
     once,
     small_picture,
 )
@@ -34,7 +34,7 @@ from dpgen_bench.runs.listing import (
     format_epsilon,
     is_changed,
 )
-from dpgen_bench.runs.measurements import Report
+from dpgen_bench.runs.measurements import Measurement
 from dpgen_bench.runs.soundness import not_for_release
 from dpgen_bench.runs.statistics import summarise
 from dpgen_bench.runs.store import RunFolder
@@ -64,7 +64,7 @@ class Run:
     identity: dict[str, Any] = field(default_factory=dict)
     ledger: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
-    reports: list[Report] = field(default_factory=list)
+    reports: list[Measurement] = field(default_factory=list)
     unread: int = 0
 
     @property
@@ -127,7 +127,7 @@ def _read(folder: RunFolder) -> Run:
         run.unread = files - len(run.reports)
         if folder.done and not run.ledger:
             raise ValueError("expected the ledger.json of a finished run, got none")
-        _ = run.budget, figures_by_protocol(run), cost_values(run.training), ledger_panel(run)
+        _ = run.budget, values_by_protocol(run), cost_values(run.training), ledger_panel(run)
         _ = epsilon_number(run.epsilon, "proven")
         run.state, run.remark = folder.status(), ""
         if run.state == "failed":
@@ -139,13 +139,13 @@ def _read(folder: RunFolder) -> Run:
     return run
 
 
-def figures_by_protocol(run: Run) -> list[dict[str, Any]]:
+def values_by_protocol(run: Run) -> list[dict[str, Any]]:
     """All figures of a run, report by report, with what must be known besides."""
     return [
         {
             "protocol": str(report["protocol"]["name"]) + (" (changed)" if is_changed(report["protocol"]) else ""),
             "samples": f"{report['protocol'].get('num_samples', '?')} samples, {len(report['repeats'])} drawing(s)",
-            "figures": [[name, in_words(summarise([values]))] for name, values in sorted(figures(report).items())],
+            "figures": [[name, described(summarise([values]))] for name, values in sorted(figures(report).items())],
             "notes": notes(report),
         }
         for report in run.reports
@@ -170,8 +170,8 @@ def panel(run: Run) -> dict[str, Any]:
         "command": _command(run, environment),
         "settings": [[name, describe_value(value)] for name, value in sorted(_settings(run).items())],
         "ledger": ledger_panel(run),
-        "reports": figures_by_protocol(run),
-        "cost": [[name, in_words(summarise([[value]]))] for name, value in sorted(cost_values(run.training).items())],
+        "reports": values_by_protocol(run),
+        "cost": [[name, described(summarise([[value]]))] for name, value in sorted(cost_values(run.training).items())],
         "environment": _environment(environment),
         "remarks": remarks,
         **_picture(run),

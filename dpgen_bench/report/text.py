@@ -57,7 +57,7 @@ def describe_value(value: Any) -> str:
     return str(value)
 
 
-def in_words(summary: Summary) -> str:
+def described(summary: Summary) -> str:
     """The summary as text; counts such as 2,000 samples without a decimal."""
     mean, spread = summary.mean, bool(summary.std_seeds or summary.std_repeats)
     return f"{mean:,.0f}" if not spread and mean.is_integer() and abs(mean) >= 100 else summary.text()

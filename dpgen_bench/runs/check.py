@@ -20,7 +20,7 @@ from dpgen_bench.runs.config import RunSpec, build_dataset, build_method, compos
 from dpgen_bench.testing.bench import DataSet
 from dpgen_bench.testing.errors import ConformanceError
 from dpgen_bench.testing.source import read_plugin
-from dpgen_bench.testing.suite import check_method, made_up_data
+from dpgen_bench.testing.suite import check_method, random_data
 
 RECORDS = 48  # default number of made-up records
 CLIENTS = 8
@@ -89,7 +89,7 @@ def check_configured_method(arguments: list[str]) -> int:
             clients=clients,
             data_folders=_data_folders(config),
             thorough=given.thorough,
-            tell=lambda line: console.print(f"  ok  {line}", markup=False),
+            echo=lambda line: console.print(f"  ok  {line}", markup=False),
         )
     except Exception as error:  # any error of a plugin is a result of the suite, not a crash
         kind = "" if isinstance(error, ConformanceError) else f"{type(error).__name__}: "
@@ -120,7 +120,7 @@ def _data(config: DictConfig, dataset: DatasetSpec, records: int | None, real: b
     """The records to use, and how many clients they belong to."""
     seed = int(config.seed)
     if not real:
-        data = made_up_data(dataset.image_shape, records or RECORDS, dataset.num_classes, CLIENTS, seed)
+        data = random_data(dataset.image_shape, records or RECORDS, dataset.num_classes, CLIENTS, seed)
         return data, CLIENTS
     loaded = dataset.load("train")
     n = len(loaded) if records is None else min(records, len(loaded))

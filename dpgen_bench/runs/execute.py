@@ -223,11 +223,11 @@ def _train(
     failure = None
     try:
         generator = spec.method().fit(data, ctx)
-        ledger.refuse_if_spoiled()
+        ledger.refuse_if_invalidated()
     except BaseException as error:
         with contextlib.suppress(Exception):  # a client that does not end in time must not hide why the run stopped
             data.close()
-        if ledger.spoiled is None:
+        if ledger.invalidated is None:
             raise
         failure = keep_private(folder, ledger, error)
     if failure is not None:

@@ -31,9 +31,9 @@ def keep_private(folder: RunFolder, ledger: Ledger, ending: BaseException) -> Pr
     path = folder.path / "private" / "errors.txt"
     parts = [ending] if ledger.raised in (None, ending) else [ledger.raised, ending]
     texts = ["".join(traceback.format_exception(error)) for error in parts]
-    append_private(path, "\n".join([f"{ledger.spoiled}; the run ended with:", *texts, ""]))
+    append_private(path, "\n".join([f"{ledger.invalidated}; the run ended with:", *texts, ""]))
     return PrivateFailure(
-        f"{ledger.spoiled} while it saw records; the training ended with {public_type(ending)}. Whether a private "
+        f"{ledger.invalidated} while it saw records; the training ended with {public_type(ending)}. Whether a private "
         "function raises may depend on the records, which is an answer without noise: the ledger is marked, and the "
         f"proven epsilon of this run is infinite. The error's text may contain records, so it is in {path} alone. If "
         "it shows that the failure did not depend on records (a full disk, for example), say so by running the same "

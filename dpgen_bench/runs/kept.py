@@ -20,7 +20,7 @@ from dpgen_bench.nets.spectral import settle_spectral
 from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.config import RunSpec
-from dpgen_bench.runs.measurements import Protocol, Report
+from dpgen_bench.runs.measurements import Measurement, Protocol
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.training.checkpoint import Checkpoint, PhaseState, load_checkpoint
 
@@ -31,7 +31,7 @@ class Point:
 
     step: int
     epsilon: float
-    report: Report
+    report: Measurement
 
 
 def trajectory(folder: RunFolder, wanted: Protocol) -> list[Point]:

@@ -14,8 +14,8 @@ from rich.table import Table
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.config import CONF, RunSpec, compose_config
 from dpgen_bench.runs.identity import is_stale
-from dpgen_bench.runs.measurements import Protocol, Report
-from dpgen_bench.runs.statistics import format_figure, summarise
+from dpgen_bench.runs.measurements import Measurement, Protocol
+from dpgen_bench.runs.statistics import format_value, summarise
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.values import figures, headline, notes, unmeasured
 
@@ -30,21 +30,21 @@ def format_epsilon(value: Any) -> str:
     return f"{value:,.0f}" if 999.5 <= float(value) < math.inf else f"{float(value):.3g}"
 
 
-def epsilon_figure(epsilon: dict[str, Any] | None, name: str) -> Any:
+def epsilon_entry(epsilon: dict[str, Any] | None, name: str) -> Any:
     """A figure ("proven", "server", "claimed", "conditional") of a ledger's epsilons; None where it has none."""
     figure = (epsilon or {}).get(name)
     return figure["epsilon"] if isinstance(figure, dict) else figure
 
 
 def epsilon_number(epsilon: dict[str, Any] | None, name: str) -> float | None:
-    """`epsilon_figure` as a number; None where there is none, or its count failed."""
-    figure = epsilon_figure(epsilon, name)
+    """`epsilon_entry` as a number; None where there is none, or its count failed."""
+    figure = epsilon_entry(epsilon, name)
     return None if figure is None or str(figure).startswith("failed") else float(figure)
 
 
 def describe_claims(epsilon: dict[str, Any]) -> str:
     """The claimed epsilon and, where the run has one, the conditional one: `9.99 (329 conditional)`."""
-    claimed, conditional = (epsilon_figure(epsilon, name) for name in ("claimed", "conditional"))
+    claimed, conditional = (epsilon_entry(epsilon, name) for name in ("claimed", "conditional"))
     return format_epsilon(claimed) + ("" if conditional is None else f" ({format_epsilon(conditional)} conditional)")
 
 
@@ -56,7 +56,7 @@ def describe_dataset(config: DictConfig) -> str:
 
 def describe_proven(epsilon: dict[str, Any]) -> str:
     """The proven epsilon and, where the run has one, the one against the server: `9.99 (42 against the server)`."""
-    server = epsilon_figure(epsilon, "server")
+    server = epsilon_entry(epsilon, "server")
     figure = format_epsilon(epsilon.get("proven"))
     return figure + ("" if server is None else f" ({format_epsilon(server)} against the server)")
 
@@ -111,7 +111,7 @@ def describe_status(folder: RunFolder) -> str:
     return status
 
 
-def describe_report(report: Report) -> str:
+def describe_report(report: Measurement) -> str:
     """`protocol: fid 12.3, acc_cnn_pct 94.5 (mean of 3)`: headlines, or else the first figures that there are.
 
     A text of the protocol that differs from the one in conf/protocol is marked as changed; what was not measured is
@@ -119,7 +119,7 @@ def describe_report(report: Report) -> str:
     """
     protocol, values = report["protocol"], headline(report)
     shown = [name for name in HEADLINES if name in values] or list(values)[:3]
-    words = ", ".join(f"{name} {format_figure(values[name])}" for name in shown)
+    words = ", ".join(f"{name} {format_value(values[name])}" for name in shown)
     repeats = f" (mean of {len(report['repeats'])})" if len(report["repeats"]) > 1 else ""
     changed = " (changed)" if is_changed(protocol) else ""
     missing = f"; not measured: {', '.join(unmeasured(report))}" if unmeasured(report) else ""
@@ -138,7 +138,7 @@ def plain_protocol(name: str) -> Protocol:
     return RunSpec(compose_config([f"protocol={name}"]), training={}).protocol_record()
 
 
-def print_figures(folder: RunFolder) -> None:
+def print_metrics(folder: RunFolder) -> None:
     """All figures of the run's latest report, with the spread over repeats, and what is to be said of them."""
     files = {folder.reports.file_of(report["protocol"]): report for report in folder.reports.all()}
     report = files[max(files, key=lambda path: path.stat().st_mtime)]

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each, is_combined
 from dpgen_bench.runs.config import RunSpec
-from dpgen_bench.runs.measurements import Report
+from dpgen_bench.runs.measurements import Measurement
 from dpgen_bench.runs.samples import describe_samples, draw_samples
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.utils.errors import without_paths
@@ -29,7 +29,7 @@ FOR_RELEASE = (
 
 def measure(
     spec: RunSpec, folder: RunFolder, device: torch.device, anew: bool = False, cache: Path | None = None
-) -> Report:
+) -> Measurement:
     """Write the run's report by its config's protocol, metric by metric: killed, it goes on where it was.
 
     What a complete report of the same protocol has already measured is kept, and the rest tried again; with `anew`

@@ -22,11 +22,11 @@ from typing import Any
 from dpgen_bench.utils.files import write_atomic
 
 Protocol = Mapping[str, Any]
-Report = dict[str, Any]
+Measurement = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Reports:
+class Measurements:
     """The reports below one run's folder `path`; protocols are given as `RunSpec.protocol_record` gives them."""
 
     path: Path
@@ -36,15 +36,15 @@ class Reports:
         text = json.dumps(protocol, sort_keys=True, default=str)
         return self.path / "metrics" / f"{protocol['name']}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
 
-    def of(self, protocol: Protocol) -> Report:
+    def of(self, protocol: Protocol) -> Measurement:
         """The complete report of exactly this protocol, or {}."""
         return self._read(self.file_of(protocol), protocol)
 
-    def unfinished(self, protocol: Protocol) -> Report:
+    def unfinished(self, protocol: Protocol) -> Measurement:
         """What was measured by an evaluation that did not end, or {}."""
         return self._read(self._unfinished(protocol), protocol)
 
-    def write(self, report: Report) -> None:
+    def write(self, report: Measurement) -> None:
         """Keep a report: beside the complete ones if it is complete, and then no longer as unfinished."""
         protocol = report["protocol"]
         complete = bool(report.get("complete"))
@@ -53,12 +53,12 @@ class Reports:
         if complete:
             self._unfinished(protocol).unlink(missing_ok=True)
 
-    def all(self) -> list[Report]:
+    def all(self) -> list[Measurement]:
         """Every complete report, by its protocol's name and hash."""
         found = [self._read(path) for path in sorted((self.path / "metrics").glob("*.json"))]
         return [report for report in found if report.get("complete")]
 
-    def assembled(self, wanted: Protocol) -> Report:
+    def assembled(self, wanted: Protocol) -> Measurement:
         """The complete report of exactly this protocol; what it lacks is taken from complete ones of its parts. Or {}.
 
         A part draws the same samples (all but `name` and `metrics` agrees) and has a metric word for word; a metric
@@ -88,7 +88,7 @@ class Reports:
     def _unfinished(self, protocol: Protocol) -> Path:
         return self.path / "metrics" / "unfinished" / self.file_of(protocol).name
 
-    def _read(self, path: Path, protocol: Protocol | None = None) -> Report:
+    def _read(self, path: Path, protocol: Protocol | None = None) -> Measurement:
         """A report; {} where there is none, or with a warning a damaged one, which can be made again."""
         if not path.exists():
             return {}
@@ -128,7 +128,7 @@ def _enters(metric: Mapping[str, Any], combined: Mapping[str, Any]) -> bool:
     return "name" in metric and metric["name"] in (combined.get("of") or [])
 
 
-def _with_part(whole: Report, part: Report, shared: list[str]) -> Report:
+def _with_part(whole: Measurement, part: Measurement, shared: list[str]) -> Measurement:
     """A copy of `whole` with the part's measured results of the shared metrics where it has none of its own."""
     repeats, used = [], False
     for number in range(max(len(whole["repeats"]), len(part["repeats"]))):

@@ -34,15 +34,15 @@ class Summary:
 
     def text(self) -> str:
         """`86.0 ± 1.8 (repeats ± 0.3)`: spread over seeds, then over repeats; what is not known is left out."""
-        words = format_figure(self.mean)
+        words = format_value(self.mean)
         if self.std_seeds is not None:
-            words += f" ± {format_figure(self.std_seeds, self.mean)}"
+            words += f" ± {format_value(self.std_seeds, self.mean)}"
         if self.std_repeats is not None:
-            words += f" (repeats ± {format_figure(self.std_repeats, self.mean)})"
+            words += f" (repeats ± {format_value(self.std_repeats, self.mean)})"
         return words
 
 
-def format_figure(value: float, beside: float | None = None) -> str:
+def format_value(value: float, beside: float | None = None) -> str:
     """One decimal for figures of 2 and more (none from 10,000), three significant digits below, as of a KID or a share.
 
     Args:

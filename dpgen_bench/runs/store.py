@@ -18,7 +18,7 @@ from typing import Any
 import filelock
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.runs.measurements import Reports
+from dpgen_bench.runs.measurements import Measurements
 from dpgen_bench.utils.errors import describe_error
 from dpgen_bench.utils.files import write_atomic
 
@@ -65,9 +65,9 @@ class RunFolder:
         return loaded
 
     @property
-    def reports(self) -> Reports:
+    def reports(self) -> Measurements:
         """By which protocols the run was measured, and what came of it."""
-        return Reports(self.path)
+        return Measurements(self.path)
 
     def mark(self, status: str, phase: str, error: BaseException | None = None) -> None:
         """Write status.json: what the run is doing, or how and when it ended."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dpgen_bench.runs.measurements import Report
+from dpgen_bench.runs.measurements import Measurement
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.training.cost import cost_values
 
 
-def figures(report: Report) -> dict[str, list[float]]:
+def figures(report: Measurement) -> dict[str, list[float]]:
     """All measured values of a report by name, one for each repeat in which it was measured."""
     found: dict[str, list[float]] = {}
     for repeat in report.get("repeats", []):
@@ -22,12 +22,12 @@ def cost(folder: RunFolder) -> dict[str, list[float]]:
     return {name: [value] for name, value in cost_values(folder.read_json("training.json")).items()}
 
 
-def headline(report: Report) -> dict[str, float]:
+def headline(report: Measurement) -> dict[str, float]:
     """The mean over repeats of each of `figures`."""
     return {name: sum(values) / len(values) for name, values in figures(report).items()}
 
 
-def notes(report: Report) -> list[str]:
+def notes(report: Measurement) -> list[str]:
     """What must be known besides the figures: of the samples, and of each metric; why one was not measured. No line
     comes twice."""
     lines: dict[str, None] = {}
@@ -40,7 +40,7 @@ def notes(report: Report) -> list[str]:
     return list(lines)
 
 
-def unmeasured(report: Report) -> list[str]:
+def unmeasured(report: Measurement) -> list[str]:
     """Keys of the metrics that failed or could not be measured in some repeat."""
     repeats = report.get("repeats", [])
     missing = [key for repeat in repeats for key, result in repeat["metrics"].items() if result["status"] != "measured"]

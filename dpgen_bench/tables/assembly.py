@@ -13,7 +13,7 @@ from dpgen_bench.runs.listing import describe_dataset, is_changed
 from dpgen_bench.tables.leaderboard import ranked
 from dpgen_bench.tables.lines import CONDITIONAL, ILLEGIBLE, SERVER, Built, Cell, Line
 from dpgen_bench.tables.published import PublishedRow, published_rows
-from dpgen_bench.tables.reproduction import check_unlike, said_unlike, what_differs, why_unlike
+from dpgen_bench.tables.reproduction import caveats_of, check_caveats, stated_caveats, what_differs
 from dpgen_bench.tables.rows import (
     TableRow,
     check_scale,
@@ -47,7 +47,7 @@ def assemble(name: str, table: DictConfig, results: Path, scale: str = "paper") 
             (row, *_answer(table, row, entry, results, parents, scale), entry)
             for row, entry in _entries(table, printed)
         ]
-    check_unlike(table, metrics)
+    check_caveats(table, metrics)
     own = rows_of(sweep_lines(table, scale), results, parents)
     found = [*((None, row, "", None) for row in own), *found]
     check_settings(table, own)
@@ -141,7 +141,7 @@ def _line(
 ) -> Line:
     cells = {}
     for metric in metrics:
-        said = [*said_unlike(table, metric), *said_unlike(entry, metric), *differs]
+        said = [*stated_caveats(table, metric), *stated_caveats(entry, metric), *differs]
         cells[metric] = _cell(table, metric, printed, row, said)
     tail = _tail(row, why)
     wanted = [cell for cell in cells.values() if printed is None or cell.published is not None or cell.illegible]
@@ -214,8 +214,8 @@ def _cell(
     theirs = printed.cells.get(metric) if printed else None
     if theirs is None:
         return Cell(ours=ours, words=words)
-    unlike = why_unlike(table, metric, printed, row, ours, differs) if row and printed and ours else ""
-    return Cell(theirs.value, theirs.std, theirs.note, theirs.value is None, ours, words, unlike, theirs.decimals)
+    caveat = caveats_of(table, metric, printed, row, ours, differs) if row and printed and ours else ""
+    return Cell(theirs.value, theirs.std, theirs.note, theirs.value is None, ours, words, caveat, theirs.decimals)
 
 
 def _remarks(rows: Iterable[TableRow]) -> list[str]:

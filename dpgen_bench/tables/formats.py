@@ -71,7 +71,7 @@ def long_frame(built: Built) -> pd.DataFrame:
     """One line per line and figure, with unrounded numbers; blank where there is none.
 
     `difference` is mean minus published; `reproduction` says `yes` where the measured figure is of the paper's scale
-    and protocol, else `no` with the reason in `unlike`.
+    and protocol, else `no` with the reason in `caveat`.
     """
     lines: list[dict[str, Any]] = []
     for line in built.lines:
@@ -93,7 +93,7 @@ def _long(built: Built, line: Line, metric: str) -> dict[str, Any]:
         "published_note": cell.note,
         "difference": cell.difference,
         "reproduction": "" if cell.difference is None else "yes" if cell.alike else "no",
-        "unlike": cell.unlike,
+        "unlike": cell.caveat,
     }
     return {
         **{name: value for name, value in line.head.items() if name not in _EPSILONS},

@@ -11,7 +11,7 @@ from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.kept import settled_steps
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.validation import damage
-from dpgen_bench.tables.rows import expand, lines_of, parent_words, specify_job, with_parents
+from dpgen_bench.tables.rows import expand, lines_of, parent_overrides, spec_of_job, with_parents
 
 DAMAGED = "damaged: "
 
@@ -53,15 +53,15 @@ class Job:
 
 def plan_sweep(table: DictConfig, results: Path, scale: str = "paper") -> list[Job]:
     """Every run of the table once, parents first, then in the order of its lines, each with its state."""
-    of_parents = parent_words(table, scale)
-    ids = {name: specify_job(words, results).id for name, words in of_parents.items()}
-    extra = _kept_words(table, scale)
+    of_parents = parent_overrides(table, scale)
+    ids = {name: spec_of_job(words, results).id for name, words in of_parents.items()}
+    extra = _kept_overrides(table, scale)
     lines = [[*with_parents(line, ids).split(), *extra] for line in lines_of(table, scale)]
     store = Store(results)
     jobs: dict[tuple[str, str], Job] = {}
     for line in [*of_parents.values(), *lines]:
         for words in expand(" ".join(line)):
-            spec = specify_job(words, results)
+            spec = spec_of_job(words, results)
             key = (spec.id, str(spec.protocol_record()))  # one run may be measured by two protocols
             folder = store.folder(spec.id)
             if key not in jobs:
@@ -69,7 +69,7 @@ def plan_sweep(table: DictConfig, results: Path, scale: str = "paper") -> list[J
     return list(jobs.values())
 
 
-def _kept_words(table: DictConfig, scale: str) -> list[str]:
+def _kept_overrides(table: DictConfig, scale: str) -> list[str]:
     """The overrides that keep and measure generators along the way, for a table with `kept_steps`."""
     steps = (table.get("quick") or {}).get("kept_steps") if scale == "quick" else table.get("kept_steps")
     if not steps:

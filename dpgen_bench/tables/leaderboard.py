@@ -47,7 +47,7 @@ def ranked(table: DictConfig, lines: Sequence[Line]) -> list[Line]:
     rows = [line.row for line in lines if line.row is not None]
     if len(rows) < len(lines):
         raise ValueError("expected a leaderboard of measured runs, got printed numbers in it.")
-    _expect_alike(rows)
+    _expect_comparable(rows)
     by, unit = str(table.leaderboard.by), str(table.leaderboard.get("unit", "record"))
     sign = 1 if _lower_is_better(table, rows) else -1
     placed: dict[tuple[str, float], list[tuple[float, Line, str]]] = {}
@@ -91,7 +91,7 @@ def _lower_is_better(table: DictConfig, rows: Sequence[TableRow]) -> bool:
     return (own or better) == "lower"
 
 
-def _expect_alike(rows: Sequence[TableRow]) -> None:
+def _expect_comparable(rows: Sequence[TableRow]) -> None:
     for key, of in (
         ("relation", lambda row: row.specs[0].config.privacy.relation),
         ("delta", lambda row: float(row.specs[0].config.privacy.delta)),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dpgen_bench.runs.statistics import Summary, format_figure
+from dpgen_bench.runs.statistics import Summary, format_value
 from dpgen_bench.tables.published import PublishedRow, print_number
 from dpgen_bench.tables.rows import TableRow
 
 SERVER, CONDITIONAL = "ε against the server", "ε conditional"  # columns that are shown where a row has them
 ILLEGIBLE = "not legible in the source"
-NOT_ALIKE = "†"  # marks a figure that does not count as a reproduction of the printed one beside it
+NOT_COMPARABLE = "†"  # marks a figure that does not count as a reproduction of the printed one beside it
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Cell:
         decimals: how many of them are printed.
         ours: the measured figure over seeds and repeats, None where there is none; words: it as text.
         alike: a measured figure was made at the paper's scale and by the paper's protocol, as far as this figure goes.
-        unlike: why a measured figure is not alike, in words; "" where it is, or where nothing is measured or printed.
+        caveat: why a measured figure is not alike, in words; "" where it is, or where nothing is measured or printed.
     """
 
     published: float | None = None
@@ -32,7 +32,7 @@ class Cell:
     illegible: bool = False
     ours: Summary | None = None
     words: str = "–"
-    unlike: str = ""
+    caveat: str = ""
     decimals: int | None = None
 
     @property
@@ -44,7 +44,7 @@ class Cell:
 
     @property
     def alike(self) -> bool:
-        return self.difference is not None and not self.unlike
+        return self.difference is not None and not self.caveat
 
     @property
     def printed(self) -> str:
@@ -59,10 +59,10 @@ class Cell:
         """The difference with its sign: `+2.3`, marked where it is no reproduction's."""
         if self.difference is None or self.ours is None:
             return "–"
-        size = format_figure(abs(self.difference), max(abs(self.ours.mean), abs(self.published or 0.0)))
+        size = format_value(abs(self.difference), max(abs(self.ours.mean), abs(self.published or 0.0)))
         zero = float(size.replace(",", "")) == 0.0
         return ("0" if zero else ("+" if self.difference > 0 else "−") + size) + (
-            f" {NOT_ALIKE}" if self.unlike else ""
+            f" {NOT_COMPARABLE}" if self.caveat else ""
         )
 
 
@@ -103,10 +103,10 @@ class Built:
         if not self.published:
             return ""
         cells = [cell for line in self.lines for cell in line.cells.values() if cell.published is not None]
-        alike, others = sum(cell.alike for cell in cells), sum(bool(cell.unlike) for cell in cells)
+        alike, others = sum(cell.alike for cell in cells), sum(bool(cell.caveat) for cell in cells)
         return (
             f"{alike} of {len(cells)} printed figures were measured at the paper's scale and by its protocol; "
-            f"{others} otherwise ({NOT_ALIKE}: no reproduction), {len(cells) - alike - others} not."
+            f"{others} otherwise ({NOT_COMPARABLE}: no reproduction), {len(cells) - alike - others} not."
         )
 
     def marks(self) -> list[str]:
@@ -117,8 +117,8 @@ class Built:
             for cell in line.cells.values():
                 if cell.note and (cell.published is not None or cell.illegible):
                     whose.setdefault(f"* {cell.note}", {})[who] = None
-                if cell.unlike:
-                    whose.setdefault(f"{NOT_ALIKE} {cell.unlike}", {})[who] = None
+                if cell.caveat:
+                    whose.setdefault(f"{NOT_COMPARABLE} {cell.caveat}", {})[who] = None
         return [f"{mark}: {'; '.join(lines)}" for mark, lines in whose.items()]
 
 

@@ -48,7 +48,7 @@ CLASSIFIERS = (
     "random_forest",
     "xgboost",
 )
-OURS = {"logistic_reg": "logreg"}
+CLASSIFIER_NAMES = {"logistic_reg": "logreg"}
 
 Key = tuple[str, str, str, str, str, str]  # dataset, method, variant, epsilon, delta, reported_in
 
@@ -57,12 +57,12 @@ Key = tuple[str, str, str, str, str, str]  # dataset, method, variant, epsilon, 
 class Metric:
     """A printed metric in the bench's terms: `factor` times the printed number is a figure `name` of ours.
 
-    unlike: why no measured figure can be compared with the printed one, in words; "" where one can.
+    caveat: why no measured figure can be compared with the printed one, in words; "" where one can.
     """
 
     name: str
     factor: float = 1.0
-    unlike: str = ""
+    caveat: str = ""
 
 
 METRICS: dict[str, Metric] = {
@@ -73,18 +73,21 @@ METRICS: dict[str, Metric] = {
     "acc_cnn_pct": Metric("acc_cnn_pct"),
     "acc_avg_frac": Metric("acc_avg_pct", 100.0),
     "acc_calibrated_pct": Metric("acc_calibrated_pct"),
-    **{f"acc_{name}_frac": Metric(f"acc_{OURS.get(name, name)}_pct", 100.0) for name in CLASSIFIERS},
-    **{f"acc_{name}_calibrated_pct": Metric(f"acc_{OURS.get(name, name)}_calibrated_pct") for name in CLASSIFIERS},
+    **{f"acc_{name}_frac": Metric(f"acc_{CLASSIFIER_NAMES.get(name, name)}_pct", 100.0) for name in CLASSIFIERS},
+    **{
+        f"acc_{name}_calibrated_pct": Metric(f"acc_{CLASSIFIER_NAMES.get(name, name)}_calibrated_pct")
+        for name in CLASSIFIERS
+    },
     # The rows "Average" of Tables A1 and A2 are the columns of Table 1.
     "acc_average_frac": Metric("acc_avg_pct", 100.0),
     "acc_average_calibrated_pct": Metric("acc_calibrated_pct"),
     "comm_cost_bytes": Metric("comm_cost_bytes"),
-    "epsilon": Metric("epsilon", unlike="the paper's own count; what a run claims and proves stands in its ledger"),
+    "epsilon": Metric("epsilon", caveat="the paper's own count; what a run claims and proves stands in its ledger"),
     "params_millions": Metric("parameters_D", 1e6),
     "param_ratio": Metric(
-        "param_ratio", unlike="follows from the numbers of parameters; the bench does not measure it"
+        "param_ratio", caveat="follows from the numbers of parameters; the bench does not measure it"
     ),
-    "wall_clock_minutes_1xA40": Metric("seconds_total", 60.0, unlike="wall clock on one NVIDIA A40"),
+    "wall_clock_minutes_1xA40": Metric("seconds_total", 60.0, caveat="wall clock on one NVIDIA A40"),
 }
 
 

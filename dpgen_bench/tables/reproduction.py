@@ -32,31 +32,31 @@ def what_differs(
     return [*reasons, *row.unsound()]
 
 
-def check_unlike(table: DictConfig, metrics: Sequence[str]) -> None:
+def check_caveats(table: DictConfig, metrics: Sequence[str]) -> None:
     """
     Raises:
-        ValueError: if `unlike` of the table or a row gives a reason for a figure that the table has not.
+        ValueError: if `caveat` of the table or a row gives a reason for a figure that the table has not.
     """
     for owner in (table, *table.get("rows", [])):
-        said = owner.get("unlike")
+        said = owner.get("caveat")
         for name in said if isinstance(said, DictConfig) else ():
             if name not in metrics:
-                raise ValueError(f"expected under `unlike` figures of the table ({', '.join(metrics)}), got {name!r}.")
+                raise ValueError(f"expected under `caveat` figures of the table ({', '.join(metrics)}), got {name!r}.")
 
 
-def said_unlike(owner: DictConfig | None, metric: str) -> list[str]:
-    """Why the yaml says that the figure is no reproduction: `unlike`, one reason for all figures, or one for each."""
-    said = owner.get("unlike") if owner else None
+def stated_caveats(owner: DictConfig | None, metric: str) -> list[str]:
+    """Why the yaml says that the figure is no reproduction: `caveat`, one reason for all figures, or one for each."""
+    said = owner.get("caveat") if owner else None
     if isinstance(said, DictConfig):
         said = said.get(metric)
     return [" ".join(str(said).split())] if said else []
 
 
-def why_unlike(
+def caveats_of(
     table: DictConfig, metric: str, printed: PublishedRow, row: TableRow, ours: Summary, differs: Sequence[str]
 ) -> str:
     """Why a measured figure does not count as a reproduction of the printed one; "" where it does."""
-    reasons = [one.unlike for one in METRICS.values() if one.name == metric and one.unlike]
+    reasons = [one.caveat for one in METRICS.values() if one.name == metric and one.caveat]
     if not printed.reported_in.startswith(OWN):
         reasons.append(f"printed as {printed.reported_in} has it, measured as they did")
     if "uncertain" in printed.cells[metric].note.lower():

@@ -15,8 +15,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.runs.config import CONF, RunSpec, compose_config, specify
-from dpgen_bench.runs.listing import describe_dataset, epsilon_figure, epsilon_number, format_epsilon
-from dpgen_bench.runs.measurements import Report
+from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, epsilon_number, format_epsilon
+from dpgen_bench.runs.measurements import Measurement
 from dpgen_bench.runs.soundness import unsound
 from dpgen_bench.runs.statistics import Summary, summarise
 from dpgen_bench.runs.store import RunFolder, Store
@@ -55,10 +55,10 @@ class TableRow:
         return {folder.id: problem for folder in self.folders if (problem := damage(folder))}
 
     @cached_property
-    def reports(self) -> dict[str, Report]:
+    def reports(self) -> dict[str, Measurement]:
         """The measured runs' reports by run id; read once, however many figures a table takes from them.
 
-        What the row's protocol lacks is taken from reports of its parts, see `Reports.assembled`.
+        What the row's protocol lacks is taken from reports of its parts, see `Measurements.assembled`.
         """
         wanted = self.specs[0].protocol_record()
         sound = [folder for folder in self.folders if folder.id not in self.damage]
@@ -124,7 +124,7 @@ class TableRow:
 
     def epsilon(self, name: str) -> str:
         """That figure in words (seeds do not change it); if a run's failed, how."""
-        found = [epsilon_figure(folder.read_json("ledger.json").get("epsilon"), name) for folder in self.measured]
+        found = [epsilon_entry(folder.read_json("ledger.json").get("epsilon"), name) for folder in self.measured]
         if failed := [value for value in found if str(value).startswith("failed")]:
             return str(failed[0])
         return format_epsilon(self.epsilon_value(name))
@@ -175,7 +175,7 @@ def expand(sweep: str) -> list[list[str]]:
     return [list(job) for job in itertools.product(*choices)]
 
 
-def parent_words(table: DictConfig, scale: str = "paper") -> dict[str, list[str]]:
+def parent_overrides(table: DictConfig, scale: str = "paper") -> dict[str, list[str]]:
     """The overrides of the table's `parents`, runs that others restart from, by name.
 
     Raises:
@@ -191,8 +191,8 @@ def parent_words(table: DictConfig, scale: str = "paper") -> dict[str, list[str]
 
 
 def parent_ids(table: DictConfig, results: Path, scale: str = "paper") -> dict[str, str]:
-    """Ids of the table's `parents` by name; raises what `parent_words` does."""
-    return {name: specify_job(words, results).id for name, words in parent_words(table, scale).items()}
+    """Ids of the table's `parents` by name; raises what `parent_overrides` does."""
+    return {name: spec_of_job(words, results).id for name, words in parent_overrides(table, scale).items()}
 
 
 def lines_of(table: DictConfig, scale: str = "paper") -> list[str]:
@@ -296,7 +296,7 @@ def rows_of(lines: Iterable[str], results: Path, parents: dict[str, str]) -> lis
     groups: dict[str, dict[str, RunSpec]] = {}
     for line in lines:
         for job in jobs_of(line, parents):
-            spec = specify_job(job, results)
+            spec = spec_of_job(job, results)
             alike = str((spec.protocol_record(), {**spec.training, "seed": None}))
             groups.setdefault(alike, {})[spec.id] = spec  # a run that two lines name is one run
     store = Store(results)
@@ -316,7 +316,7 @@ def settings_apart(one: RunSpec, other: RunSpec) -> list[str]:
     return found
 
 
-def specify_job(words: Sequence[str], results: Path) -> RunSpec:
+def spec_of_job(words: Sequence[str], results: Path) -> RunSpec:
     """The run that a job's words describe, whose parent need not be there yet.
 
     Composing takes Hydra a quarter of a second, so that words which differ in their seed alone are composed once.

@@ -17,7 +17,7 @@ class RowSpec:
     run: str | None = None
     quick: str | None = None
     why: str | None = None
-    unlike: str | dict[str, str] | None = None
+    caveat: str | dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class TableSpec:
     settings: list[str] = field(default_factory=list)
     parents: dict[str, str] = field(default_factory=dict)
     kept_steps: list[int] | None = None
-    unlike: dict[str, str] | str | None = None
+    caveat: dict[str, str] | str | None = None
     quick: dict[str, Any] | None = None
     leaderboard: dict[str, Any] | None = None
     plot: Any = None

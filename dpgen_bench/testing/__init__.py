@@ -22,7 +22,7 @@ which differ in a second fit on the same data. `dpgen_bench.runs.check.LIMITS` l
 from __future__ import annotations
 
 from dpgen_bench.testing.bench import DataSet
-from dpgen_bench.testing.errors import ClosedDoor, ConformanceError
+from dpgen_bench.testing.errors import ConformanceError, PrivateAccess
 from dpgen_bench.testing.suite import check_method
 
-__all__ = ["ClosedDoor", "ConformanceError", "DataSet", "check_method"]
+__all__ = ["ConformanceError", "DataSet", "PrivateAccess", "check_method"]

@@ -25,9 +25,9 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state_file import StatePlace
 from dpgen_bench.testing.digest import Digests, as_json, digests
-from dpgen_bench.testing.doors import closed_doors
 from dpgen_bench.testing.errors import ConformanceError
 from dpgen_bench.testing.pristine import Pristine
+from dpgen_bench.testing.private_access import private_access_refused
 from dpgen_bench.testing.public import (
     claims_text,
     randomness_digests,
@@ -277,7 +277,7 @@ class Bench:
             self.seed, "cpu", services=services, folder=folder, kill_after=kill_after, save_at=save_at
         )
         method = self.make_method()
-        with closed_doors(method) as tried:
+        with private_access_refused(method) as tried:
             try:
                 generator = method.fit(data, context)
             finally:
@@ -330,7 +330,7 @@ def shapes(parts: Parts) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in parts.items()}
 
 
-def made_up_images(shape: tuple[int, ...], records: int, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:
+def random_images(shape: tuple[int, ...], records: int, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:
     """Smooth random images [n, c, h, w] in [0, 1] and random labels int64 [n]."""
     rng = torch.Generator().manual_seed(seed)
     coarse = torch.rand(records, shape[0], 4, 4, generator=rng)

@@ -7,7 +7,7 @@ class ConformanceError(AssertionError):
     """A method (or the harness itself) broke a rule on which privacy depends."""
 
 
-class ClosedDoor(ConformanceError):
+class PrivateAccess(ConformanceError):
     """A plugin used a private attribute of a harness object."""
 
 

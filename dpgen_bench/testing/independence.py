@@ -31,7 +31,7 @@ from dpgen_bench.privacy.allowance import Allowance
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PublicRows, unit_range
 from dpgen_bench.privacy.gradients import clipped_gradient_sum
 from dpgen_bench.privacy.record_rng import RecordRng, names_rng
-from dpgen_bench.testing.bench import Bench, Tape, made_up_images
+from dpgen_bench.testing.bench import Bench, Tape, random_images
 from dpgen_bench.testing.errors import ConformanceError
 
 MOST_RECORDS = 32  # of a draw; more would only cost time
@@ -150,7 +150,7 @@ class Question:
 
     def _other_records(self, number: int) -> Batch:
         shape = tuple(self.whole.images.shape[1:])
-        images, labels = made_up_images(shape, number, self.num_classes, seed=self.index + 7)
+        images, labels = random_images(shape, number, self.num_classes, seed=self.index + 7)
         device = self.whole.labels.device
         ids = self.whole.ids.max() + 1 + torch.arange(number, device=device)
         return Batch((1.0 - images).to(device), labels.to(device), ids, self.whole.key)

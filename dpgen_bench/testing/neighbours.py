@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpgen_bench.privacy.events import Relation
-from dpgen_bench.testing.bench import DataSet, Tape, made_up_images
+from dpgen_bench.testing.bench import DataSet, Tape, random_images
 
 MOST_SHARDS = 4  # up to which one record of each shard is changed
 
@@ -221,7 +221,7 @@ def _with_the_records_of_another(base: DataSet, client: int, others: np.ndarray)
 
 def other_data(base: DataSet, num_classes: int, seed: int) -> Iterator[DataSet]:
     """Data sets with the same ids and clients that have nothing else in common with the first."""
-    images, labels = made_up_images(tuple(base.images.shape[1:]), len(base), num_classes, seed)
+    images, labels = random_images(tuple(base.images.shape[1:]), len(base), num_classes, seed)
     yield replace(base, name="unrelated records", images=1.0 - images, labels=labels)
     yield replace(base, name="all records dark", images=torch.zeros_like(images), labels=labels.flip(0))
     yield replace(base, name="all records bright", images=torch.ones_like(images), labels=labels)

@@ -17,7 +17,7 @@ from dpgen_bench.testing.bench import Bench, Tape, flat
 from dpgen_bench.testing.checks import Replays
 from dpgen_bench.testing.errors import ConformanceError, expect
 
-DRAWS = ("private randomness", "private coins")  # keys of what belongs to the draws: see RecordRng and private_coins
+DRAWS = ("private randomness", "private coins")  # keys of what belongs to the draws: see RecordRng and private_rng
 
 
 @dataclass(frozen=True)

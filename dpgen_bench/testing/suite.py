@@ -23,7 +23,7 @@ from dpgen_bench.testing.bench import (
     DataSet,
     Fit,
     Tape,
-    made_up_images,
+    random_images,
 )
 from dpgen_bench.testing.checks import Replays, check_budget, check_empty_draws, check_generator, check_kept_state
 from dpgen_bench.testing.draws import check_draws, check_noise
@@ -55,7 +55,7 @@ def check_method(
     clients: int = 8,
     data_folders: Sequence[str] = (),
     thorough: bool = False,
-    tell: Callable[[str], None] = lambda line: None,
+    echo: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Run every conformance check on a method; takes seconds for a method with small settings.
 
@@ -72,7 +72,7 @@ def check_method(
     Raises:
         ConformanceError: for the first rule that is broken; the message names it.
     """
-    base = made_up_data(image_shape, records, num_classes, clients, seed) if data is None else data
+    base = random_data(image_shape, records, num_classes, clients, seed) if data is None else data
     shape = (base.images.shape[1], base.images.shape[2], base.images.shape[3])
     method = make_method()
     expect(method is not make_method(), "expected a fresh method from each call of make_method, got one twice.")
@@ -84,12 +84,12 @@ def check_method(
         closed = [*data_folders, *_environment()]
         fresh = FreshSamples(first.generator, _labels(num_classes), SAMPLE_SEED, started, closed)
         try:
-            _check(bench, first, fresh, thorough, tell)
+            _check(bench, first, fresh, thorough, echo)
         finally:
             fresh.close()
 
 
-def _check(bench: Bench, first: Fit, fresh: FreshSamples, thorough: bool, tell: Callable[[str], None]) -> None:
+def _check(bench: Bench, first: Fit, fresh: FreshSamples, thorough: bool, echo: Callable[[str], None]) -> None:
     entries = first.ledger.entries
     check_budget(first, bench.budget)
     made = ", ".join(
@@ -97,39 +97,39 @@ def _check(bench: Bench, first: Fit, fresh: FreshSamples, thorough: bool, tell: 
     )
     unit = "one record" if first.ledger.unit == "record" else f"one of {first.ledger.records} clients"
     within = f"ledger within epsilon = {budget_text(bench.budget.epsilon)}, unit: {unit}"
-    tell(f"{within}; releases: {made or 'none'}; one more is refused")
+    echo(f"{within}; releases: {made or 'none'}; one more is refused")
     check_noise(first)
-    tell("noise has the ledger's standard deviation and is never used twice")
+    echo("noise has the ledger's standard deviation and is never used twice")
     check_draws(first)
-    tell("draws have the ledger's rate and are independent for each release")
+    echo("draws have the ledger's rate and are independent for each release")
     replays = Replays(bench, first)
     replays.same_data()
-    tell("a second fit on the same data gives the same results")
+    echo("a second fit on the same data gives the same results")
     for other in other_data(bench.base, bench.num_classes, bench.seed + 2):
         replays.on(other)
-        tell(f"replay, {other.name}: the same generator, samples, state, log, counters and order of releases")
+        echo(f"replay, {other.name}: the same generator, samples, state, log, counters and order of releases")
     for family in _families(bench, first, thorough):
         for name in replays.family(family):
-            tell(f"replay, {name}: the same results, and exact values within the sensitivity")
+            echo(f"replay, {name}: the same results, and exact values within the sensitivity")
     check_other_noise(bench, replays)
-    tell("other noise with the same releases: the same results")
+    echo("other noise with the same releases: the same results")
     if any(isinstance(mechanism, Mechanism) and _by_rows(mechanism) for mechanism in first.data.mechanisms.values()):
         looked_at = check_row_independence(bench, first.tape, 12 if thorough else 3)
-        tell(f"rows depend on their own record alone, before clipping ({looked_at} releases)")
+        echo(f"rows depend on their own record alone, before clipping ({looked_at} releases)")
     if any(entry.bound.get("private_state") or entry.noise_at == "client" for entry in entries.values()):
         check_kept_state(bench, first)
-        tell("private state in a cache or on disk: the same results")
+        echo("private state in a cache or on disk: the same results")
     kills = check_resume(bench, first, (replays.log_clocks, replays.state_clocks), 3 if thorough else 1)
     for where in kills:
-        tell(f"{where}: the same releases, state, log and generator")
+        echo(f"{where}: the same releases, state, log and generator")
     if not kills:
-        tell("kill and resume: not checked, because the fit has no second step before which it could be killed")
+        echo("kill and resume: not checked, because the fit has no second step before which it could be killed")
     check_empty_draws(bench)
-    tell("empty draws: every release is made, and is finite")
+    echo("empty draws: every release is made, and is finite")
     check_generator(first, bench.image_shape, bench.num_classes)
-    tell("samples: shape, dtype, labels, seeds, prefixes, save and load")
+    echo("samples: shape, dtype, labels, seeds, prefixes, save and load")
     _check_fresh(first, fresh)
-    tell("samples from a new process without data or network are the same")
+    echo("samples from a new process without data or network are the same")
 
 
 @contextmanager
@@ -154,9 +154,9 @@ def _by_rows(mechanism: Mechanism) -> bool:
     return isinstance(mechanism.bound, PerRecord | PerRecordGradient)
 
 
-def made_up_data(image_shape: tuple[int, int, int], records: int, num_classes: int, clients: int, seed: int) -> DataSet:
+def random_data(image_shape: tuple[int, int, int], records: int, num_classes: int, clients: int, seed: int) -> DataSet:
     """Smooth random images with random labels, distributed over the clients in turn."""
-    images, labels = made_up_images(image_shape, records, num_classes, seed + 1)
+    images, labels = random_images(image_shape, records, num_classes, seed + 1)
     return DataSet("", images, labels, np.arange(records), owners(records, clients))
 
 

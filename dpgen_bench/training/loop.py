@@ -34,7 +34,7 @@ class LoopState:
 class Releases(Protocol):
     """The releases of a run as its loops see them; `dpgen_bench.privacy.services.Services` is one."""
 
-    def refuse_if_spoiled(self) -> None:
+    def refuse_if_invalidated(self) -> None:
         """Raise after a private function has raised."""
         ...
 
@@ -54,7 +54,7 @@ class Releases(Protocol):
 class NoReleases:
     """For a loop without private data."""
 
-    def refuse_if_spoiled(self) -> None:
+    def refuse_if_invalidated(self) -> None:
         return
 
     def executed(self) -> dict[str, int]:
@@ -151,7 +151,7 @@ class Loop:
         for t in range(first, total):
             public.step = t
             yield t
-            self._releases.refuse_if_spoiled()
+            self._releases.refuse_if_invalidated()
             self._progress.step(t + 1)
             signal = self._should_stop()
             now = time.monotonic()

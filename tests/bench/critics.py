@@ -77,10 +77,10 @@ def as_modules(device: str, records: tuple[Tensor, Tensor]) -> Callable[[], None
 
 
 def as_stack(device: str, records: tuple[Tensor, Tensor], count: int) -> Callable[[], None]:
-    coins = _coins(count)
-    critics = TRAINING.stack(_critic(device), Stack.initial(lambda: _critic(device), coins))
-    generators = TRAINING.stack(_generator(device), Stack.initial(lambda: _generator(device), coins))
-    return lambda: TRAINING.iterate(critics, generators, CLASSES, [records] * count, coins)
+    rng = _coins(count)
+    critics = TRAINING.stack(_critic(device), Stack.initial(lambda: _critic(device), rng))
+    generators = TRAINING.stack(_generator(device), Stack.initial(lambda: _generator(device), rng))
+    return lambda: TRAINING.iterate(critics, generators, CLASSES, [records] * count, rng)
 
 
 def training(device: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dpgen_bench.privacy.accountants.participations import Hits, one_shard
+from dpgen_bench.privacy.accountants.participations import Participations, one_shard
 from dpgen_bench.privacy.events import Event, Relation
 from dpgen_bench.privacy.sampling import FixedSize, Full, OneClient, OneShard, Poisson
 
@@ -40,7 +40,7 @@ class Composition:
     gaussian: float
     poisson: Entries
     shards: tuple[tuple[int, float, int], ...] = ()
-    clients: tuple[Hits, ...] = ()
+    clients: tuple[Participations, ...] = ()
     fixed: tuple[tuple[int, int, float, int], ...] = ()
     exposed: Entries = ()
 
@@ -52,7 +52,7 @@ class Composition:
             TypeError: for a sampling for which nothing is proven.
         """
         gaussians: list[float] = []
-        capped: list[Hits] = []
+        capped: list[Participations] = []
         poisson, exposed, uncapped = (Counter[tuple[float, float]]() for _ in range(3))
         shards, fixed = Counter[tuple[int, float]](), Counter[tuple[int, int, float]]()
         for event in events:
@@ -85,12 +85,12 @@ class Composition:
                 case OneClient() if sampling.most_answers(times) == times:
                     uncapped[sampling.rate, multiplier] += times
                 case OneClient():
-                    capped.append(Hits(sampling.rate, multiplier, times, sampling.most_answers(times)))
+                    capped.append(Participations(sampling.rate, multiplier, times, sampling.most_answers(times)))
 
         def entries(counter: Counter[Any]) -> tuple[Any, ...]:
             return tuple(sorted((*key, times) for key, times in counter.items()))
 
-        capped += [Hits(*key, times, times) for key, times in uncapped.items()]
+        capped += [Participations(*key, times, times) for key, times in uncapped.items()]
         twice = entries(exposed) == tuple(
             (rate, multiplier / 2.0, times) for rate, multiplier, times in entries(poisson)
         )
@@ -110,7 +110,7 @@ class Composition:
             data["gaussian"],
             tuple((rate, multiplier, int(times)) for rate, multiplier, times in data["poisson"]),
             tuple((int(shards), multiplier, int(times)) for shards, multiplier, times in data.get("shards", ())),
-            tuple(Hits(rate, m, int(times), int(cap)) for rate, m, times, cap in data.get("clients", ())),
+            tuple(Participations(rate, m, int(times), int(cap)) for rate, m, times, cap in data.get("clients", ())),
             tuple((int(size), int(of), m, int(times)) for size, of, m, times in data.get("fixed", ())),
             tuple((rate, multiplier, int(times)) for rate, multiplier, times in data.get("exposed", ())),
         )
@@ -129,7 +129,7 @@ class Composition:
         """Number of distinct mechanisms in which a record takes part at random."""
         return len(self.poisson) + len(self.shards) + len(self.clients) + len(self.fixed)
 
-    def revealed(self, relation: Relation) -> tuple[Hits, ...]:
+    def revealed(self, relation: Relation) -> tuple[Participations, ...]:
         """The participations of a record in each of these mechanisms, if who takes part is published.
 
         The multipliers are those of `relation` (docs/accounting.md, "Published participation").
@@ -139,6 +139,6 @@ class Composition:
         return (
             *(one_shard(*entry) for entry in self.shards),
             *self.clients,
-            *(Hits(rate, multiplier, times, times) for rate, multiplier, times in exposed),
-            *(Hits(size / of, multiplier, times, times) for size, of, multiplier, times in self.fixed),
+            *(Participations(rate, multiplier, times, times) for rate, multiplier, times in exposed),
+            *(Participations(size / of, multiplier, times, times) for size, of, multiplier, times in self.fixed),
         )

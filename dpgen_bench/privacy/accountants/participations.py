@@ -18,7 +18,7 @@ from scipy.special import erfcx, log_ndtr, logsumexp
 from scipy.stats import binom
 
 
-class Hits(NamedTuple):
+class Participations(NamedTuple):
     """A Gaussian mechanism in which a record takes part min(Binomial(times, rate), cap) times.
 
     Attributes:
@@ -34,15 +34,15 @@ class Hits(NamedTuple):
     cap: int
 
 
-# A triple (K, multiplier, times) stands for `OneShard`: Hits(1 / K, multiplier, times, times).
-Mechanisms = Sequence[Hits | tuple[int, float, int]]
+# A triple (K, multiplier, times) stands for `OneShard`: Participations(1 / K, multiplier, times, times).
+Mechanisms = Sequence[Participations | tuple[int, float, int]]
 
 TAIL = 1e-9  # probability of the participations that are not enumerated, relative to delta; it is added to delta
 MOST_ATOMS = 200_000
 TOLERANCE = 1e-10
 
 
-class TooManyHits(ValueError):
+class TooManyParticipations(ValueError):
     """Raised if the joint law of the participations in several mechanisms has too many values to be enumerated."""
 
 
@@ -61,12 +61,12 @@ def log_delta_gaussian(epsilon: float, mu: np.ndarray) -> np.ndarray:
         return log_ndtr(-below) + np.log1p(-erfcx(above / math.sqrt(2.0)) / erfcx(below / math.sqrt(2.0)))
 
 
-def one_shard(shards: int, multiplier: float, times: int) -> Hits:
+def one_shard(shards: int, multiplier: float, times: int) -> Participations:
     """The participations of a record in a `OneShard` mechanism, schedule "random"."""
-    return Hits(1.0 / shards, multiplier, times, times)
+    return Participations(1.0 / shards, multiplier, times, times)
 
 
-def hits_law(shards: int, times: int, tail: float) -> tuple[np.ndarray, np.ndarray, float]:
+def participations_law(shards: int, times: int, tail: float) -> tuple[np.ndarray, np.ndarray, float]:
     """`capped_law` of `OneShard`: Binomial(times, 1 / shards)."""
     return capped_law(1.0 / shards, times, times, tail)
 
@@ -109,14 +109,16 @@ def shift_law(
         values [n], their probabilities [n], and the probability that was left out, at most `tail`.
 
     Raises:
-        TooManyHits: for more than `most` values.
+        TooManyParticipations: for more than `most` values.
     """
     squares, probabilities, rest = np.array([gaussian]), np.ones(1), 0.0
     for entry in mechanisms:
-        rate, multiplier, times, cap = entry if isinstance(entry, Hits) else one_shard(*entry)
+        rate, multiplier, times, cap = entry if isinstance(entry, Participations) else one_shard(*entry)
         numbers, own, beyond = capped_law(rate, times, cap, tail / len(mechanisms))
         if len(squares) * len(numbers) > most:
-            raise TooManyHits(f"the hits of {len(mechanisms)} sharded mechanisms have over {most:,} likely numbers")
+            raise TooManyParticipations(
+                f"the participations in {len(mechanisms)} sharded mechanisms have over {most:,} likely numbers"
+            )
         squares = np.add.outer(squares, numbers / multiplier**2).ravel()
         probabilities = np.multiply.outer(probabilities, own).ravel()
         rest += beyond
@@ -138,7 +140,7 @@ def mixture_epsilon(gaussian: float, mechanisms: Mechanisms, delta: float, most:
     It is never below the exact value, and above it by a relative 3e-10 at most; 0.0 if delta(0) <= delta.
 
     Raises:
-        TooManyHits: for more than `most` likely combinations of numbers of participations.
+        TooManyParticipations: for more than `most` likely combinations of numbers of participations.
     """
     squares, probabilities, rest = shift_law(gaussian, mechanisms, TAIL * delta, most)
 
@@ -155,11 +157,11 @@ def mixture_epsilon(gaussian: float, mechanisms: Mechanisms, delta: float, most:
 
 
 def shard_rdp(shards: int, multiplier: float, order: float) -> float:
-    """`hit_rdp` of `OneShard`."""
-    return hit_rdp(1.0 / shards, multiplier, order)
+    """`participation_rdp` of `OneShard`."""
+    return participation_rdp(1.0 / shards, multiplier, order)
 
 
-def hit_rdp(rate: float, multiplier: float, order: float) -> float:
+def participation_rdp(rate: float, multiplier: float, order: float) -> float:
     """RDP at `order` a > 1 of one release in which the record takes part with probability q = rate, which is published.
 
     log(1 - q + q e^(a (a - 1) / (2 m²))) / (a - 1); see docs/accounting.md, "One shard in each release".
@@ -172,16 +174,16 @@ def hit_rdp(rate: float, multiplier: float, order: float) -> float:
     return float(np.logaddexp(math.log1p(-rate), exponent + math.log(rate))) / (order - 1.0)
 
 
-def hits_rdp(hits: Hits, order: float) -> float:
+def participations_rdp(participations: Participations, order: float) -> float:
     """RDP at `order` a > 1 of all releases of a mechanism, with published participation.
 
     log E e^(h a (a - 1) / (2 m²)) / (a - 1) for h = min(Binomial(times, rate), cap) participations; see
-    docs/accounting.md, "One client in each round". Without a cap this is times * `hit_rdp`. The mean is not
+    docs/accounting.md, "One client in each round". Without a cap this is times * `participation_rdp`. The mean is not
     computed for a cap above `MOST_ATOMS`; then the result is the smaller of the bounds without a cap and for `cap`
     unsampled releases.
     """
-    rate, multiplier, times, cap = hits
-    without = times * hit_rdp(rate, multiplier, order)
+    rate, multiplier, times, cap = participations
+    without = times * participation_rdp(rate, multiplier, order)
     if cap >= times:
         return without
     exponent = order * (order - 1.0) / (2.0 * multiplier**2)
@@ -194,7 +196,7 @@ def hits_rdp(hits: Hits, order: float) -> float:
     return float(logsumexp(logs + losses)) / (order - 1.0)
 
 
-@lru_cache(maxsize=16)  # `hits_rdp` is called for each order
+@lru_cache(maxsize=16)  # `participations_rdp` is called for each order
 def _log_probabilities(rate: float, times: int, cap: int) -> np.ndarray:
     """log P(min(Binomial(times, rate), cap) = h) for h = 0..cap, float64 [cap + 1]; read-only."""
     logs = binom.logpmf(np.arange(cap + 1), times, rate)

@@ -27,10 +27,10 @@ from dpgen_bench.privacy.accountants.composition import Composition, NotCovered
 from dpgen_bench.privacy.accountants.grid import finest_epsilon, grid_epsilon
 from dpgen_bench.privacy.accountants.participations import (
     MOST_ATOMS,
-    TooManyHits,
-    hit_rdp,
-    hits_rdp,
+    TooManyParticipations,
     mixture_epsilon,
+    participation_rdp,
+    participations_rdp,
     shard_rdp,
 )
 from dpgen_bench.privacy.events import Event, Relation
@@ -139,7 +139,7 @@ def _fixed_rdp(size: int, of: int, multiplier: float, order: float) -> float:
     from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent
     from dp_accounting.rdp import RdpAccountant
 
-    published = hit_rdp(size / of, multiplier, order)
+    published = participation_rdp(size / of, multiplier, order)
     if order > SAMPLED_ORDER_MAX:  # the time that dp-accounting needs grows with the order
         return published
     accountant = RdpAccountant([order], NeighboringRelation.REPLACE_ONE)
@@ -177,7 +177,7 @@ def _rdp_epsilon(composition: Composition, delta: float) -> float:
         curve = [
             math.fsum(times * _rdp(rate, multiplier, order) for rate, multiplier, times in composition.poisson)
             + math.fsum(times * shard_rdp(shards, m, order) for shards, m, times in composition.shards)
-            + math.fsum(hits_rdp(hits, order) for hits in composition.clients)
+            + math.fsum(participations_rdp(participations, order) for participations in composition.clients)
             + math.fsum(times * _fixed_rdp(size, of, m, order) for size, of, m, times in composition.fixed)
             + (_rdp(1.0, sigma, order) if composition.gaussian else 0.0)
             for order in orders
@@ -215,7 +215,7 @@ class Prv(Accountant):
 
     def _uncovered(self, composition: Composition, relation: Relation) -> str | None:
         if composition.shards or composition.clients:
-            return "it has no random number of hits, as OneShard and OneClient draws need; rdp and pld have"
+            return "it has no random number of participations, as OneShard and OneClient draws need; rdp and pld have"
         if composition.fixed:
             return "it has no draws of a fixed size; rdp and pld have"
         if not composition.poisson:
@@ -321,7 +321,7 @@ def _published(composition: Composition, delta: float, relation: Relation, most:
     """
     try:
         return mixture_epsilon(composition.gaussian, composition.revealed(relation), delta, most)
-    except TooManyHits as error:
+    except TooManyParticipations as error:
         raise NotCovered(f"pld: {error}") from error
 
 

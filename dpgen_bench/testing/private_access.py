@@ -33,19 +33,19 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.record_rng import RecordRng
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state import PrivateState
-from dpgen_bench.privacy.state_file import Rows
-from dpgen_bench.testing.errors import ClosedDoor
+from dpgen_bench.privacy.state_file import StateFile
+from dpgen_bench.testing.errors import PrivateAccess
 from dpgen_bench.training.log import Log
 from dpgen_bench.training.loop import Loop
 from dpgen_bench.training.public import PublicRecord
 
 # Every class of the harness that gives access to records, noise or the ledger; subclasses are included.
-CLOSED: tuple[type, ...] = (
+GUARDED: tuple[type, ...] = (
     PrivateData,
     ClientData,
     Allowance,
     PrivateState,
-    Rows,
+    StateFile,
     Journal,
     Ledger,
     Key,
@@ -69,21 +69,21 @@ def is_private(name: str) -> bool:
 
 
 @contextmanager
-def closed_doors(plugin: object) -> Iterator[list[ClosedDoor]]:
-    """Within this context, code of neither the harness nor a library gets `ClosedDoor` for private attributes.
+def private_access_refused(plugin: object) -> Iterator[list[PrivateAccess]]:
+    """Within this context, code of neither the harness nor a library gets `PrivateAccess` for private attributes.
 
     What counts is the innermost frame that is not of a library, so that a library which the plugin calls gives it no
     access. The package of `plugin` is never a library, wherever it is installed. Yields the errors that were raised,
     since the plugin may catch them.
     """
     own = type(plugin).__module__.split(".")[0]
-    tried: list[ClosedDoor] = []
+    tried: list[PrivateAccess] = []
     closed: list[tuple[type, str, Any]] = []
     for cls in _classes():
         for name, thing in list(vars(cls).items()):
             if (is_private(name) or name in _KEYS.get(cls, ())) and (inner := _function(thing)) is not None:
                 closed.append((cls, name, _like(thing, _refused(inner, f"{name!r} of {cls.__name__}", own, tried))))
-    closed += [(cls, name, _guard(getattr(cls, name), own, tried)) for cls in CLOSED for name in _ROUTES]
+    closed += [(cls, name, _guard(getattr(cls, name), own, tried)) for cls in GUARDED for name in _ROUTES]
     opened = [(cls, name, vars(cls).get(name)) for cls, name, _ in closed]
     for cls, name, guard in closed:
         setattr(cls, name, guard)
@@ -103,7 +103,7 @@ _KEYS: dict[type, tuple[str, ...]] = {Key: ("__init__", "seeded", "from_os")}  #
 
 def _classes() -> list[type]:
     """The closed classes and what the harness derives from them."""
-    classes, left = dict[type, None](), list(CLOSED)
+    classes, left = dict[type, None](), list(GUARDED)
     while left:
         cls = left.pop()
         classes[cls] = None
@@ -122,7 +122,7 @@ def _like(thing: Any, function: Callable[..., Any]) -> Any:
     return type(thing)(function) if isinstance(thing, staticmethod | classmethod) else function
 
 
-def _refused(fn: Callable[..., Any], what: str, own: str, tried: list[ClosedDoor]) -> Callable[..., Any]:
+def _refused(fn: Callable[..., Any], what: str, own: str, tried: list[PrivateAccess]) -> Callable[..., Any]:
     def refused(*args: Any, **kwargs: Any) -> Any:
         if (where := _plugin_frame(sys._getframe(1), own)) is not None:
             raise _noted(where, what, tried)
@@ -131,7 +131,7 @@ def _refused(fn: Callable[..., Any], what: str, own: str, tried: list[ClosedDoor
     return refused
 
 
-def _guard(route: Callable[..., Any], own: str, tried: list[ClosedDoor]) -> Callable[..., Any]:
+def _guard(route: Callable[..., Any], own: str, tried: list[PrivateAccess]) -> Callable[..., Any]:
     def guarded(self: Any, name: str, *value: Any) -> Any:
         # Setting any name with an underscore is refused: another __class__ would give access to everything.
         if not (is_private(name) or (value and name.startswith("_"))):
@@ -148,8 +148,8 @@ def _guard(route: Callable[..., Any], own: str, tried: list[ClosedDoor]) -> Call
     return guarded
 
 
-def _noted(where: FrameType, what: str, tried: list[ClosedDoor]) -> ClosedDoor:
-    error = ClosedDoor(
+def _noted(where: FrameType, what: str, tried: list[PrivateAccess]) -> PrivateAccess:
+    error = PrivateAccess(
         f"{where.f_code.co_filename}:{where.f_lineno} used {what}: names with a leading underscore, and keys, are "
         "private to the harness, because they give access to records, noise and the ledger. Use public attributes, and "
         "compute what you need from records inside the private function that a mechanism calls."

@@ -22,8 +22,8 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.record_rng import RecordRng
 from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.testing import ClosedDoor
-from dpgen_bench.testing.doors import CLOSED, closed_doors
+from dpgen_bench.testing import PrivateAccess
+from dpgen_bench.testing.private_access import GUARDED, private_access_refused
 from tests.client_toys import Toy, ask_one
 from tests.client_toys import data as client_data
 from tests.toys import records
@@ -55,8 +55,8 @@ ROUTES: dict[str, Any] = {
 @pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
 def test_no_route_that_asks_the_object_leads_in(route, data):
     with (
-        closed_doors(object()),
-        pytest.raises(ClosedDoor, match="names with a leading underscore, and keys, are private to the harness"),
+        private_access_refused(object()),
+        pytest.raises(PrivateAccess, match="names with a leading underscore, and keys, are private to the harness"),
     ):
         route(data)
     assert data._services.key is not None  # open again, and as it was
@@ -65,7 +65,7 @@ def test_no_route_that_asks_the_object_leads_in(route, data):
 def test_a_client_program_that_holds_harness_objects_is_not_pickled(tmp_path):
     """The harness pickles programs, and would copy what is in them: here the innermost code is the harness's."""
     held = client_data(tmp_path=tmp_path)
-    with closed_doors(object()) as tried, contextlib.suppress(ValueError):
+    with private_access_refused(object()) as tried, contextlib.suppress(ValueError):
         ask_one(held, program=Toy(wrong=held))
     assert tried
     assert "__reduce_ex__" in str(tried[0])
@@ -79,14 +79,14 @@ exec(compile("def route(thing): return thing._services", "<frozen os>", "exec"),
 
 @pytest.mark.parametrize("route", [EXECUTED["route"], CLAIMED["route"]], ids=["exec", "claimed"])
 def test_executed_code_is_the_plugins_whatever_it_calls_itself(route, data):
-    with closed_doors(object()), pytest.raises(ClosedDoor):
+    with private_access_refused(object()), pytest.raises(PrivateAccess):
         route(data)
 
 
 def test_executed_code_in_the_namespace_of_the_harness_is_the_plugins(data, monkeypatch):
     monkeypatch.setattr(dpgen_bench.method, "route", None, raising=False)
     exec("def route(thing): return thing._services", vars(dpgen_bench.method))
-    with closed_doors(object()), pytest.raises(ClosedDoor):
+    with private_access_refused(object()), pytest.raises(PrivateAccess):
         dpgen_bench.method.route(data)  # type: ignore[attr-defined]
 
 
@@ -96,7 +96,7 @@ def by_the_class(data: PrivateData) -> Any:
 
 def test_private_functions_of_the_classes_are_closed(data):
     assert len(by_the_class(data).images) == 3
-    with closed_doors(object()), pytest.raises(ClosedDoor, match="'_PrivateData__batch' of PrivateData"):
+    with private_access_refused(object()), pytest.raises(PrivateAccess, match="'_PrivateData__batch' of PrivateData"):
         by_the_class(data)
     assert len(by_the_class(data).images) == 3
 
@@ -113,17 +113,17 @@ KEY = Key.seeded("given")
 @pytest.mark.parametrize("route", KEYS.values(), ids=KEYS)
 def test_keys_and_what_is_made_of_them_are_closed(route, data):
     route(data)
-    with closed_doors(object()), pytest.raises(ClosedDoor):
+    with private_access_refused(object()), pytest.raises(PrivateAccess):
         route(data)
 
 
 def test_record_rng_works_behind_closed_doors(data):
-    with closed_doors(object()):
+    with private_access_refused(object()):
         assert RecordRng(KEY, torch.arange(3)).normal(2).shape == (3, 2)
 
 
 def test_the_harness_and_public_names_work_behind_closed_doors(data):
-    with closed_doors(object()):
+    with private_access_refused(object()):
         release = data.mechanism("sum", sample=Full(), bound=PerRecord(C=1.0, shape=(1,)), times=1)
         assert float(release(lambda x, y: torch.ones(len(x), 1))) != 0.0
         assert (data.n, release.executed, data.mechanisms["sum"].std) == (12, 1, release.std)
@@ -132,7 +132,7 @@ def test_the_harness_and_public_names_work_behind_closed_doors(data):
 
 
 def test_classes_are_as_before_also_after_an_error():
-    before = {cls: dict(vars(cls)) for cls in CLOSED}
-    with pytest.raises(RuntimeError, match="boom"), closed_doors(object()):
+    before = {cls: dict(vars(cls)) for cls in GUARDED}
+    with pytest.raises(RuntimeError, match="boom"), private_access_refused(object()):
         raise RuntimeError("boom")
-    assert {cls: dict(vars(cls)) for cls in CLOSED} == before
+    assert {cls: dict(vars(cls)) for cls in GUARDED} == before
