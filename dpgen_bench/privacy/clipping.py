@@ -1,4 +1,4 @@
-"""Rows scaled down to an L2 norm that they obey exactly, in the floating-point format in which they came."""
+"""Clipping: rows scaled down to an L2 norm that they obey exactly, in their own floating-point format."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torch import Tensor
 
 from dpgen_bench.privacy.unseen import unseen
 
-# Norms are computed in float64 and inflated by this. It covers the error of the norm itself (at most d * 2^-53) and the
-# rounding of a float32 product (2^-23 of it, in the normal range).
+# Norms are computed in float64 and multiplied by this. It covers the relative error of the norm (at most d * 2^-53) and
+# the rounding of a float32 product (at most 2^-23 in the normal range).
 _ROUND_UP = 1.0 + 1e-6
 
-# Below these, a float32 factor or product may be denormal, where its rounding error is no small part of it.
+# Below these, a float32 factor or product may be denormal, where its relative rounding error is large.
 _SMALLEST_FACTOR = 2.0**-100
 _SMALLEST_C_IN_FLOAT32 = 2.0**-60
 
-SMALLEST_C = 1e-100  # squares of what still matters next to C must be normal float64 numbers
+SMALLEST_C = 1e-100  # squares of values that matter next to C must be normal float64 numbers
 
 _BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
 
@@ -26,8 +26,8 @@ _BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32:
 def clip_rows(rows: Tensor, C: float) -> Tensor:
     """Each row of `rows` [r, ...] scaled to L2 norm at most C; rows with a NaN or an infinity become zero.
 
-    Guarantees: the norm of each returned row, in exact arithmetic on the values returned, is at most C, for rows and C
-    of any size. A row whose norm is below C by a relative 1e-6 or more is returned as it came.
+    Guarantees: the norm of each returned row, in exact arithmetic on the returned values, is at most C, for rows and C
+    of any size. A row whose norm is below C by a relative 1e-6 or more is returned unchanged.
 
     Args:
         rows: float16, bfloat16, float32 or float64; the result has the same dtype.
@@ -58,7 +58,7 @@ def clip_rows(rows: Tensor, C: float) -> Tensor:
 
 
 def _careful(norms: Tensor, factors: Tensor, C: float, dtype: torch.dtype) -> Tensor:
-    """Which rows need more than a product in their own format: bool, like `norms`."""
+    """Which rows need more than a product in their own format; bool, of the shape of `norms`."""
     if dtype == torch.float64:
         return torch.isinf(norms)
     if dtype == torch.float32 and C >= _SMALLEST_C_IN_FLOAT32:
@@ -67,17 +67,17 @@ def _careful(norms: Tensor, factors: Tensor, C: float, dtype: torch.dtype) -> Te
 
 
 def _shrunk(rows: Tensor, C: float) -> Tensor:
-    """Rows [r, d] of float64 scaled to norm C (less the margin), whatever their size."""
+    """Rows [r, d] of float64 scaled to norm C less the margin, whatever their size."""
     unit = rows / rows.abs().amax(dim=1, keepdim=True)  # its largest value is 1, so no square leaves float64
     norms = torch.linalg.vector_norm(unit, dim=1, keepdim=True) * _ROUND_UP
     return unit / norms * C
 
 
 def _towards_zero(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """float64 values in a shorter format, none of them larger in magnitude than it was."""
+    """float64 values converted to a shorter format, rounded towards zero."""
     rounded = values.to(dtype)
     if dtype == torch.float64:
         return rounded
     larger = rounded.double().abs() > values.abs()
-    # The formats are sign and magnitude: one less is one step towards zero, and what is larger is not zero.
+    # The formats are sign and magnitude, so subtracting one is a step towards zero; `larger` values are not zero.
     return (rounded.view(_BITS[dtype]) - larger.to(_BITS[dtype])).view(dtype)

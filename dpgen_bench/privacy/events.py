@@ -1,4 +1,4 @@
-"""What an accountant needs to know of a mechanism, and nothing else."""
+"""What an accountant reads of a mechanism: sampling, sensitivity, noise and number of releases; and the budget."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ RELATIONS: tuple[Relation, ...] = get_args(Relation)
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """How far (L2) the exact value of one joint release moves when its draw changes by one record.
+    """L2 distance by which the exact value of one joint release moves if its draw changes by one record.
 
-    add_remove: one record joins or leaves the draw. replace_one: one drawn record is exchanged for another.
-    Always add_remove <= replace_one <= 2 * add_remove (triangle inequality through the draw without it).
+    Attributes:
+        add_remove: if one record joins or leaves the draw.
+        replace_one: if one drawn record is exchanged for another.
+
+    Raises:
+        ValueError: unless 0 < add_remove <= replace_one <= 2 * add_remove. The last inequality is the triangle
+        inequality
+            through the draw without the record.
     """
 
     add_remove: float
@@ -33,11 +39,11 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class Event:
-    """`times` releases of (exact value + N(0, std² I)), each on a fresh draw of `sampling`.
+    """`times` releases of (exact value + N(0, std² I)), each on an independent draw of `sampling`.
 
-    One draw that feeds several releases is ONE event with their joint sensitivity (2 C sqrt(R) for R rows of
-    norm at most C), never `R * times` events: the rows share one secret draw, so they do not compose as
-    independently subsampled releases.
+    All values that are computed from one draw are one release with their joint sensitivity (2 C sqrt(R) for R rows of
+    norm at most C), and never R releases: they share one secret draw, so they do not compose as independently
+    subsampled releases.
     """
 
     sampling: Sampling
@@ -52,17 +58,18 @@ class Event:
             raise ValueError(f"expected times >= 0, got {self.times}.")
 
     def multiplier(self, relation: Relation) -> float:
-        """Noise std over the sensitivity under `relation`; inf-safe (an unclipped release has multiplier 0)."""
+        """Noise std over the sensitivity under `relation`; 0.0 for an unclipped release."""
         sensitivity = getattr(self.sensitivity, relation)
         return 0.0 if math.isinf(sensitivity) else self.std / sensitivity
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The privacy a run may spend: (epsilon, delta) under one neighbouring relation, measured by one accountant.
+    """The privacy that a run may spend: (epsilon, delta) under one neighbouring relation, bounded by one accountant.
 
-    epsilon: inf trains without privacy. None is no budget: every mechanism states its noise and its number of releases,
-        and what these prove is reported, however much it is.
+    Attributes:
+        epsilon: inf trains without privacy. None is no budget: every mechanism states its noise and its number of
+            releases, and the epsilon that these prove is reported.
 
     Raises:
         ValueError: for a negative epsilon, a delta outside (0, 1), an unknown relation or accountant.
@@ -92,7 +99,7 @@ class Budget:
 
     @property
     def limit(self) -> float:
-        """The most that may be spent; inf without a budget."""
+        """The largest epsilon that may be spent; inf without a budget."""
         return math.inf if self.epsilon is None else self.epsilon
 
     @property
@@ -101,13 +108,13 @@ class Budget:
         return self.epsilon is not None and math.isinf(self.epsilon)
 
     def clip_norm(self, C: float, sigma: float | None) -> float:
-        """The norm that a method clips to: inf, no clipping, where no noise is stated and the budget is infinite.
+        """The clipping norm of a method: inf (no clipping) if no noise is stated and the budget is infinite, else C.
 
-        Such a release gets no noise either (`calibration.calibrate_std`), so that the run is the non-private method.
+        Such a release gets no noise (`calibration.calibrate_std`), so that the run is the non-private method.
         """
         return math.inf if sigma is None and self.without_privacy else C
 
 
 def budget_text(epsilon: float | str | None) -> str:
-    """The epsilon of a budget for tables and messages: `10`, `inf`, or `none` where there is no budget."""
+    """The epsilon of a budget as text for tables and messages: `10`, `inf`, or `none` if there is no budget."""
     return "none" if epsilon is None else f"{float(epsilon):g}"

@@ -1,11 +1,12 @@
-"""How a mechanism draws the records of one release, from randomness that belongs to the records.
+"""Sampling: how a mechanism draws the records of one release.
 
-A coin is keyed by (root key, mechanism, draw index, record id). Whether record i is drawn therefore never
-depends on which other records exist: adding, removing or replacing one record shifts nobody else's coin, which
-is what the neighbouring-dataset arguments of the accountants assume, and what the conformance replay relies on.
+Randomness belongs to ids: it is keyed by (root key, mechanism, draw index, record id). Whether record i is drawn
+therefore does not depend on which other records exist, and adding, removing or replacing one record changes no other
+record's participation. This is assumption A2 of docs/accounting.md, and the replays of the conformance suite rest on
+it.
 
-Where the privacy unit is the client, "record" reads "client" throughout, ids are client numbers, and a draw is a round.
-`SAMPLINGS` are for records, `CLIENT_SAMPLINGS` for clients.
+If the privacy unit is the client, read "client" for "record": ids are client numbers, and a draw is a round. Mechanisms
+draw records by one of `SAMPLINGS` and clients by one of `CLIENT_SAMPLINGS`.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ Schedule = Literal["random", "public_balanced"]
 
 
 class Sampling(ABC):
-    """A law of draws. The privacy proofs are of the classes below; a mechanism refuses any other.
+    """A law of draws. The privacy proofs cover the subclasses in this module; a mechanism refuses any other.
 
-    rate: the probability that one record takes part in one draw.
-    period: draws after which a public schedule begins anew; 1 where there is none. A whole period costs no more than
-        its first draw, so only whole ones are worth planning.
+    Attributes:
+        rate: probability that one record takes part in one draw.
+        period: number of draws after which a public schedule begins again; 1 if there is none. A whole period costs as
+            much as its first draw, so only whole periods are worth planning.
     """
 
     rate: float
@@ -37,17 +39,17 @@ class Sampling(ABC):
 
     @abstractmethod
     def draw(self, ids: np.ndarray, key: Key, index: int) -> np.ndarray:
-        """Positions (int64, ascending) in `ids` [n] of the records of draw `index`, whose randomness is from `key`."""
+        """Positions (int64, ascending) in `ids` [n] of the records of draw number `index`, by the randomness of `key`."""
 
     def rounds(self, ids: np.ndarray, key: Key, times: int) -> list[np.ndarray]:
-        """Positions (int64, ascending) in `ids` [n] of those who take part in each of rounds 0..times-1.
+        """Positions (int64, ascending) in `ids` [n] of the records that take part in each of rounds 0..times-1.
 
-        Round t has the randomness of key.derive(t), so a resumed run finds the same rounds.
+        Round t has the randomness of key.derive(t), so a resumed run has the same rounds.
         """
         return [self.draw(ids, key.derive(index), index) for index in range(times)]
 
     def participation(self, times: int) -> float:
-        """The largest probability, over records, of taking part in one of `times` draws or more."""
+        """The largest probability, over records, of taking part in at least one of `times` draws."""
         return -math.expm1(times * math.log1p(-min(self.rate, 1.0 - 1e-16)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,9 +74,12 @@ class Full(Sampling):
 
 @dataclass(frozen=True)
 class Poisson(Sampling):
-    """Each record takes part independently with probability `rate`, afresh for each draw.
+    """Each record takes part independently with probability `rate`, independently in each draw.
 
     The size of a draw is random and may be zero; it is never released.
+
+    Guarantees: a mechanism whose releases depend on earlier ones only through what was released is amplified
+    (docs/accounting.md, "Poisson draws under add/remove" and "Poisson draws under replace-one").
 
     Raises:
         ValueError: if `rate` is not in (0, 1].
@@ -89,7 +94,7 @@ class Poisson(Sampling):
     def draw(self, ids: np.ndarray, key: Key, index: int) -> np.ndarray:
         if len(ids) == 0:
             return np.empty(0, dtype=np.int64)
-        # Choice number i of the stream is record i's, whatever other records are in the data.
+        # Choice number i of the stream belongs to record i, whatever other records are in the data.
         return np.flatnonzero(key.chosen("coins", self.rate, int(ids.max()) + 1)[ids])
 
     def __str__(self) -> str:
@@ -98,26 +103,26 @@ class Poisson(Sampling):
 
 @dataclass(frozen=True)
 class OneShard(Sampling):
-    """The records lie in `shards` disjoint shards, fixed once; a draw is all of one shard (GS-WGAN, Algorithm 1).
+    """The records are partitioned into `shards` shards; a draw consists of all records of one (GS-WGAN, Algorithm 1).
 
-    The partition is public and a function of record ids alone: every `shards` consecutive ids are dealt in an order of
-    their own, one to each shard. So shards differ by one record in size at most (of ids 0..n-1), and a record that
-    comes or goes moves no other.
+    The partition is public and a function of record ids alone: each `shards` consecutive ids are assigned to the shards
+    by a permutation of their own. So the sizes of shards differ by at most one record (for ids 0..n-1), and adding or
+    removing a record moves no other record to another shard.
 
-    Guarantees: a record takes part in the draws of its own shard only, so a mechanism that keeps state for each shard
-    (`PrivateData.private_state`) is covered. Its hits are Binomial(times, 1/shards) under "random", and
-    ceil(times/shards) at most under "public_balanced". The proof of their cost is in
-    `dpgen_bench.privacy.accountants.proven`. It assumes that the drawn indices are known, because state that remembers
-    past draws takes away what hiding them would give.
+    Guarantees: a record takes part in the draws of its own shard only. Its number of participations is
+    Binomial(times, 1/shards) under "random", and at most ceil(times/shards) under "public_balanced". The bound on
+    epsilon (docs/accounting.md, "One shard in each release") also holds for mechanisms that keep private state of each
+    shard (`PrivateData.private_state`). It assumes that the drawn indices are known to the observer, because state that
+    remembers past draws invalidates amplification by secret indices.
 
     Args:
         shards: K >= 1.
-        schedule: "random": each draw's shard is uniform and independent. "public_balanced": draws visit every shard
-            once before any a second time, in a public random order, anew for each round.
+        schedule: "random": the shard of each draw is uniform and independent of others. "public_balanced": draws visit
+            all shards once before any shard a second time, in a public random order that is drawn again for each pass.
         seed: of the public partition and the public order.
 
     Raises:
-        ValueError: for a number of shards below 1, or an unknown schedule.
+        ValueError: for fewer than one shard, or an unknown schedule.
     """
 
     shards: int
@@ -157,24 +162,25 @@ class OneShard(Sampling):
 class OneClient(Sampling):
     """In each round one of `clients` clients is asked, and no client is asked more than `max_answers` times.
 
-    Who is asked never depends on data: ids are 0..clients-1 whether or not these clients have records, and a client
-    with another id is never asked. A client that is asked may well have no records: see `asked`.
+    Which client is asked never depends on data: ids are 0..clients-1 whether or not these clients have records, and a
+    client with another id is never asked. A client that is asked may have no records: see `asked`.
 
-    Guarantees: a client is asked in rounds of its own only, so it may keep state from one to the next. The number of
-    times that it is asked is min(Binomial(times, 1/clients), max_answers) under "random", and
-    min(ceil(times/clients), max_answers) at most under "public_balanced". What that costs is proven in
-    `dpgen_bench.privacy.accountants.proven`, where it does not matter who knows when a client was asked.
+    Guarantees: a client takes part in its own rounds only, so it may keep state from one to the next. Its number of
+    participations is min(Binomial(times, 1/clients), max_answers) under "random", and at most
+    min(ceil(times/clients), max_answers) under "public_balanced". The bound on epsilon (docs/accounting.md, "One client
+    in each round") holds even if the observer knows when each client was asked.
 
     Args:
         clients: N >= 1, public.
-        schedule: "random": each round's client is uniform and independent. "public_balanced": rounds ask every client
-            once before any a second time, in a public random order, anew for every N rounds.
-        max_answers: k_max >= 1. A round that would ask a client once more asks nobody and releases nothing. None: no
-            limit. Rounds are counted, not answers: one that is lost or refused uses up its place.
+        schedule: "random": the client of each round is uniform and independent of others. "public_balanced": rounds ask
+            all clients once before any client a second time, in a public random order that is drawn again for every N
+            rounds.
+        max_answers: k_max >= 1. A round that would ask a client once more asks no client and releases nothing. None: no
+            limit. Rounds are counted and not answers: a lost or refused answer counts, too.
         seed: of the public order.
 
     Raises:
-        ValueError: for a number of clients or of answers below 1, or an unknown schedule.
+        ValueError: for fewer than one client or answer, or an unknown schedule.
     """
 
     clients: int
@@ -196,22 +202,22 @@ class OneClient(Sampling):
         return self.clients if self.schedule == "public_balanced" else 1
 
     def client(self, key: Key, index: int) -> int:
-        """The client whose turn round number `index` is, with the randomness of `key`; the limit is not looked at."""
+        """The client whose turn is round number `index`, by the randomness of `key`; the limit is not applied."""
         return _part(self.clients, self.schedule, self.seed, key, index)
 
     def draw(self, ids: np.ndarray, key: Key, index: int) -> np.ndarray:
-        """Position in `ids` of the client whose turn round `index` is, int64 [0 or 1].
+        """Position in `ids` of the client whose turn is round `index`, int64 [0 or 1].
 
-        One round alone cannot know how often a client was asked before: `rounds` keeps the limit.
+        The limit is not applied, because it depends on earlier rounds; `rounds` applies it.
         """
         return np.flatnonzero(ids == self.client(key, index))
 
     def asked(self, key: Key, times: int) -> np.ndarray:
-        """The client asked in each of rounds 0..times-1, int64 [times]; -1 where the limit lets nobody be asked.
+        """The client asked in each of rounds 0..times-1, int64 [times]; -1 where the limit permits no client.
 
-        A function of `key` alone, while an empty entry of `rounds` may also mean that the client asked has no data.
-        Under add/remove the two must not be confused: whether a client has data is private, so a round that asks one
-        without data releases noise alone, and only a round that asks nobody may release nothing.
+        This is a function of `key` alone, while an empty entry of `rounds` may also mean that the client has no data.
+        The two must not be confused under add/remove: whether a client has data is private, so a round that asks a
+        client without data releases noise, and only a round that asks no client may release nothing.
         """
         turns = np.array([self.client(key.derive(index), index) for index in range(times)], dtype=np.int64)
         if self.max_answers is None:
@@ -224,7 +230,7 @@ class OneClient(Sampling):
         return turns
 
     def rounds(self, ids: np.ndarray, key: Key, times: int) -> list[np.ndarray]:
-        """As `Sampling.rounds`, each with one position or none; the limit is kept."""
+        """As `Sampling.rounds`, each with one position or none; the limit is applied."""
         return [np.flatnonzero(ids == client) for client in self.asked(key, times)]  # no id is -1
 
     def most_answers(self, times: int) -> int:
@@ -242,17 +248,19 @@ class OneClient(Sampling):
 
 @dataclass(frozen=True)
 class FixedSize(Sampling):
-    """Exactly `size` of the clients 0..of-1, uniformly without replacement, afresh for each round (Fed-Avg).
+    """Exactly `size` of the clients 0..of-1, uniformly without replacement, independently in each round (Fed-Avg).
 
-    All `of` clients can be drawn, whether or not they have records, so nobody's coin depends on who else has data. Of
-    those drawn the ones that are present take part. A client with another id is never drawn.
+    All `of` clients can be drawn, whether or not they have records, so the draw does not depend on which clients have
+    data. The drawn clients that are present take part. A client with another id is never drawn.
+
+    Guarantees: covered under replace-one only (docs/accounting.md, "Draws of a fixed size").
 
     Args:
         size: number of clients drawn, 1..of.
         of: number of clients, public.
 
     Raises:
-        ValueError: if size is not in 1..of, or either is no whole number.
+        ValueError: if size is not in 1..of, or one of them is no whole number.
     """
 
     size: int
@@ -285,14 +293,14 @@ def _check_parts(what: str, number: int, schedule: str) -> None:
 
 
 def _part(number: int, schedule: Schedule, seed: int, key: Key, index: int) -> int:
-    """The one of 0..number-1 whose turn draw `index` is."""
+    """The shard or client in 0..number-1 whose turn is draw `index`."""
     if schedule == "random":
         return key.integer("shard", number)
     round_, place = divmod(index, number)
     return int(_order(number, seed, "round", round_)[place])
 
 
-@lru_cache(maxsize=4)  # every release asks for the same one
+@lru_cache(maxsize=4)  # every release needs the same partition
 def _partition(shards: int, seed: int, ids: bytes) -> np.ndarray:
     """The shard of each of the int64 ids; read-only."""
     blocks, places = np.divmod(np.frombuffer(ids, dtype=np.int64), shards)
@@ -303,13 +311,13 @@ def _partition(shards: int, seed: int, ids: bytes) -> np.ndarray:
     return found
 
 
-@lru_cache(maxsize=8)  # the schedule asks for one round many times
+@lru_cache(maxsize=8)  # the schedule needs the order of a pass many times
 def _order(shards: int, seed: int, purpose: str, number: int) -> np.ndarray:
     return Key.seeded(f"shards:{shards}:{seed}").derive(purpose, number).generator("order").permutation(shards)
 
 
-SAMPLINGS = (Full, Poisson, OneShard)  # what mechanisms may draw records by
-CLIENT_SAMPLINGS = (Poisson, FixedSize, OneClient)  # what rounds may draw clients by
+SAMPLINGS = (Full, Poisson, OneShard)  # of records
+CLIENT_SAMPLINGS = (Poisson, FixedSize, OneClient)  # of clients
 
 
 def sampling_from_dict(data: dict[str, Any]) -> Sampling:
