@@ -39,7 +39,7 @@ class Sampling(ABC):
 
     @abstractmethod
     def draw(self, ids: np.ndarray, key: Key, index: int) -> np.ndarray:
-        """Positions (int64, ascending) in `ids` [n] of the records of draw number `index`, by the randomness of `key`."""
+        """Positions (int64, ascending) in `ids` [n] of the records of draw `index`, by the randomness of `key`."""
 
     def rounds(self, ids: np.ndarray, key: Key, times: int) -> list[np.ndarray]:
         """Positions (int64, ascending) in `ids` [n] of the records that take part in each of rounds 0..times-1.
