@@ -1,15 +1,16 @@
-"""Bounds: what a private function may return, how it is clipped, and how far one record can then move it.
+"""Bounds: what a private function may return, how it is clipped, and the L2 sensitivity of the result.
 
-A bound turns `fn(images, labels)` into the exact (not yet noisy) value of a release and states its L2
-sensitivity, for one record joining or leaving the draw and for one drawn record exchanged for another.
+A bound turns `fn(images, labels)` into the exact (not yet noisy) value of a release. Its sensitivity is stated for one
+record that joins or leaves the draw, and for one drawn record that is exchanged for another.
 
-| bound | fn gives | add/remove | replace one |
+| bound | fn returns | add/remove | replace one |
 |---|---|---|---|
 | PerRecord, PerRecordGradient | one row or one loss per record, clipped to C, summed | C | 2C |
 | PerRow | R rows, each any function of the batch, each clipped to C | 2C sqrt(R) | 2C sqrt(R) |
 | Whole | one tensor, any function of the batch, clipped to C | 2C | 2C |
 
-Rows that are not finite count as zero; they are taken out before any sum, because 0 * NaN is NaN.
+docs/accounting.md, "Sensitivities of the bounds", proves the table. Rows that are not finite count as zero; they are
+replaced before any sum, because 0 * NaN is NaN.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from dpgen_bench.privacy.unseen import expect_plain
 
 PublicRows = tuple[Tensor, Tensor]
 
-# Of PerRecord: rows as fn gives them, and what clipping and adding copy of them in float32 and float64.
+# Memory of PerRecord: rows as fn returns them, and their copies in float32 and float64 for clipping and summing.
 _MEMORY_OF_ROWS = 256 * 2**20
 _BYTES_PER_NUMBER = 32
 _MOST_RECORDS = 1000
@@ -41,13 +42,13 @@ _MOST_RECORDS = 1000
 
 @dataclass(frozen=True)
 class Batch:
-    """The records of one draw. Lives only inside a mechanism; its records are handed to `fn` and nowhere else.
+    """The records of one draw. It exists only inside a mechanism, and only `fn` receives its records.
 
     Attributes:
         images: [b, c, h, w], uint8 (scaled to [0, 1] on the way out) or float.
         labels: int64 [b].
         ids: int64 [b], the records' ids; -1 - j for public row j of a PerRecordGradient.
-        key: of the release; the root of the rows of `rng`.
+        key: of the release; the rows of `rng` are derived from it.
     """
 
     images: Tensor
@@ -60,7 +61,7 @@ class Batch:
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor]:
-        """What private functions see: (images float32 in [0, 1], labels)."""
+        """The arguments of private functions: (images float32 in [0, 1], labels)."""
         return unit_range(self.images), self.labels
 
     def rows(self, index: slice | Tensor) -> Batch:
@@ -80,12 +81,12 @@ def unit_range(images: Tensor) -> Tensor:
 
 
 def call(fn: Callable[..., Tensor], batch: Batch, *more: Tensor) -> Tensor:
-    """fn(images, labels, *more), with rng=RecordRng for a function that names it; the only way in which bounds call fn.
+    """fn(images, labels, *more), with rng=RecordRng for a function that names it. Bounds call fn in this way only.
 
-    The rows of `rng` belong to ids, so evaluated on some records of a draw alone, fn sees the same rows for them.
+    The rows of `rng` belong to ids, so fn sees the same rows if it is evaluated on some records of the draw alone.
 
     Raises:
-        ValueError: if fn returns anything but a plain tensor.
+        ValueError: unless fn returns a plain tensor.
     """
     rng = {"rng": RecordRng(batch.key, batch.ids)} if names_rng(fn) else {}
     return expect_plain(fn(*batch.inputs, *more, **rng), "what a private function returns")
@@ -93,7 +94,7 @@ def call(fn: Callable[..., Tensor], batch: Batch, *more: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound(ABC):
-    """What all bounds share: the clipping norm C > 0 (inf only for a release without noise)."""
+    """The base class of bounds: a clipping norm C > 0 (inf only for a release without noise)."""
 
     C: float
 
@@ -119,13 +120,13 @@ class Bound(ABC):
 
     @abstractmethod
     def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
-        """The exact bounded value, by tensor name; what is private about it is what noise must hide."""
+        """The exact value within the bound, by tensor name; it is private until noise is added."""
 
     def check_public(self, public: PublicRows | None) -> None:
-        """Refuse what can be seen to be wrong before any record is looked at.
+        """Refuse mistakes that can be found before any record is used.
 
         Raises:
-            ValueError: if `public` is not what was declared; for a module that the back end does not cover.
+            ValueError: if `public` is not as declared; for a module that the back end does not cover.
         """
         if public is not None:
             raise ValueError(
@@ -134,7 +135,7 @@ class Bound(ABC):
             )
 
     def describe(self) -> dict[str, Any]:
-        """The ledger's account of the bound."""
+        """The description of the bound in the ledger."""
         return {"kind": type(self).__name__, "C": self.C, "rows": 1}
 
 
@@ -142,14 +143,16 @@ class Bound(ABC):
 class PerRecord(Bound):
     """Sum over the draw of one row per record: fn(images [b, c, h, w], labels [b]) -> [b, *shape].
 
-    Row i must depend on record i (and public inputs) alone. Sums are kept in float64 so that the rounding of a
-    sum of 60,000 rows stays far below the sensitivity of one.
+    Sums are computed in float64, so that the rounding of a sum of 60,000 rows is far below the sensitivity of one row.
+
+    Guarantees: the sum moves by at most C if a record joins or leaves the draw, and by at most 2C if one is exchanged,
+    provided that row i depends on record i, its row of `rng` and public inputs alone.
 
     Args:
         shape: of one row.
-        microbatch: fn is called on at most so many records at once. It bounds the memory and changes the sum by the
-            rounding of float64 only, and by that of fn. None: as many as keep the rows and the copies made of them
-            within 256 MiB, at most 1000 and at least one. What fn itself needs comes on top of that.
+        microbatch: the largest number of records on which fn is called together. It limits the memory, and changes the
+            sum only by the rounding of float64 and of fn. None: as many as keep the rows and their copies within 256
+            MiB, at most 1000 and at least one. The memory of fn itself is not included.
 
     Raises:
         ValueError: for a microbatch below 1.
@@ -160,7 +163,7 @@ class PerRecord(Bound):
 
     @property
     def records_at_once(self) -> int:
-        """The most records that fn is called on together."""
+        """The largest number of records on which fn is called together."""
         if self.microbatch is not None:
             return self.microbatch
         return min(_MOST_RECORDS, max(1, _MEMORY_OF_ROWS // (_BYTES_PER_NUMBER * math.prod(self.shape))))
@@ -184,10 +187,13 @@ class PerRecord(Bound):
 class PerRecordGradient(Bound):
     """Sum over the draw of the clipped gradient of one loss per record in the trainable parameters of `module`.
 
-    fn(images, labels) -> losses [b]. With `public_rows` = r > 0 each call brings r public rows,
-    `public=(images [r, c, h, w], labels [r])`; fn is then called as fn(images, labels, public_mask [b + r]) on both
-    together, and the clipped gradients of the public rows join the sum. Their number is fixed here, before any
-    record is looked at, so that it cannot tell the size of the draw.
+    fn(images, labels) -> losses [b]. With `public_rows` = r > 0 each release has r public rows,
+    `public=(images [r, c, h, w], labels [r])`; fn is then called as fn(images, labels, public_mask [b + r]) on records
+    and public rows together, and the clipped gradients of the public rows join the sum. Their number is fixed here,
+    before any record is used, so that it cannot reveal the size of the draw.
+
+    Guarantees: as `PerRecord`, provided that loss i depends on record i, its row of `rng`, the parameters and public
+    inputs alone, and that public rows do not depend on records.
     """
 
     module: nn.Module = field(repr=False)
@@ -220,7 +226,7 @@ class PerRecordGradient(Bound):
             expect_plain(part, "public rows")
         for name, parameter in self.module.named_parameters():
             expect_plain(parameter, f"parameter {name!r} of the module")
-        # Here, too, because an error that comes later comes while records are seen, and marks the run.
+        # Checked here, because a later error would be raised while records are seen, which marks the run.
         check_module(self.module, self.C, self.backend)
 
     def describe(self) -> dict[str, Any]:
@@ -251,8 +257,10 @@ class PerRecordGradient(Bound):
 class PerRow(Bound):
     """R rows, each any function of the whole draw: fn(images, labels) -> [R, *rest] with shape = (R, *rest).
 
-    One changed record may move every row, each by up to 2C: jointly by 2C sqrt(R), under either relation.
-    fn is called on an empty draw too and must return its R rows.
+    fn is also called on an empty draw, and must return R rows for it.
+
+    Guarantees: the rows jointly move by at most 2C sqrt(R) if the draw changes by one record, for any two functions fn,
+    hence also if private state differs.
     """
 
     shape: tuple[int, ...]
@@ -273,7 +281,10 @@ class PerRow(Bound):
 
 @dataclass(frozen=True, kw_only=True)
 class Whole(Bound):
-    """One tensor, any function of the whole draw, clipped as a whole: fn(images, labels) -> [*shape]."""
+    """One tensor, any function of the whole draw, clipped as a whole: fn(images, labels) -> [*shape].
+
+    Guarantees: the tensor moves by at most 2C if the draw changes by one record, for any two functions fn.
+    """
 
     shape: tuple[int, ...]
 

@@ -3,15 +3,15 @@
 A key has a mode, and all keys derived from it have the same one:
 
 - "seeded", for benchmark runs on public data: a function of a public text. Draws and noise come from NumPy's Philox
-  with a 128-bit key (on an accelerator, noise comes from its own Philox with a 64-bit seed), which is no cryptographic
-  generator. Noise is drawn and added in float32, so its low bits tell what it was added to. It protects nothing, and
-  is not meant to.
-- "os", for release: the root comes from the operating system. All bits come from SHAKE-256 (FIPS 202; FIPS 203 and 204
-  expand their secret seeds by it), in the standard library's hashlib. Noise is exact (`rounded_normal`) and is made on
-  the host, whatever the device. Draws have the law that is accounted for, or include a record a little less often.
+  with a 128-bit key (on an accelerator, noise comes from its own Philox with a 64-bit seed), which is not a
+  cryptographic generator. Noise is drawn and added in float32, so its low bits reveal what it was added to. It gives no
+  protection.
+- "os", for release: the root comes from the operating system, and all bits come from SHAKE-256. Noise is exact and is
+  made on the host, whatever the device. Draws have the law that is accounted for, or a sampling rate that is lower by
+  at most 2^-64. See docs/noise.md.
 
-PyTorch's CPU generator keeps only 32 bits of its seed, so that two of some 100,000 releases would likely share their
-noise; it is not used here.
+PyTorch's CPU generator uses only 32 bits of its seed, so two of about 100,000 releases would probably share their
+noise. It is not used here.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Key:
 
     @classmethod
     def from_os(cls, secret: bytes | None = None) -> Key:
-        """A key for release: fresh from the operating system's entropy, or one that was, and was kept for a resume.
+        """A key for release: new, from the operating system's entropy, or the one that a run kept to be resumed.
 
         Raises:
-            ValueError: for a kept key that does not have 32 bytes.
+            ValueError: if the kept key does not have 32 bytes.
         """
         if secret is not None and len(secret) != 32:
             raise ValueError(
@@ -68,7 +68,7 @@ class Key:
         return Key(digest.digest(), self.mode)
 
     def generator(self, purpose: str) -> np.random.Generator:
-        """A Philox generator for one purpose, in either mode; in mode "os", for what need not be secret."""
+        """A Philox generator for one purpose, in either mode; in mode "os" only for values that need not be secret."""
         words = np.frombuffer(self.derive(purpose).secret[:16], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=words))
 
@@ -77,19 +77,19 @@ class Key:
         return np.frombuffer(hashlib.shake_256(self.derive(purpose).secret).digest(8 * n), dtype="<u8")
 
     def bits(self, purpose: str, *path: int) -> Bits:
-        """The cryptographic stream of one purpose as integers of its first n bits, n a multiple of 8."""
+        """A function from n, a multiple of 8, to the first n bits of the cryptographic stream of one purpose."""
         secret = self.derive(purpose, *path).secret
         return lambda n: int.from_bytes(hashlib.shake_256(secret).digest(n // 8), "big")
 
     def normal(self, shape: tuple[int, ...], std: float, device: torch.device | str = "cpu") -> torch.Tensor:
-        """Float32 noise N(0, std²) of `shape` on `device`, of a seeded key; not fit for release, see the module.
+        """Float32 noise N(0, std²) of `shape` on `device`, for a seeded key and never for release.
 
         On CPU from Philox with a 128-bit key; on an accelerator from its own Philox with a 64-bit seed (the two
         give different values). `std` is in the units of the released sum.
         """
         if self.mode != "seeded":
             raise ValueError("expected a seeded key for float32 noise, got one for release; use add_noise.")
-        import torch  # keys are also made by processes that account, which do without torch
+        import torch  # imported here, because processes that compute epsilon also make keys and do not import torch
 
         device = torch.device(device)
         if device.type == "cpu":
@@ -103,8 +103,8 @@ class Key:
     def chosen(self, purpose: str, rate: float, n: int) -> np.ndarray:
         """n independent choices, bool [n], each true with probability `rate`; entry i depends on i alone.
 
-        In mode "os" the probability is `rate` rounded down to a multiple of 2^-64, so that no more is chosen than
-        what `rate` accounts for.
+        In mode "os" the probability is `rate` rounded down to a multiple of 2^-64, so that it does not exceed the rate
+        that is accounted for.
         """
         if self.mode == "seeded":
             return self.generator(purpose).random(n) < rate
@@ -119,7 +119,7 @@ class Key:
             return int(self.generator(purpose).integers(number))
         size = 64
         bits, limit = self.bits(purpose), 2**64 // number * number
-        while (drawn := bits(size) % 2**64) >= limit:  # each try looks at 64 bits of its own
+        while (drawn := bits(size) % 2**64) >= limit:  # each attempt uses 64 other bits
             size += 64
         return drawn % number
 
@@ -129,5 +129,5 @@ class Key:
             return self.generator(purpose).choice(of, size, replace=False)
         tries = 1
         while len(np.unique(words := self.words(purpose, tries * of)[-of:])) < of:
-            tries += 1  # without ties, all orders of the words are equally probable
+            tries += 1  # if no two words are equal, all their orders are equally probable
         return np.argsort(words)[:size]

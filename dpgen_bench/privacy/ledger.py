@@ -1,4 +1,4 @@
-"""The ledger: every allowance a run was approved for and how much of it was used, in a form accountants read."""
+"""The ledger: every allowance that a run was approved for and how much of it was used, as accountants read it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _IN_EACH_MODE = (
     "the sensitivity is that of sums in exact arithmetic; what floating-point summation of the clipped rows may add to "
     "it is bounded in docs/privacy.md and is not accounted for",
 )
-# What the proofs do not cover, by noise mode.
+# What the proofs of docs/accounting.md do not cover, by noise mode.
 OUT_OF_SCOPE = {
     "seeded": (
         "floating-point attacks: noise is drawn and added in float32, and its low bits tell what it was added to",
@@ -43,19 +43,20 @@ NOISE_MODES = {
 }
 
 
-UNKNOWN = "unknown"  # how an older ledger's inherited noise was made: it says so of its own run alone
+UNKNOWN = "unknown"  # noise mode of inherited entries in older ledgers, which state the mode of their own run only
 
 
 class Invalidated(RuntimeError):
-    """A private function raised: that alone tells something of the records, which no accountant covers."""
+    """Raised after a private function has raised an error: whether it does may depend on records."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A private function that raised. Whether it raises may depend on the records: an answer without noise.
+    """A private function that raised an error, which may depend on records and is covered by no accountant.
 
-    what: which function, and the type of the error; never the error's text, which may contain records.
-    statement: the operator's, that this failure did not depend on records; None if there is none.
+    Attributes:
+        what: the function and the type of the error; never the error's text, which may contain records.
+        statement: the operator's statement that this failure did not depend on records; None if there is none.
     """
 
     what: str
@@ -71,12 +72,15 @@ class Failure:
 
 @dataclass(frozen=True)
 class Entry:
-    """One approved allowance: `times` releases of one bounded query. `executed` says how many were made.
+    """One approved allowance: `times` releases of one bounded query, of which `executed` were made.
 
-    noise_at: who adds the noise, "server", which then sees what it is added to, or "client", before it sends.
-    share: the share of the budget that was asked for, if one was.
-    noise, diagnostics: of the run that was approved, as `Ledger` has them; None before the approval. A ledger from
-        before entries had them gives its own to its own entries, and "unknown" to inherited ones.
+    Attributes:
+        noise_at: "server" if the server adds the noise, and therefore sees the exact value; "client" if clients add it
+            before they send.
+        share: the requested share of the budget, or None.
+        noise, diagnostics: the modes of the run that was approved, as in `Ledger`; None before the approval. In a
+        ledger
+            without them, own entries have the modes of the ledger, and inherited ones are "unknown".
     """
 
     name: str
@@ -128,11 +132,11 @@ class Entry:
 
 
 def entry_modes(row: Mapping[str, Any], ledger: Mapping[str, Any]) -> tuple[str, str]:
-    """Noise mode and diagnostics of an entry of `ledger`, both as in its file; see `Entry` for older files."""
+    """Noise mode and diagnostics of an entry of `ledger`, both as read from JSON; see `Entry` for older files."""
     own = (str(ledger["noise"]["mode"]), str(ledger["diagnostics"]))
     if row.get("noise") is not None:
         return str(row["noise"]), str(row["diagnostics"])
-    # A run that is not for release itself inherits nothing that could make a difference.
+    # For a run that is not for release itself, the modes of inherited entries make no difference.
     return own if row.get("inherited_from") is None or own[0] != "os" else (UNKNOWN, UNKNOWN)
 
 
@@ -140,12 +144,15 @@ def entry_modes(row: Mapping[str, Any], ledger: Mapping[str, Any]) -> tuple[str,
 class Ledger:
     """All allowances of a run, its own and those inherited from the run it was restarted from.
 
-    unit: what a neighbouring data set has another of: a "record", or a "client" with all its records.
-    records: how many units there are, a number that is treated as public.
-    population: whose records these are, by the operator's name, for a run whose noise is from the operating system.
-    doubts: why nothing is proven after all, in words; with any, the proven epsilon is infinite.
-    warnings: what a reader of the figures has to know, and epsilon does not say; `announce` is called with a new one.
-    failures: private functions that raised; each is a doubt until the operator states that records did not cause it.
+    Attributes:
+        unit: the privacy unit, in which neighbouring data sets differ: a "record", or a "client" with all its records.
+        records: number of units, which is treated as public.
+        population: the operator's name of the people or objects whose records these are, for a run with noise from the
+            operating system.
+        doubts: reasons why nothing is proven; if there is one, the proven epsilon is infinite.
+        warnings: what a reader of epsilon has to know and epsilon does not show; `announce` is called with a new one.
+        failures: private functions that raised; each is a doubt until the operator states that records did not cause
+        it.
 
     Guarantees: the events composed for epsilon are the approved allowances in full (`times`), never the executed
     count: a stop decided by looking at results is not covered by the accountants.
@@ -180,10 +187,10 @@ class Ledger:
         return [entry.event for entry in self.entries.values()]
 
     def events_seen_by_server(self) -> list[Event] | None:
-        """What a server sees that knows whom it asked and keeps every answer; None if it adds the noise itself.
+        """The events in the view of a server that knows which clients it asked and keeps every answer.
 
-        A client answers `most_answers` times at most, each answer with noise of its own: so many unsampled Gaussian
-        releases, since for the server no draw is secret.
+        A client answers at most `most_answers` times, with independent noise, so these are `most_answers` unsampled
+        releases (docs/accounting.md, "One client in each round"). None if the server adds the noise itself.
         """
         if any(entry.noise_at == "server" for entry in self.entries.values()):
             return None
@@ -209,30 +216,30 @@ class Ledger:
         self.save()
 
     def doubt(self, why: str) -> None:
-        """Note, on disk too, why nothing is proven of this run; a second time changes nothing."""
+        """Write down why nothing is proven for this run, also on disk; repeating it changes nothing."""
         if why not in self.doubts:
             self.doubts.append(why)
             self.save()
 
     def warn(self, warning: str) -> None:
-        """Note a warning, on disk too, and announce it; a second time changes nothing."""
+        """Write down a warning, also on disk, and announce it; repeating it changes nothing."""
         if warning not in self.warnings:
             self.warnings.append(warning)
             self.save()
             self.announce(warning)
 
     def expect_new(self, name: str) -> None:
-        """Refuse a name that was handed out in this process: noise is keyed by it, and would be the same again."""
+        """Refuse a name that is in use in this process: noise is keyed by names and would be the same again."""
         if name in self.handed_out:
             raise ValueError(f"a mechanism named {name!r} was already handed out; give each its own name.")
 
     def approve(self, entry: Entry) -> None:
-        """Write an allowance down, on disk too, before its first release can happen."""
+        """Write down an allowance, also on disk, before its first release."""
         self.entries[entry.name] = replace(entry, noise=self.noise, diagnostics=self.diagnostics)
         self.save()
 
     def expect_parent(self, parent: Ledger, run_id: str) -> None:
-        """Refuse a parent whose releases would make a run for release none: this run would look private, and is not.
+        """Refuse a parent whose releases are not private, if this run is for release: it would inherit them.
 
         Raises:
             ValueError: if this run's noise is "os" and the noise of a release of the parent's, or of a run that the
@@ -254,7 +261,7 @@ class Ledger:
             )
 
     def inherit(self, parent: Ledger, run_id: str) -> None:
-        """Take over everything a parent run was approved for: its releases shaped the state we start from.
+        """Take over all allowances of a parent run, because this run starts from a state that depends on its releases.
 
         Raises:
             ValueError: for a parent that `expect_parent` refuses.
@@ -271,7 +278,7 @@ class Ledger:
             self.entries[name] = replace(entry, name=name, inherited_from=entry.inherited_from or run_id)
 
     def fail(self, what: str) -> None:
-        """Note, on disk too, that a private function raised; the same failure twice in a row is one."""
+        """Write down, also on disk, that a private function raised; equal failures are written once."""
         failure = Failure(what)
         if failure not in self.failures:
             self.failures.append(failure)
@@ -283,10 +290,12 @@ class Ledger:
         self.fail(what)
 
     def state_failures_independent(self, statement: str) -> list[Failure]:
-        """Note the operator's statement that the failures so far did not depend on records; those that it settles.
+        """Write down the operator's statement that the failures so far did not depend on records.
 
-        Epsilon is to be computed again. A failure of a parent's is not settled here: it is the parent's operator who
-        can know, and a child inherits the doubt.
+        Epsilon has to be computed again. A parent's failure is not settled here, but at the parent.
+
+        Returns:
+            the failures that the statement settles.
         """
         settled = [failure for failure in self.failures if failure.statement is None]
         if settled:
@@ -306,7 +315,7 @@ class Ledger:
             )
 
     def record(self, name: str, executed: int) -> None:
-        """Note that `executed` releases of `name` were made. The count on record never goes down."""
+        """Write down that `executed` releases of `name` were made. The recorded count never decreases."""
         entry = self.entries[name]
         if executed > entry.executed:
             self.entries[name] = replace(entry, executed=executed)
@@ -356,11 +365,11 @@ class Ledger:
         return ledger
 
     def save(self) -> None:
-        """Write the ledger to its file, atomically; a ledger without a path lives in memory only."""
+        """Write the ledger to its file, atomically; a ledger without a path is in memory only."""
         if self.path is not None:
             write_atomic(self.path, json.dumps(self.to_dict(), indent=2))
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: write it as a word that float() reads back."""
+    """`values` with infinities as text that float() reads, because JSON has no infinity."""
     return {k: str(v) if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}

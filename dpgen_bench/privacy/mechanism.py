@@ -1,6 +1,6 @@
-"""A mechanism: an approved number of noisy releases, and the one place where private values leave.
+"""A mechanism: an approved number of noisy releases, and the only way in which private values leave.
 
-A release is made in a fixed order: draw the records, let `fn` see them, clip, add noise, write the ledger.
+A release has a fixed order: draw the records, call `fn` on them, clip, add noise, write the ledger.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from dpgen_bench.privacy.unseen import public_type
 
 
 class Mechanism(Allowance):
-    """`times` releases of `bound`ed values on draws of `sample`, each with fresh noise N(0, std² I).
+    """`times` releases of values within `bound` on draws of `sample`, each with independent noise N(0, std² I).
 
-    Made by `PrivateData.mechanism` after the budget was checked; its `Control` stays with the harness. Calling it with
-    fn returns the noisy value: a float32 tensor of the bound's shape, or for PerRecordGradient a dict of gradients by
+    `PrivateData.mechanism` makes it after the budget was checked; its `Control` stays with the harness. Calling it with
+    fn
+    returns the noisy value: a float32 tensor of the bound's shape, or for PerRecordGradient a dict of gradients by
     parameter name.
 
     Guarantees: release number `times` + 1 raises; noise and draws are keyed by (run, mechanism, release index), so
@@ -93,7 +94,7 @@ class Mechanism(Allowance):
                 "only there can a killed run find the state that each of them had."
             )
         with Uninterrupted():
-            # A release that leaves private state is made again instead: its state must be, and it is the same value.
+            # A release with private state is computed again, because its state is needed; the value is the same.
             journaled = None if self._state else self._services.journal.get(self.name, index, self._services.device)
             noisy = self._release(fn, public, index) if journaled is None else journaled
             self._executed = index + 1
@@ -119,7 +120,7 @@ class Mechanism(Allowance):
             exact = self._bound.value(fn, self._draw(drawn, key), public)
             noisy = {part: self._add_noise(value, key.derive(part)) for part, value in exact.items()}
         except BaseException as error:
-            # Whether records make a function raise is an answer without noise: nothing may follow it.
+            # Whether a function raises may depend on records and has no noise, so no release may follow.
             self._services.ledger.invalidate(f"release {index} of {self.name!r} raised {public_type(error)}", error)
             raise
         if self._services.observer is not None:
@@ -134,7 +135,7 @@ class Mechanism(Allowance):
         return add_noise(exact, self.std, key)
 
     def _diagnose(self, index: int, drawn: int, exact: dict[str, Tensor], unbounded: list[Tensor]) -> None:
-        """Private facts about a release, for debugging on public data; written only under diagnostics=unsafe."""
+        """Write private values of a release, for debugging on public data; only under diagnostics=unsafe."""
         assert self._services.diagnostics is not None
         norm = float(torch.stack([value.double().norm() for value in exact.values()]).norm())
         self._services.diagnostics.parent.mkdir(parents=True, exist_ok=True)

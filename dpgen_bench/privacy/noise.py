@@ -1,4 +1,4 @@
-"""The one place where noise is added to private values."""
+"""Gaussian noise on private values. No other module adds noise."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.rounded_normal import rounded_normal
 from dpgen_bench.privacy.unseen import unseen
 
-_BLOCK = 2**16  # coordinates whose noise is made at once: the arrays fit in a processor's cache
+_BLOCK = 2**16  # coordinates per block, so that the arrays fit in a processor's cache
 
 
 @unseen()
 def add_noise(exact: Tensor, std: float, key: Key) -> Tensor:
-    """exact + N(0, std² I), a float32 tensor like `exact`: the one place where noise is added to private values.
+    """exact + N(0, std² I), a float32 tensor of the shape of `exact`.
 
-    `key` must belong to this value alone. With a seeded key: float32 noise. With one for release: the sum is exact and
-    is rounded to a grid that does not depend on `exact` (`rounded_normal`); float32 holds it exactly up to 2^13 times
-    the std, and beyond that the conversion is post-processing. std = 0 adds nothing.
-    No mode of PyTorch that is active sees what is computed here. `exact` is a plain tensor (`expect_plain`).
+    With a seeded key the noise is float32. With a key for release the sum is exact and rounded to a grid that does not
+    depend on `exact` (`rounded_normal`). float32 represents it exactly up to 2^13 times the std; beyond, the conversion
+    is post-processing (docs/noise.md). std = 0 adds nothing. Active modes of PyTorch do not see the computation.
+
+    Args:
+        exact: a plain tensor (`expect_plain`).
+        key: of this value alone.
     """
     if std == 0.0:
         return exact.float()

@@ -1,18 +1,18 @@
-"""Plans of allowances: what a method asks for becomes an entry of the ledger, or is refused before a record is touched.
+"""Plans of allowances: a method's request becomes an entry of the ledger, or is refused before a record is used.
 
-How several mechanisms share a budget. A share is a share of the whole budget's mu² (`calibration`), whatever else was
-approved. A mechanism is calibrated when it is declared, by what was declared before it:
+A mechanism is calibrated when it is declared, given what was declared before it:
 
-- `times` and `share`: noise that costs this share. If that is no longer within the budget, it is refused.
-- `times` without `share`, or with the share with which those of the run sum to 1: all that is left, by the run's
-  accountant. So the whole run costs the budget, to the rounding of the noise.
-- `times` and `std`, or `std` alone: as stated, if it is within what is left.
+- `times` and `share`: noise that costs this share of the budget's mu² (docs/accountants.md, "Budget shares"). It is
+  refused if the composition with earlier mechanisms exceeds the budget.
+- `times` without `share`, or with the share that completes a sum of 1: noise that costs all that is left, by the
+  budget's accountant. So the whole run costs the budget, up to the rounding of the noise.
+- `times` and `std`, or `std` alone: as stated, if it fits what is left.
 
-Where privacy.epsilon is null there is no budget: `times` and `std` of every mechanism are stated, shares are refused,
-and what the releases prove is reported. Clipping and noise stay on, unlike with an infinite epsilon.
+If privacy.epsilon is null there is no budget: `times` and `std` of every mechanism are stated, shares are refused, and
+the epsilon that the releases prove is reported. Clipping and noise stay on, unlike with an infinite epsilon.
 
-A run that was restarted from another inherits what that one was approved for. Its own shares still are shares of the
-whole budget, and the last mechanism takes what the parent and the others left.
+A run that was restarted from another run inherits the allowances of that run. Its own shares are still shares of the
+whole budget, and the last mechanism takes what the parent and the other mechanisms left.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from dpgen_bench.privacy.expect import expect_integer, expect_name, expect_numbe
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Sampling
 
-_ROUNDING = 1e-9  # of a sum of shares
+_ROUNDING = 1e-9  # tolerance of a sum of shares
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a method asks for: `times` releases of `bound`ed values on draws of `sample`, at what noise.
+    """A request of a method: `times` releases of values within `bound` on draws of `sample`, and their noise.
 
     Raises:
-        ValueError: for a name that can name no file, or `times`, `std` or `share` out of range.
+        ValueError: for a name that cannot name a file, or `times`, `std` or `share` out of range.
     """
 
     name: str
@@ -71,14 +71,15 @@ class Request:
 
 
 def planned(ledger: Ledger, request: Request, spent: Sequence[Event] | None = None) -> Entry:
-    """The entry for a request, within the ledger's budget; the one that the ledger already holds, on resume.
+    """The entry for a request, within the ledger's budget; on resume, the entry that the ledger already holds.
 
     Args:
-        spent: what was approved before, as those see it against whom the budget is kept; the ledger's events.
+        spent: the events that were approved before, in the view of the adversary of the budget; None takes the
+        ledger's.
 
     Raises:
-        BudgetExceeded: it would exceed the budget, or is to take the rest of it and finds less than 1 %.
-        ValueError: for a request that does not say enough, or too much, or another one than was approved before.
+        BudgetExceeded: if it would exceed the budget, or should take the rest of the budget and less than 1 % is left.
+        ValueError: for a request that is incomplete or contradictory, or differs from the approved one.
     """
     known = ledger.entries.get(request.name)
     if known is not None:
@@ -124,7 +125,7 @@ def planned(ledger: Ledger, request: Request, spent: Sequence[Event] | None = No
 
 
 def _planned_without_budget(request: Request) -> Entry:
-    """The entry for a request where privacy.epsilon is null: as stated, at whatever epsilon it has.
+    """The entry for a request if privacy.epsilon is null: as stated, whatever its epsilon is.
 
     Raises:
         ValueError: if the noise or the number of releases is not stated, or the release is not clipped or has no noise.
@@ -210,7 +211,7 @@ def _remedy(ledger: Ledger, request: Request) -> str:
 
 
 def _expect_same(entry: Entry, request: Request) -> None:
-    """On resume the ledger already holds the allowance; the method must ask for the same one."""
+    """Refuse, on resume, a request that differs from the allowance that the ledger holds."""
     event = entry.event
     same = event.sampling == request.sample and event.sensitivity == request.bound.sensitivity
     same = same and request.times in (None, event.times) and request.std in (None, event.std)

@@ -1,18 +1,18 @@
-"""Private randomness of single records: `rng`, of which row i depends on the id of record i and on no other record.
+"""Randomness of single records: `rng`, whose row i depends on the id of record i and on no other record.
 
-A private function that draws its own noise for a batch gives record i whatever stands at its place of the batch. If
-one record leaves, all later records move up and get the noise of their predecessors, so that the sum moves by far more
-than one row. Here each record has a stream of its own: that of the counter-based generator Philox4x64-10 (Salmon et
-al., *Parallel Random Numbers: As Easy as 1, 2, 3*, SC 2011), computed for all records at once:
+A private function that draws one random tensor for a batch gives record i the row at its place in the batch. If one
+record leaves, all later records move up and get other rows, so that a sum moves by far more than one row. Here each
+record has a stream of its own, from the counter-based generator Philox4x64-10 (Salmon et al., *Parallel Random Numbers:
+As Easy as 1, 2, 3*, SC 2011), which is computed for all records at once:
 
     row i of call number c  =  Philox(key of the release, counter = (block, c, id of record i, 0)), blocks 1, 2, ...
 
-Row i of `uniform` is bit by bit what numpy.random.Generator(numpy.random.Philox(key, counter=[0, c, id, 0])) draws as
+Row i of `uniform` has the same bits as numpy.random.Generator(numpy.random.Philox(key, counter=[0, c, id, 0])) draws as
 float32. `normal` uses +, -, *, / and the square root alone, which IEEE 754 rounds in one way, so that a value depends
 neither on the place of a record in the batch nor on the size of the batch or on the machine.
 
-Sensitivities hold for any fixed value of this randomness, so privacy does not rest on its quality or on its secrecy.
-It is never noise.
+A sensitivity holds for every fixed value of this randomness, so privacy does not rest on its quality or secrecy
+(assumption A6 of docs/accounting.md). It is never used as noise.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LARGEST_RANGE = 2**31
 
 
 class RecordRng:
-    """Random numbers for the records of one call of a private function; a function that names `rng` is given one.
+    """Random numbers for the records of one call of a private function, which receives it as its argument `rng`.
 
     Each method returns a tensor [b, *shape] on the device of the batch, row i for record i. The rows of one call are
     independent of each other and of those of other calls. A second call of the same method gives new values.
@@ -105,12 +105,12 @@ class RecordRng:
 
 
 def names_rng(fn: Callable[..., Any]) -> bool:
-    """Whether a private function asks for private randomness: whether it names an argument `rng` that is still open."""
+    """Whether a private function has an argument `rng` that is not bound yet."""
     if isinstance(fn, functools.partial) and "rng" in fn.keywords:
         return False
     try:
         parameters = inspect.signature(fn).parameters
-    except (TypeError, ValueError):  # functions of C have no signature to read
+    except (TypeError, ValueError):  # functions written in C may have no signature
         return False
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return "rng" in parameters and parameters["rng"].kind in kinds
@@ -123,7 +123,7 @@ def _signed(word: int) -> int:
 
 
 def _product(a: Tensor, m: int) -> tuple[Tensor, Tensor]:
-    """High and low 64 bits of a * m, both read without sign; PyTorch's int64 wraps, and shifts with the sign."""
+    """High and low 64 bits of a * m as unsigned integers; int64 of PyTorch wraps around and shifts with the sign."""
     low_a, high_a, low_m, high_m = a & _MASK, (a >> 32) & _MASK, m & _MASK, m >> 32
     cross, other = low_a * high_m, high_a * low_m
     carry = (((low_a * low_m) >> 32) & _MASK) + (cross & _MASK) + (other & _MASK)
@@ -161,7 +161,7 @@ def _box_muller(words: Tensor) -> Tensor:
 
 
 def _log(u: Tensor) -> Tensor:
-    """Natural logarithm of u in (0, 1), float64, off by less than 1e-14 (relative)."""
+    """Natural logarithm of u in (0, 1), float64, with a relative error below 1e-14."""
     mantissa, exponent = torch.frexp(u)
     small = mantissa < math.sqrt(0.5)
     mantissa = torch.where(small, mantissa * 2.0, mantissa)

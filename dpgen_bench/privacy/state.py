@@ -1,4 +1,4 @@
-"""Private state: what a mechanism keeps of each shard of records from one release to the next, behind the handle."""
+"""Private state: what a mechanism keeps of each shard of records between releases, hidden from the method."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ Start = Callable[[list[tuple[Tensor, Tensor]], list[torch.Generator]], Parts]
 
 
 class GlobalRandomness(ValueError):
-    """Code that sees records drew from a global random generator, from which public randomness is drawn, too."""
+    """Raised if code that sees records drew from a global random generator, which public randomness also uses."""
 
 
 class PrivateState:
-    """State of each shard of a `OneShard` sampling: made once from the shard's records, then changed by its releases.
+    """State of each shard of a `OneShard` sampling: made from the shard's records, then changed by its releases.
 
-    Made by `PrivateData.private_state`, given to `PrivateData.mechanism(state=...)`. The method has no way to read it
-    but in the functions that it gives to either.
+    `PrivateData.private_state` makes it, and `PrivateData.mechanism(state=...)` uses it. A method reads it only inside
+    the functions that it passes to either.
 
-    Guarantees: the state of a shard is a function of that shard's records, of public things, and of what was released
-    before; `start` is called with the records of its shards alone, in groups of fixed members, so that it does not
-    depend on which of them are needed. After a kill each shard is found as it was at the last checkpoint.
+    Guarantees: the state of a shard is a function of that shard's records, of public values and of earlier releases
+    (assumption A8 of docs/accounting.md), provided that `start` treats the shards of a group separately. Groups have
+    fixed members, so the result of `start` does not depend on which shards are needed. After a kill each shard has the
+    state of the last checkpoint.
 
     Attributes:
-        groups: how many groups of shards the approved releases will need; `start(i)` makes number i of them.
+        groups: number of groups of shards that the approved releases need; `start(i)` makes the states of group i.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class PrivateState:
         self._key = Key.seeded(f"private state:{text}")
         self._cache = None
         if place.cache is not None:
-            # Bits depend on these, too; what they say of the records stays in the hash, in a private place.
+            # Bits depend on these, too. What they reveal about records stays in the hash, in a private place.
             where = f"{services.device.type}:{torch.get_num_threads()}:{fingerprint()}:{text}"
             self._cache = place.cache / hashlib.sha256(where.encode()).hexdigest()[:16]
         self._text = text
@@ -93,18 +94,18 @@ class PrivateState:
         self._committed = 0
 
     def bind(self, visits: list[int], key: Key) -> None:
-        """Learn from the mechanism that keeps this state which shard each of its releases will draw, and its key."""
+        """Set the shard that each release of the mechanism will draw, and the key of the mechanism."""
         if self._visits is not None:
             raise ValueError(f"private state {self.name!r} already belongs to a mechanism; make another for a second.")
         self._visits = np.array(visits, np.int64)
         needed = sorted({int(shard) // self._stack for shard in np.unique(self._visits)})
         self.groups = len(needed)
-        # Each run begins elsewhere, so that those that share a cache share the work, too.
+        # Each run begins with another group, so that runs that share a cache share the work, too.
         first = int(key.generator("first group").integers(max(self.groups, 1)))
         self._needed = needed[first:] + needed[:first]
 
     def start(self, number: int) -> None:
-        """Make the first state of the shards of needed group `number` in 0..groups-1, unless it is kept from before.
+        """Make the first states of the shards of needed group `number` in 0..groups-1, unless they are stored already.
 
         Raises:
             ValueError: if no mechanism was approved for this state yet: nothing may be spent on records before.
@@ -142,7 +143,7 @@ class PrivateState:
             raise
 
     def _look_again(self) -> None:
-        """Open the cache's file if another process has made it since."""
+        """Open the cache's file if another process has made it in the meantime."""
         if self._first.layout is None:
             self._first = StateFile(self._cache, self.sampling.shards, slots=1)
 
@@ -155,7 +156,7 @@ class PrivateState:
         return FileLock(locks / what)
 
     def lend(self, fn: Callable[..., Any], shard: int, index: int, key: Key) -> Callable[[Tensor, Tensor], Tensor]:
-        """fn(images, labels) of release `index`, which reads the state of its shard and leaves the next."""
+        """fn(images, labels) of release `index`, which reads the state of its shard and writes the next one."""
 
         def with_state(images: Tensor, labels: Tensor) -> Tensor:
             state = self._before(shard, index)
@@ -168,7 +169,7 @@ class PrivateState:
                 )
             value, after = given
             expect_parts(after)
-            # Overwrite the version that is not the last checkpoint's: a kill must find that one.
+            # Overwrite the version that is not the last checkpoint's, which is needed after a kill.
             versions = self._later.versions(shard)
             kept = int(np.argmax(np.where(versions <= self._committed, versions, -1)))
             self._later.write(shard, 1 - kept, index + 1, after)
@@ -194,19 +195,19 @@ class PrivateState:
         return self._later.read(shard, slot, self._services.device)
 
     def flush(self) -> None:
-        """Push everything to disk, before a checkpoint that will ask for it."""
+        """Write everything to disk, before a checkpoint that needs it."""
         self._later.flush()
 
     def commit(self, executed: int) -> None:
-        """A checkpoint stands at `executed` releases: keep what they left until the next one."""
+        """Note a checkpoint after `executed` releases: their states are kept until the next one."""
         self._committed = executed
 
 
 @contextmanager
 def public_randomness_untouched(what: str) -> Iterator[None]:
-    """Raise GlobalRandomness if a global generator of PyTorch, NumPy or Python moves: all later draws would tell.
+    """Raise GlobalRandomness if the block draws from a global generator of PyTorch, NumPy or Python.
 
-    It is moved back first.
+    All later draws of that generator would depend on records, so its state is restored first.
     """
 
     def now() -> tuple[object, ...]:
