@@ -1,4 +1,4 @@
-"""What every mechanism shows: what was approved and how much of it was used; who watches it, and who steers it."""
+"""The public part of every mechanism, and the protocols of the harness that observe and control mechanisms."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dpgen_bench.privacy.ledger import Entry
 
 
 class AllowanceExhausted(RuntimeError):
-    """A release beyond the approved number was asked for."""
+    """Raised if more releases than the approved number are requested."""
 
 
 class Allowance:
-    """What was approved, and how much of it was used: the public face of every mechanism."""
+    """The public part of every mechanism: what was approved, and how much of it was used."""
 
     def __init__(self, entry: Entry, bound: Bound) -> None:
         self._entry, self._bound = entry, bound
@@ -49,12 +49,12 @@ class Allowance:
 
     @property
     def event(self) -> Event:
-        """What was approved, as accountants see it."""
+        """What was approved, as accountants read it."""
         return self._entry.event
 
 
 class Observer(Protocol):
-    """Sees what a release is made of. Used by the conformance suite only; a real run has none."""
+    """Receives the parts of each release. Only the conformance suite uses one."""
 
     def release(
         self,
@@ -64,7 +64,7 @@ class Observer(Protocol):
         exact: dict[str, Tensor],
         noisy: dict[str, Tensor],
     ) -> dict[str, Tensor]:
-        """Called once per release; what it returns is what the method gets."""
+        """Called once per release; the method receives what it returns."""
         ...
 
     def before_release(
@@ -83,16 +83,16 @@ class Observer(Protocol):
 
 
 class Control(Protocol):
-    """What the harness alone may do with a mechanism. A method holds the mechanism, which has none of this."""
+    """Operations on a mechanism for the harness alone; the object that a method holds does not have them."""
 
     def resume_at(self, executed: int) -> None:
         """Set the number of the next release, when a run is resumed from a checkpoint."""
         ...
 
     def before_checkpoint(self) -> None:
-        """Push private state to disk, before a checkpoint is written."""
+        """Write private state to disk, before a checkpoint is written."""
         ...
 
     def after_checkpoint(self) -> None:
-        """A checkpoint stands at the releases made so far."""
+        """Note a checkpoint after the releases made so far."""
         ...

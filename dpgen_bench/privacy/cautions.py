@@ -1,4 +1,4 @@
-"""Warnings that a ledger gets when a mechanism is approved, and when a fit has ended, about settings to reconsider."""
+"""Warnings about settings, written into the ledger when a mechanism is approved or a fit has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpgen_bench.privacy.sampling import OneShard
 
 
 def caution(ledger: Ledger, name: str, ids_are_positions: bool = False) -> None:
-    """Write the warnings that the newly approved entry `name` gives rise to; none where the budget is infinite.
+    """Write the warnings that concern the newly approved entry `name`; none if the budget is infinite.
 
     Args:
         ids_are_positions: whether a record's id is its place in the data set, so that it changes if an earlier record
@@ -42,7 +42,7 @@ def _warn_of_crowding(ledger: Ledger) -> None:
     """Warn of each release for which the others leave less than 1 % of the budget, by `is_nearly_spent`."""
     for name in ledger.entries:
         others = [entry.event for other, entry in ledger.entries.items() if other != name]
-        with contextlib.suppress(NotCovered):  # the budget could not be enforced on them either
+        with contextlib.suppress(NotCovered):  # the budget cannot be enforced on these events either
             if is_nearly_spent(ledger.budget, others):
                 ledger.warn(
                     f"the other releases leave less than {LEAST_SHARE:.0%} of the budget (a share of mu squared, see "
@@ -61,7 +61,7 @@ def caution_unassigned(ledger: Ledger) -> None:
     took_the_rest = any(entry.share is None and entry.calibrated != "nothing" for entry in own)
     if not shares or took_the_rest or math.isinf(ledger.budget.limit):
         return
-    # A budget may be kept against the server, which the ledger does not say: then its view is the one that is spent.
+    # The ledger does not say whether the adversary of the budget is the server; if so, the server's view is spent.
     views = [ledger.events, ledger.events_seen_by_server()]
     with contextlib.suppress(NotCovered):
         if not any(is_nearly_spent(ledger.budget, events) for events in views if events is not None):

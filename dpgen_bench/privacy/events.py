@@ -22,8 +22,7 @@ class Sensitivity:
 
     Raises:
         ValueError: unless 0 < add_remove <= replace_one <= 2 * add_remove. The last inequality is the triangle
-        inequality
-            through the draw without the record.
+            inequality through the draw without the record.
     """
 
     add_remove: float

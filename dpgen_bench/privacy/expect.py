@@ -1,4 +1,4 @@
-"""Checks of what a method gives to the privacy core, each with what was expected, what came and what to do."""
+"""Checks of the arguments of the privacy core; each error says what was expected, what came and what to do."""
 
 from __future__ import annotations
 

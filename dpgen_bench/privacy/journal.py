@@ -1,4 +1,4 @@
-"""Noisy values that were released, stored so that a resumed run repeats them."""
+"""Released noisy values, stored so that a resumed run repeats them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dpgen_bench.utils.files import atomic
 
 
 class Journal:
-    """Noisy values already released, so that a resumed run gets the same value back instead of a second one.
+    """Noisy values that were released, so that a resumed run gets the same value and not a second one.
 
-    Kept for mechanisms whose releases fit in `limit` bytes together. Larger ones (a gradient per step) are
-    recomputed on resume: same state, same randomness, same noise, hence the same value, bit by bit on a CPU.
+    They are kept for mechanisms whose releases together fit in `limit` bytes. Larger ones (a gradient per step) are
+    computed again on resume, from the same state, randomness and noise, and have the same bits on a CPU.
 
     Guarantees: the parts of a value are read back in the order in which they were released, since a method may walk
     through gradients and parameters together.

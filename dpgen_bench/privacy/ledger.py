@@ -79,8 +79,7 @@ class Entry:
             before they send.
         share: the requested share of the budget, or None.
         noise, diagnostics: the modes of the run that was approved, as in `Ledger`; None before the approval. In a
-        ledger
-            without them, own entries have the modes of the ledger, and inherited ones are "unknown".
+            ledger without them, own entries have the modes of the ledger, and inherited ones are "unknown".
     """
 
     name: str

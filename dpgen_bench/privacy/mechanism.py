@@ -30,8 +30,7 @@ class Mechanism(Allowance):
     """`times` releases of values within `bound` on draws of `sample`, each with independent noise N(0, std² I).
 
     `PrivateData.mechanism` makes it after the budget was checked; its `Control` stays with the harness. Calling it with
-    fn
-    returns the noisy value: a float32 tensor of the bound's shape, or for PerRecordGradient a dict of gradients by
+    fn returns the noisy value: a float32 tensor of the bound's shape, or for PerRecordGradient a dict of gradients by
     parameter name.
 
     Guarantees: release number `times` + 1 raises; noise and draws are keyed by (run, mechanism, release index), so

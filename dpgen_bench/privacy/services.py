@@ -1,4 +1,4 @@
-"""What everything that handles records in one run shares, in one object that is made once for a run."""
+"""What all objects that handle the records of one run share, in one object."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Services:
         self.controls[mechanism.name] = control
 
     def before_records(self) -> None:
-        """To be called before records are used outside a release: refuses after a failure, and tells the observer.
+        """Call this before records are used outside a release: it refuses after a failure and informs the observer.
 
         Raises:
             Invalidated: if a private function of the run has raised.
@@ -72,7 +72,7 @@ class Services:
         if self.observer is not None:
             self.observer.before_records()
 
-    # What `dpgen_bench.training.loop.Releases` asks for: checkpoints of the releases that were made.
+    # The methods of `dpgen_bench.training.loop.Releases`: checkpoints of the releases that were made.
 
     def refuse_if_invalidated(self) -> None:
         self.ledger.refuse_if_invalidated()

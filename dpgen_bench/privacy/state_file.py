@@ -1,4 +1,4 @@
-"""How private state lies on disk: versions of the state of each shard, all in one file."""
+"""The file format of private state: versions of the state of each shard, all in one file."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ leave the machine that holds the records.
 
 @dataclass(frozen=True)
 class StatePlace:
-    """Where private state lies; nowhere but in memory by default.
+    """Where private state is stored; only in memory by default.
 
     Attributes:
-        folder: of one run, for what its releases leave; private.
+        folder: of one run, for the states after its releases; private.
         cache: shared by runs, for first states; private.
-        identity: what a first state depends on that the harness knows (data set, seed, source); JSON-able.
+        identity: values known to the harness on which a first state depends (data set, seed, source); JSON-able.
     """
 
     folder: Path | None = None
@@ -42,9 +42,9 @@ class StatePlace:
 class StateFile:
     """[K, slots] rows of a version, a checksum and float32 [P], in a file or in memory.
 
-    The row is written before its version, so that a kill in between leaves the slot with the version that it had, which
-    nobody asks for any more; a row that is not what was written (a damaged disk, a power cut) fails its checksum, and
-    counts as not there.
+    A row is written before its version, so that a kill in between leaves the slot with its old version, which is not
+    needed any more. A row that differs from what was written (a damaged disk, a power cut) fails its checksum and
+    counts as missing.
 
     Raises:
         ValueError: if the file cannot be read, or is of another shape.
@@ -84,10 +84,10 @@ class StateFile:
             np.lib.format.open_memmap(unfinished, "w+", kind, shape).flush()  # zeros: a sparse file
             unfinished.chmod(0o600)
             unfinished.replace(path)
-        if not (self.folder / "layout.json").exists():  # last: who finds it finds the other file whole
+        if not (self.folder / "layout.json").exists():  # written last: if it exists, the other file is complete
             write_atomic(self.folder / "layout.json", json.dumps(layout))
         try:
-            np.lib.format.open_memmap(path, "r")  # refuses a file cut short, which "r+" would fill up
+            np.lib.format.open_memmap(path, "r")  # refuses a truncated file, which "r+" would extend
             self._rows = np.lib.format.open_memmap(path, "r+")
             if (self._rows.dtype, self._rows.shape) != (kind, shape):
                 raise ValueError(f"{self._rows.shape} rows of {self._rows.dtype}, not {shape} of {kind}")
@@ -95,16 +95,16 @@ class StateFile:
             raise self._unusable(path, error) from None
 
     def form(self, layout: Layout) -> None:
-        """Make room for rows of this layout, if there is none yet."""
+        """Create the rows with this layout, if there are none yet."""
         if self._rows is None:
             self._open(layout)
 
     def versions(self, shard: int) -> np.ndarray:
-        """int64 [slots]; 0 where there is nothing."""
+        """The versions of a shard, int64 [slots]; 0 for an empty slot."""
         return np.zeros(self.slots, np.int64) if self._rows is None else self._rows["version"][shard]
 
     def find(self, shard: int, version: int) -> int | None:
-        """The slot that holds this version, whole; None if there is none."""
+        """The slot that contains this version with a valid checksum; None if there is none."""
         for slot in np.flatnonzero(self.versions(shard) == version):
             assert self._rows is not None
             if zlib.crc32(self._rows["row"][shard, slot].tobytes()) == self._rows["checksum"][shard, slot]:
@@ -112,7 +112,7 @@ class StateFile:
         return None
 
     def read(self, shard: int, slot: int, device: torch.device) -> Parts:
-        """The tensors of a slot that `find` has named."""
+        """The tensors of a slot that `find` returned."""
         assert self._rows is not None
         assert self.layout is not None
         row = torch.from_numpy(self._rows["row"][shard, slot].copy()).to(device)
@@ -121,7 +121,11 @@ class StateFile:
         return {name: piece.reshape(shape) for (name, shape), piece in pieces}
 
     def write(self, shard: int, slot: int, version: int, parts: Parts) -> None:
-        """Raises ValueError for other names, shapes or types than those of the rows written before."""
+        """Write the tensors of a slot.
+
+        Raises:
+            ValueError: unless names, shapes and types are those of the rows that were written before.
+        """
         layout = {name: tuple(part.shape) for name, part in parts.items()}
         self.form(layout)
         if layout != self.layout or any(part.dtype != torch.float32 for part in parts.values()):
@@ -133,6 +137,6 @@ class StateFile:
         self._rows["version"][shard, slot] = version
 
     def flush(self) -> None:
-        """Push what was written to disk."""
+        """Write everything to disk."""
         if isinstance(self._rows, np.memmap):
             self._rows.flush()

@@ -1,4 +1,4 @@
-"""Signals that stop a process wait for the end of a release, because a release that is cut short counts as failed."""
+"""Signals that stop a process wait for the end of a release, because an interrupted release counts as failed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class Uninterrupted:
-    """While entered, SIGTERM, SIGUSR1 and SIGINT (Ctrl-C) wait; on the way out their own handlers get them.
+    """A context in which SIGTERM, SIGUSR1 and SIGINT (Ctrl-C) wait; on exit they are passed to their own handlers.
 
-    A block in the block waits for the outer one. Outside the main thread nothing is done, because Python calls handlers
-    and raises KeyboardInterrupt in the main thread alone.
+    Signals in a nested context wait for the end of the outer one. Outside the main thread the context does nothing,
+    because Python calls handlers and raises KeyboardInterrupt in the main thread only.
     """
 
     def __init__(self) -> None:
@@ -32,13 +32,13 @@ class Uninterrupted:
                     if handler is not None and handler != signal.SIG_IGN:  # None: not Python's, and not to be replaced
                         self._before[number] = handler
                         signal.signal(number, self._caught)
-            except BaseException:  # a signal that came before it could be caught
+            except BaseException:  # a signal arrived before its handler was replaced
                 self._restore()
                 raise
         return self
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
-        if self._over:  # a handler raised on the way out, before this one was replaced
+        if self._over:  # a handler raised on exit, before this one was replaced
             handler = self._before[number]
             if callable(handler):
                 handler(number, frame)

@@ -1,4 +1,4 @@
-"""What a method's code in this process must not see: noise while it is added, and what public text keeps of errors."""
+"""What a method's code in this process must not see: noise while it is added, and records in public error texts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack, _pop_mode, _
 
 UNNAMED = "an exception type of the plugin"
 
-# Looked up when this module is imported, which is before a method's code is, and by id: a class of the method may
-# answer anything when it is asked for its name, its hash, or whether it is equal to another.
+# Built when this module is imported, which is before a method's code is, and keyed by id: a class of the method may
+# return anything as its name, its hash, or the result of a comparison.
 _KNOWN = {
     id(kind): kind.__name__
     for module in (torch, torch.linalg, np.exceptions, np.linalg, builtins)

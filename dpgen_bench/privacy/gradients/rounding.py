@@ -1,16 +1,17 @@
-"""What rounding can do to a clipped sum, and the margins that keep every record's part within its bound.
+"""Rounding errors of a clipped sum, and the margins that keep the part of every record within its bound.
 
-The norm of one record's part of the float32 sum must not exceed C, so norms are rounded up. Let N be a record's
-gradient norm and S = Σ_t |a_t||d_t| (layers.py) the norm it would have if positions did not cancel. With κ = (S/N)²
-and u = 2^-24 ≈ 6e-8, measured on sizes from 4 to 500,000 weights and 2 to 196 positions, adversarial inputs included:
+The norm of the part of one record in the float32 sum must not exceed C, so norms are rounded up. Let N be the norm of a
+record's gradient, S = sum_t |a_t||d_t| (layers.py) the norm that it would have if positions did not cancel, kappa =
+(S/N)² and u = 2^-24. Measured on sizes from 4 to 500,000 weights and 2 to 196 positions, with adversarial inputs:
 
-- N from float32 Gram matrices is off by at most 1.7e-7 κ: it is the root of a sum of size S² known to some u;
-- the float32 contraction is off by a few u·S, so relative to N by a few u·sqrt(κ).
+- N from float32 Gram matrices has a relative error of at most 1.7e-7 kappa: it is the root of a sum of size S² whose
+  relative error is of the order of u;
+- the float32 contraction has an error of a few u S, which relative to N is a few u sqrt(kappa).
 
-So N is multiplied by 1 + BASE + PER_TERM·κ while κ <= MOST_IN_FLOAT32; above, Gram matrices in float64 leave the
-second error alone and PER_TERM·sqrt(κ) is enough; above MOST_CONTRACTED the gradient itself is formed in float64.
-The margin never exceeds 6e-6. κ is about 9 for DPGAN's discriminator. Which of the three a record takes depends on
-that record only.
+So N is multiplied by 1 + BASE + PER_TERM kappa if kappa <= MOST_IN_FLOAT32. Above, Gram matrices are computed in
+float64, only the second error remains, and PER_TERM sqrt(kappa) is enough. Above MOST_CONTRACTED the gradient itself is
+formed in float64. The margin is at most 6e-6; kappa is about 9 for DPGAN's discriminator. Which case applies to a
+record depends on that record only. The margins are measured and not proven.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SMALLEST_FACTOR = 2.0**-100  # of a clip factor in float32; smaller ones come ne
 
 
 def expect_full_precision(what: str, *dtypes: torch.dtype) -> None:
-    """Raise ValueError unless all dtypes are one, float32 or float64: the margins above are known for these."""
+    """Raise ValueError unless all dtypes are float32, or all are float64: the margins hold for these only."""
     if set(dtypes) not in ({torch.float32}, {torch.float64}):
         names = ", ".join(sorted({str(dtype) for dtype in dtypes}))
         raise ValueError(
