@@ -51,7 +51,7 @@ def make_run(
         "unit": "record",
         "budget": {"epsilon": str(privacy.epsilon), **terms},
         "diagnostics": "off",
-        "doubts": [],
+        "unproven": [],
     }
     epsilon = {"proven": proven, "claimed": claimed, **terms}
     folder.write_json("ledger.json", {**ledger, "entries": [entry], "epsilon": epsilon})

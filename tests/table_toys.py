@@ -84,7 +84,7 @@ def ledger(privacy, **epsilon) -> dict[str, Any]:
     terms = {key: privacy[key] for key in ("delta", "relation", "accountant")}
     figures = {"proven": 9.5, "claimed": 10.0, **terms, **epsilon}
     budget = None if privacy.epsilon is None else float(privacy.epsilon)
-    return {"unit": "record", "budget": {"epsilon": budget, **terms}, "doubts": [], "epsilon": figures}
+    return {"unit": "record", "budget": {"epsilon": budget, **terms}, "unproven": [], "epsilon": figures}
 
 
 def line_for(built, **of):

@@ -47,14 +47,14 @@ def test_one_ledger_has_one_unit():
         data(ledger=child).grouped("client")
 
 
-def test_a_child_of_a_run_of_clients_is_one_of_clients_and_inherits_doubts():
+def test_a_child_of_a_run_of_clients_is_one_of_clients_and_inherits_why_nothing_is_proven():
     parent = Ledger(Budget(math.inf), 12)
     ask_one(data(ledger=parent))
-    parent.doubt("why")
+    parent.mark_unproven("why")
     child = Ledger(Budget(math.inf), 12)
     child.inherit(parent, "p")
     assert (child.unit, child.records) == ("client", N)
-    assert child.doubts == ["p, from which it was restarted: why"]
+    assert child.unproven == ["p, from which it was restarted: why"]
     with pytest.raises(ValueError, match="unit is the client"):
         data(ledger=child).mechanism("x", sample=Full(), bound=ROW, times=1, std=1.0)
 
@@ -221,6 +221,6 @@ def test_a_server_that_adds_the_noise_itself_has_no_figure():
 def test_ledgers_of_clients_survive_their_file(tmp_path):
     ledger = Ledger(Budget(math.inf), 12, path=tmp_path / "ledger.json")
     ask_one(data(ledger=ledger), std=1.0, sample=OneClient(N, "random", 2))
-    ledger.doubt("why")
+    ledger.mark_unproven("why")
     again = Ledger.load(tmp_path / "ledger.json")
-    assert (again.unit, again.records, again.doubts, again.entries) == ("client", N, ["why"], ledger.entries)
+    assert (again.unit, again.records, again.unproven, again.entries) == ("client", N, ["why"], ledger.entries)

@@ -18,12 +18,12 @@ from dpgen_bench.privacy.sampling import Full
 from tests.client_toys import REFUSAL, SCALE, SHAPE, Toy, ask_many, ask_one, data
 
 
-def test_a_refused_answer_is_no_doubt(monkeypatch, tmp_path):
+def test_a_refused_answer_leaves_the_run_proven(monkeypatch, tmp_path):
     held = data(tmp_path=tmp_path)
     ask = ask_one(held)
     monkeypatch.setattr(Client, "handle", lambda self, message: REFUSAL)
     assert ask(SCALE) is None
-    assert held._services.ledger.doubts == []
+    assert held._services.ledger.unproven == []
     assert "has given all" in (tmp_path / "faults.jsonl").read_text()
 
 
@@ -36,7 +36,7 @@ def test_a_round_goes_on_without_a_client_that_fails(tmp_path):
     lost = sum(answer is None for answer in answers)
     assert 3 <= lost <= 17
     assert ask.executed == 20  # each counts as a release all the same
-    assert held._services.ledger.doubts == []  # the coins of injected faults know no records
+    assert held._services.ledger.unproven == []  # the coins of injected faults know no records
     rows = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
     assert len(rows) == lost == sum("fault" in row for row in context.history)
     assert all(row["injected"] for row in rows)
@@ -59,7 +59,7 @@ def test_a_program_that_fails_answers_zeros_and_nobody_hears_of_it(wrong, tmp_pa
     zeros = sum(torch.equal(answer, torch.zeros(SHAPE)) for answer in answers)
     assert zeros == (2 if wrong == "raises" else 8)  # the one client that has a record of class 3, twice
     assert torch.equal(torch.get_rng_state(), before)
-    assert held._services.ledger.doubts == []
+    assert held._services.ledger.unproven == []
     assert (tmp_path / "errors.txt").stat().st_mode & 0o077 == 0
     assert "Traceback" in (tmp_path / "errors.txt").read_text()
     assert "secret" not in json.dumps(held._services.ledger.to_dict()) + json.dumps(context.history)
@@ -96,14 +96,16 @@ class Unreliable:
         pass
 
 
-@pytest.mark.parametrize(("dropout", "doubts"), [("unknown", 1), ("independent", 0)])
+@pytest.mark.parametrize(("dropout", "reasons"), [("unknown", 1), ("independent", 0)])
 @pytest.mark.parametrize("answer", [None, b"rubbish", encode({"value": torch.full(SHAPE, torch.nan)})])
-def test_a_real_fault_is_doubted_unless_the_user_vouches(answer, dropout, doubts, monkeypatch, tmp_path):
+def test_a_real_fault_leaves_nothing_proven_unless_dropout_is_independent(
+    answer, dropout, reasons, monkeypatch, tmp_path
+):
     monkeypatch.setattr(Settings, "engine", lambda *_, **__: Unreliable(answer))
     held = data(federation=Settings(dropout=dropout), tmp_path=tmp_path)
     ask = ask_one(held)
     assert ask(SCALE) is None
-    assert len(held._services.ledger.doubts) == doubts
+    assert len(held._services.ledger.unproven) == reasons
     (row,) = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
     assert (row["kind"], row["injected"]) == ("lost" if answer is None else "malformed", False)
 

@@ -90,7 +90,7 @@ def test_a_later_attempt_finds_the_mark_and_proves_nothing_unless_the_operator_s
     assert ledger.epsilon is not None
     assert 0 < float(ledger.epsilon["proven"]) <= 10
     assert "reason" not in ledger.epsilon
-    assert ledger.doubts == []
+    assert ledger.unproven == []
     assert STATED in str(ledger.failures[0].statement)
     assert (run.path / "generator.safetensors").read_bytes() == before
     sample_run(tmp_path / "results", run.id, 5, 0, tmp_path / "a.npz", "balanced", benchmark=False)
@@ -111,7 +111,7 @@ def test_a_statement_covers_what_is_on_record_and_nothing_later(tmp_path, flag):
         with pytest.raises(RunFailed):
             execute(make(tmp_path, flag, "nothing", STATED))
         assert [failure.statement is None for failure in ledger_of(tmp_path).failures] == [False] * attempt + [True]
-        assert ledger_of(tmp_path).doubts
+        assert ledger_of(tmp_path).unproven
 
 
 def test_a_statement_is_true_or_false(tmp_path, flag):
@@ -127,17 +127,17 @@ def test_the_mark_is_on_disk_before_the_method_can_catch_the_error(tmp_path, fla
     ]
 
 
-def test_a_child_inherits_the_doubts_of_its_parent_and_cannot_settle_them():
+def test_a_child_inherits_why_its_parent_is_not_proven_and_cannot_settle_it():
     parent, child = (Ledger(Budget(10.0), 12, noise="os") for _ in range(2))
     parent.fail("release 0 of 'a' raised ValueError")
     parent.state_failures_independent("stated")
     parent.fail("release 0 of 'b' raised ValueError")
     child.inherit(parent, "p")
-    assert len(child.doubts) == 1
-    assert "release 0 of 'b'" in child.doubts[0]
+    assert len(child.unproven) == 1
+    assert "release 0 of 'b'" in child.unproven[0]
     assert [failure.what for failure in child.failures] == ["p: release 0 of 'a' raised ValueError"]
     assert child.state_failures_independent("stated") == []
-    assert len(child.doubts) == 1
+    assert len(child.unproven) == 1
 
 
 # --- other code that sees records -------------------------------------------------------------------------------------

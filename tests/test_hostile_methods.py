@@ -271,7 +271,7 @@ def test_wrong_input_is_refused_in_words_before_any_record_is_touched(do, got, m
     data, ledger = open_data()
     with pytest.raises(ValueError, match=r"expected .*got " + re.escape(repr(got)) + r".*[;.] ?\w+"):
         do(data)
-    assert ledger.doubts == []
+    assert ledger.unproven == []
 
 
 def test_numbers_of_numpy_are_accepted_and_kept_as_pythons():

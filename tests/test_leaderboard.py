@@ -29,7 +29,7 @@ def board(*sweeps: str, by: str = "fid", **more: str):
 
 def ledger(proven: float | str = 9.99, **changed: Any) -> dict[str, Any]:
     """A ledger as a run leaves it, without its entries."""
-    whole = {"unit": "record", "budget": {"epsilon": 10.0, **TERMS}, "diagnostics": "off", "doubts": []}
+    whole = {"unit": "record", "budget": {"epsilon": 10.0, **TERMS}, "diagnostics": "off", "unproven": []}
     return {**whole, "epsilon": {"proven": proven, **TERMS}, **changed}
 
 
@@ -80,7 +80,7 @@ def test_each_epsilon_has_its_own_places(tmp_path):
         (ledger(epsilon=None), "nothing is proven"),
         (ledger(budget={"epsilon": 100.0, **TERMS}), "its ledger has a budget of 100, not 10"),
         (ledger(diagnostics="unsafe"), "it kept private diagnostics (unsafe)"),
-        (ledger(doubts=["a client raised"]), "nothing is proven: a client raised"),
+        (ledger(unproven=["a client raised"]), "nothing is proven: a client raised"),
         (
             ledger(epsilon={"proven": 9.99, **TERMS, "relation": "add_remove"}),
             "its ledger counts by relation add_remove",

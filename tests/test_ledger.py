@@ -8,12 +8,15 @@ import pytest
 
 from dpgen_bench.data.datasets import Digits
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
-from dpgen_bench.privacy.ledger import Entry, Ledger
+from dpgen_bench.privacy.ledger import Entry, Ledger, unproven_reasons
 from dpgen_bench.privacy.sampling import Full
+from dpgen_bench.report.runs import ledger_panel, read_runs
 from dpgen_bench.runs.execute import execute
+from dpgen_bench.runs.listing import is_unbounded
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.runs.release import NotForRelease, sample_run
-from dpgen_bench.runs.soundness import not_for_release
+from dpgen_bench.runs.soundness import not_for_release, unsound
+from dpgen_bench.runs.spent import read_spent
 from dpgen_bench.runs.store import Store
 from tests.run_toys import config
 
@@ -130,3 +133,45 @@ def test_whether_images_may_be_given_away_goes_by_all_entries(tmp_path):
     assert not_for_release({**content, "epsilon": None}) == ["its epsilon was not computed"]
     assert not_for_release(ledger("seeded").to_dict())[0].startswith("its noise is 'seeded'")
     assert math.isfinite(float(content["epsilon"]["proven"]))
+
+
+@pytest.mark.parametrize(
+    ("marks", "reasons"),
+    [
+        ({"unproven": []}, []),
+        ({"unproven": ["a"]}, ["a"]),
+        ({"doubts": ["a", "b"]}, ["a", "b"]),
+        ({"unproven": [], "doubts": ["a"]}, ["a"]),
+        ({"unproven": ["a"], "doubts": ["b", "a"]}, ["a", "b"]),
+        ({"doubts": "a text instead of a list"}, ["a text instead of a list"]),
+    ],
+)
+def test_reasons_are_read_under_the_key_of_older_ledgers_too(marks, reasons):
+    content = ledger().to_dict()
+    del content["unproven"]
+    content |= marks
+    assert unproven_reasons(content) == reasons
+    again = Ledger.from_dict(content)
+    assert again.unproven == reasons
+    assert (again.to_dict()["unproven"], "doubts" in again.to_dict()) == (reasons, False)
+
+
+@pytest.mark.parametrize("key", ["unproven", "doubts"])
+def test_a_marked_run_of_any_version_never_looks_proven(key, tmp_path):
+    folder = execute(config(tmp_path, "privacy.noise=os"))
+    content = folder.read_json("ledger.json")
+    privacy = folder.config.privacy
+    assert (unsound(content, privacy), is_unbounded(content), not_for_release(content)) == ("", False, [])
+    del content["unproven"]
+    content[key] = ["why"]
+    folder.write_json("ledger.json", content)
+    assert unsound(content, privacy) == "nothing is proven: why"
+    assert is_unbounded(content)
+    assert not_for_release(content) == ["its proven epsilon is infinite"]
+    (run,) = read_runs(tmp_path)
+    assert "nothing is proven: why" in ledger_panel(run)["warnings"]
+    (spent,), _ = read_spent(tmp_path)
+    assert spent.unproven == [f"run {folder.id}: why"]
+    child = Ledger(Budget(10.0), 12, noise="os")
+    child.inherit(Ledger.load(folder.path / "ledger.json"), "p")
+    assert child.unproven == ["p, from which it was restarted: why"]

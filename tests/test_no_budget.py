@@ -109,7 +109,7 @@ def test_a_run_without_a_budget_is_private_and_reports_what_it_proves(tmp_path) 
     assert describe_run(folder)[4] == "none"
     ten = compose_config(["privacy.epsilon=10"]).privacy
     assert unsound(ledger.to_dict(), ten) == "its ledger has a budget of none, not 10"
-    assert unsound({**ledger.to_dict(), "doubts": ["why"]}, config.privacy) == "nothing is proven: why"
+    assert unsound({**ledger.to_dict(), "unproven": ["why"]}, config.privacy) == "nothing is proven: why"
 
 
 def test_a_table_shows_none_as_the_budget(tmp_path) -> None:

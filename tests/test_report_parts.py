@@ -135,7 +135,7 @@ def test_pictures_are_small_and_look_alike(tmp_path):
         ({"delta": 1e-3}, "its ledger counts by delta 0.001, not 1e-05", {"delta": "1e-05 / 0.001"}),
         ({"accountant": "rdp"}, "its ledger counts by accountant rdp, not pld", {"accountant": "pld / rdp"}),
         ({"proven": 2.5}, "proven 2.5 is above 1", {}),
-        ({"doubts": ["noise was drawn twice"]}, "nothing is proven: noise was drawn twice", {}),
+        ({"unproven": ["noise was drawn twice"]}, "nothing is proven: noise was drawn twice", {}),
         ({"budget": 3.0}, "its ledger has a budget of 3, not 1", {}),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) and value else "",
@@ -153,7 +153,7 @@ def test_a_line_whose_ledger_says_other_than_was_configured_is_marked(tmp_path, 
         elif key == "budget":
             ledger["budget"]["epsilon"] = value
         else:
-            (ledger if key == "doubts" else ledger["epsilon"])[key] = value
+            (ledger if key == "unproven" else ledger["epsilon"])[key] = value
     folder.write_json("ledger.json", ledger)
     (line,) = leaderboard(read_runs(tmp_path))
     assert line["cells"]["proven"]["detail"] == f"not as configured: seed 1: {why}"

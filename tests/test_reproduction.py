@@ -82,7 +82,7 @@ def test_a_reason_of_a_figure_that_the_table_has_not_is_a_mistake(tmp_path):
     [
         ({"epsilon": {"proven": 12.5}}, "proven 12.5 is above 10"),
         ({"epsilon": {"proven": None}}, "nothing is proven"),
-        ({"doubts": ["who knows"]}, "nothing is proven: who knows"),
+        ({"unproven": ["who knows"]}, "nothing is proven: who knows"),
         ({"budget": {"epsilon": 5.0}}, "its ledger has a budget of 5, not 10"),
         ({"epsilon": {"relation": "replace_one"}}, "its ledger counts by relation replace_one, not add_remove"),
         ({"unit": None}, "its ledger says no unit or no budget"),

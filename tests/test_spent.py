@@ -113,7 +113,7 @@ def test_the_total_is_at_the_smallest_delta_unless_one_is_asked_for(tmp_path, ca
         assert cli.main(["runs", "--results", str(tmp_path), *words]) == 2
 
 
-def test_one_doubt_is_a_doubt_of_all_and_a_damaged_run_is_named(tmp_path, capsys):
+def test_one_unproven_run_leaves_the_total_unproven_and_a_damaged_run_is_named(tmp_path, capsys):
     left(tmp_path, "a" * 12, GAUSSIAN)
     left(tmp_path, "b" * 12, GAUSSIAN).fail("release 0 of 'm0' raised ValueError")
     left(tmp_path, "c" * 12, GAUSSIAN)

@@ -113,7 +113,7 @@ def test_a_signal_inside_a_private_function_never_marks_the_run(tmp_path, number
     (run,) = Store(tmp_path / "results").runs()
     assert not run.trained
     ledger = Ledger.load(run.path / "ledger.json")
-    assert (ledger.failures, ledger.doubts) == ([], [])
+    assert (ledger.failures, ledger.unproven) == ([], [])
     execute(made)
     epsilon = Ledger.load(run.path / "ledger.json").epsilon
     assert epsilon is not None

@@ -209,7 +209,7 @@ class ClientMechanism(Allowance):
         if fault.kind == "raised":
             self._services.ledger.fail(f"a client of {self.name!r} raised an error")
         else:
-            self._services.ledger.doubt(
+            self._services.ledger.mark_unproven(
                 "a client did not answer, or not in time, or not in a form that could be read, and whether that "
                 "depends on its records is not known (federation.dropout=independent vouches that it does not)"
             )

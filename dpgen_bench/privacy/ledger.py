@@ -63,7 +63,8 @@ class Failure:
     statement: str | None = None
 
     @property
-    def doubt(self) -> str:
+    def reason(self) -> str:
+        """Why nothing is proven of a run with this failure, as `Ledger.unproven` holds it."""
         return (
             f"{self.what}, and whether it raises may depend on the records, which is an answer without noise "
             "(runtime.failures_independent_of_records=true states that it did not depend on them)"
@@ -139,6 +140,20 @@ def entry_modes(row: Mapping[str, Any], ledger: Mapping[str, Any]) -> tuple[str,
     return own if row.get("inherited_from") is None or own[0] != "os" else (UNKNOWN, UNKNOWN)
 
 
+def unproven_reasons(ledger: Mapping[str, Any]) -> list[str]:
+    """The reasons why nothing is proven of a run, from the content of its ledger.json; [] if there are none.
+
+    Older ledgers have them under the key "doubts". Both keys count, and so does a value that is no list: a run that was
+    marked in any version of the bench is not proven.
+    """
+    reasons: list[str] = []
+    for key in ("unproven", "doubts"):
+        value = ledger.get(key)
+        if value:
+            reasons += map(str, value) if isinstance(value, list) else [str(value)]
+    return list(dict.fromkeys(reasons))
+
+
 @dataclass
 class Ledger:
     """All allowances of a run, its own and those inherited from the run it was restarted from.
@@ -148,10 +163,10 @@ class Ledger:
         records: number of units, which is treated as public.
         population: the operator's name of the people or objects whose records these are, for a run with noise from the
             operating system.
-        doubts: reasons why nothing is proven; if there is one, the proven epsilon is infinite.
+        unproven: reasons why nothing is proven; if there is one, the proven epsilon is infinite.
         warnings: what a reader of epsilon has to know and epsilon does not show; `announce` is called with a new one.
-        failures: private functions that raised; each is a doubt until the operator states that records did not cause
-        it.
+        failures: private functions that raised; each is a reason in `unproven` until the operator states that records
+            did not cause it.
 
     Guarantees: the events composed for epsilon are the approved allowances in full (`times`), never the executed
     count: a stop decided by looking at results is not covered by the accountants.
@@ -168,7 +183,7 @@ class Ledger:
     path: Path | None = None
     invalidated: str | None = None
     raised: BaseException | None = None
-    doubts: list[str] = field(default_factory=list)
+    unproven: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     announce: Callable[[str], None] = lambda _: None
     failures: list[Failure] = field(default_factory=list)
@@ -214,10 +229,10 @@ class Ledger:
         self.unit, self.records = "client", clients
         self.save()
 
-    def doubt(self, why: str) -> None:
-        """Write down why nothing is proven for this run, also on disk; repeating it changes nothing."""
-        if why not in self.doubts:
-            self.doubts.append(why)
+    def mark_unproven(self, reason: str) -> None:
+        """Add a reason why nothing is proven of this run, and save it; a reason that is there is not added again."""
+        if reason not in self.unproven:
+            self.unproven.append(reason)
             self.save()
 
     def warn(self, warning: str) -> None:
@@ -268,8 +283,8 @@ class Ledger:
         self.expect_parent(parent, run_id)
         if parent.entries:
             self.unit, self.records = parent.unit, parent.records
-        for why in parent.doubts:
-            self.doubt(f"{run_id}, from which it was restarted: {why}")
+        for reason in parent.unproven:
+            self.mark_unproven(f"{run_id}, from which it was restarted: {reason}")
         stated = [failure for failure in parent.failures if failure.statement is not None]
         self.failures += [replace(failure, what=f"{run_id}: {failure.what}") for failure in stated]
         for entry in parent.entries.values():
@@ -281,7 +296,7 @@ class Ledger:
         failure = Failure(what)
         if failure not in self.failures:
             self.failures.append(failure)
-        self.doubt(failure.doubt)
+        self.mark_unproven(failure.reason)
 
     def invalidate(self, what: str, error: BaseException) -> None:
         """As `fail`, and `refuse_if_invalidated` raises from now on. The error is kept in memory alone."""
@@ -299,8 +314,8 @@ class Ledger:
         settled = [failure for failure in self.failures if failure.statement is None]
         if settled:
             self.failures = [replace(each, statement=each.statement or statement) for each in self.failures]
-            answered = {failure.doubt for failure in settled}
-            self.doubts = [why for why in self.doubts if why not in answered]
+            settled_reasons = {failure.reason for failure in settled}
+            self.unproven = [reason for reason in self.unproven if reason not in settled_reasons]
             self.epsilon = None
             self.save()
         return settled
@@ -328,7 +343,7 @@ class Ledger:
             "diagnostics": self.diagnostics,
             "population": self.population,
             "entries": [entry.to_dict() for entry in self.entries.values()],
-            "doubts": self.doubts,
+            "unproven": self.unproven,
             "warnings": self.warnings,
             "failures": [asdict(failure) for failure in self.failures],
             "epsilon": self.epsilon,
@@ -352,7 +367,7 @@ class Ledger:
             entries,
             data["epsilon"],
             data.get("population"),
-            doubts=data.get("doubts", []),
+            unproven=unproven_reasons(data),
             warnings=data.get("warnings", []),
             failures=[Failure(**failure) for failure in data.get("failures", [])],
         )

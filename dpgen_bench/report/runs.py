@@ -16,6 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.privacy.events import budget_text
+from dpgen_bench.privacy.ledger import unproven_reasons
 from dpgen_bench.privacy.sampling import sampling_from_dict
 from dpgen_bench.report.text import (
     describe_value,
@@ -226,7 +227,7 @@ def _environment(environment: Mapping[str, Any]) -> list[list[str]]:
 
 
 def ledger_panel(run: Run) -> dict[str, Any]:
-    """A run's ledger: what was approved, what that proves under both relations, and every reason for doubt."""
+    """A run's ledger: what was approved, what that proves under both relations, and why nothing is proven if so."""
     ledger, epsilon = run.ledger, run.epsilon
     if not ledger:
         return {}
@@ -234,9 +235,10 @@ def ledger_panel(run: Run) -> dict[str, Any]:
     mode = ledger["noise"]["mode"]
     # That nothing is proven is said below, with the reason.
     warnings_ = [f"not for release: {why}" for why in not_for_release(ledger) if "epsilon" not in why]
-    if "reason" in epsilon:
+    reasons = unproven_reasons(ledger)
+    if epsilon.get("reason", "; ".join(reasons)) != "; ".join(reasons):
         warnings_.append(f"nothing is proven: {epsilon['reason']}")
-    warnings_ += [f"doubt: {doubt}" for doubt in ledger.get("doubts", [])]
+    warnings_ += [f"nothing is proven: {reason}" for reason in reasons]
     stated = [failure for failure in ledger.get("failures", []) if failure.get("statement")]
     warnings_ += [
         f"{failure['what']}: that this did not depend on records is {failure['statement']}" for failure in stated

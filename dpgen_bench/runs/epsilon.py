@@ -19,9 +19,9 @@ from dpgen_bench.runs.store import RunFolder
 def account_run(spec: RunSpec, folder: RunFolder) -> None:
     """Write the privacy figures into the ledger: proven by the budget's accountant, claimed, conditional, the table.
 
-    Where the budget's accountant does not cover what was released (only an infinite budget lets that happen), or the
-    ledger holds doubts, "proven" is "inf" and "reason" says why. "proven" is against outsiders, who see what the run
-    releases; where the unit is the client, "server" has the figure against the server.
+    "proven" is "inf" and "reason" says why if the ledger is marked as unproven, or if the budget's accountant does not
+    cover what was released (only an infinite budget lets that happen). "proven" is against outsiders, who see what the
+    run releases; where the unit is the client, "server" has the value against the server.
     """
     ledger = Ledger.load(folder.path / "ledger.json")
     if ledger.epsilon is not None:
@@ -53,8 +53,8 @@ TRUSTED = "the server is trusted: it adds the noise itself, to what it has seen"
 def _proven(ledger: Ledger, events: Sequence[Event]) -> tuple[float | str | None, dict[str, str]]:
     """Epsilon of the events, or "inf" and {"reason": in words}."""
     budget = ledger.budget
-    if ledger.doubts:
-        return "inf", {"reason": "; ".join(ledger.doubts)}
+    if ledger.unproven:
+        return "inf", {"reason": "; ".join(ledger.unproven)}
     try:
         return _word(epsilon(events, budget.delta, budget.relation, budget.accountant)), {}
     except NotCovered as failure:

@@ -70,4 +70,6 @@ def settle_failures(spec: RunSpec, folder: RunFolder) -> None:
             print(f"run {spec.id}: {failure.what}: noted in the ledger that this did not depend on records, as stated")
     for failure in ledger.failures:
         if failure.statement is None:
-            print(f"run {spec.id}: in an earlier attempt, {failure.doubt}; epsilon proven is infinite", file=sys.stderr)
+            print(
+                f"run {spec.id}: in an earlier attempt, {failure.reason}; epsilon proven is infinite", file=sys.stderr
+            )

@@ -156,7 +156,7 @@ def _spent(folder: RunFolder, executed: Mapping[str, int]) -> float | str:
     It stands beside the figures of that step and lowers no one's epsilon: the run as a whole was approved in full.
     """
     ledger = Ledger.load(folder.path / "ledger.json")
-    if ledger.doubts:
+    if ledger.unproven:
         return "inf"
     inherited = [entry.event for entry in ledger.entries.values() if entry.inherited_from]
     own = [

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpgen_bench.privacy.events import budget_text
+from dpgen_bench.privacy.ledger import unproven_reasons
 from dpgen_bench.runs.config import CONF, RunSpec, compose_config
 from dpgen_bench.runs.identity import is_stale
 from dpgen_bench.runs.measurements import Measurement, Protocol
@@ -96,9 +97,9 @@ def describe_run(folder: RunFolder) -> list[str]:
 
 
 def is_unbounded(ledger: dict[str, Any]) -> bool:
-    """Whether the content of a ledger.json proves nothing, whatever its accounting would say: doubts, or no noise."""
+    """Whether a run proves nothing by the content of its ledger.json: it is marked as unproven, or has no noise."""
     noiseless = any(float(entry["std"]) == 0.0 and entry["times"] > 0 for entry in ledger.get("entries", []))
-    return bool(ledger.get("doubts")) or noiseless
+    return bool(unproven_reasons(ledger)) or noiseless
 
 
 def describe_status(folder: RunFolder) -> str:

@@ -89,7 +89,7 @@ def open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.de
     dataset = spec.dataset()
     records = dataset.load("train")
     if dataset.unaccounted is not None:
-        ledger.doubt(dataset.unaccounted)
+        ledger.mark_unproven(dataset.unaccounted)
     private = folder.path / "private"
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     private.chmod(0o700)

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from dpgen_bench.privacy.events import budget_text
-from dpgen_bench.privacy.ledger import entry_modes
+from dpgen_bench.privacy.ledger import entry_modes, unproven_reasons
 from dpgen_bench.runs.listing import epsilon_number
 
 
@@ -35,8 +35,8 @@ def unsound(ledger: Mapping[str, Any], privacy: DictConfig, unit: str | None = N
         return f"its ledger has a budget of {budget_text(approved)}, not {budget_text(budget)}"
     if budget is not None and math.isinf(budget):
         return ""
-    if doubts := ledger.get("doubts"):
-        return f"nothing is proven: {'; '.join(map(str, doubts)) if isinstance(doubts, list) else doubts}"
+    if reasons := unproven_reasons(ledger):
+        return f"nothing is proven: {'; '.join(reasons)}"
     if not epsilon:
         return "nothing is proven"
     for key in ("relation", "delta", "accountant"):
@@ -67,7 +67,7 @@ def not_for_release(ledger: Mapping[str, Any]) -> list[str]:
         if diagnostics == "unsafe":
             reasons.append(f"private diagnostics{inherited} were kept")
     epsilon = ledger.get("epsilon")
-    if not epsilon or epsilon.get("proven") in (None, "inf"):
+    if not epsilon or epsilon.get("proven") in (None, "inf") or unproven_reasons(ledger):
         reasons.append("its proven epsilon is infinite" if epsilon else "its epsilon was not computed")
     return list(dict.fromkeys(reasons))
 

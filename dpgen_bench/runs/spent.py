@@ -35,7 +35,7 @@ class Spent:
         runs: ids of the runs that made releases, finished or not.
         seeded: runs whose noise is public. Their releases are not counted: they protect nothing.
         deltas: of the runs' budgets.
-        doubts: why nothing is proven of them, in words.
+        unproven: the reasons why nothing is proven of them.
     """
 
     population: str
@@ -44,7 +44,7 @@ class Spent:
     runs: set[str] = field(default_factory=set)
     seeded: set[str] = field(default_factory=set)
     deltas: set[float] = field(default_factory=set)
-    doubts: list[str] = field(default_factory=list)
+    unproven: list[str] = field(default_factory=list)
 
     @property
     def events(self) -> list[Event]:
@@ -63,7 +63,7 @@ class Spent:
         if not private:
             return
         self.deltas.add(ledger.budget.delta)
-        self.doubts += [f"run {run_id}: {why}" for why in ledger.doubts]
+        self.unproven += [f"run {run_id}: {reason}" for reason in ledger.unproven]
         for entry in private:
             run = entry.inherited_from or run_id
             self.runs.add(run)
@@ -103,7 +103,7 @@ def total(spent: Spent, results: Path, delta: float | None = None, timeout_s: fl
     """
     cache = results / "cache" / "epsilon.json"
     table = epsilon_table(spent.events, delta or spent.delta, timeout_s, cache=cache, accountants=ACCOUNTANTS)
-    return {relation: dict.fromkeys(table[relation], "inf") for relation in table} if spent.doubts else table
+    return {relation: dict.fromkeys(table[relation], "inf") for relation in table} if spent.unproven else table
 
 
 def print_spent(results: Path, delta: float | None = None) -> None:
@@ -130,7 +130,7 @@ def print_spent(results: Path, delta: float | None = None) -> None:
 
 def _notes(spent: Spent, populations: Sequence[Spent]) -> list[str]:
     where = f"{spent.population} ({spent.unit}s)"
-    notes = [f"{where}: nothing is proven: {why}" for why in dict.fromkeys(spent.doubts)]
+    notes = [f"{where}: nothing is proven: {why}" for why in dict.fromkeys(spent.unproven)]
     if len(spent.deltas) > 1:
         notes.append(f"{where}: the runs' budgets have different δ; the total is at the smallest")
     if spent.seeded:

@@ -148,7 +148,7 @@ def _line(
     missing = [cell for cell in wanted if cell.ours is None]
     if tail["status"] == "measured" and missing:
         tail["status"] = "measured in part" if len(missing) < len(wanted) else "none of these figures measured"
-    tail["status"] += "".join(f"; {doubt}" for doubt in (row.unsound() if row else ()))
+    tail["status"] += "".join(f"; {reason}" for reason in (row.unsound() if row else ()))
     return Line(_head(table, printed, row), cells, tail, row, printed)
 
 

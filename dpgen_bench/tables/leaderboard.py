@@ -36,8 +36,8 @@ def ranked(table: DictConfig, lines: Sequence[Line]) -> list[Line]:
     measured or lacks the figure (the others may be the lucky ones), or if a seed's ledger, whatever the config says,
 
     - protects another unit than `leaderboard.unit` (record where not said), or is under another budget;
-    - with a finite budget: has doubts, kept private diagnostics, was counted under another relation, delta or
-      accountant, or proves nothing, more than the budget, or less than 98% of it (what it would do with all is not
+    - with a finite budget: is marked as unproven, kept private diagnostics, was counted under another relation, delta
+      or accountant, or proves nothing, more than the budget, or less than 98% of it (what it would do with all is not
       known).
 
     Raises:

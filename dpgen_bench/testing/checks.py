@@ -27,7 +27,7 @@ TOLERANCE = 1e-5  # of the sensitivity, for float32 sums
 def check_budget(fit: Fit, budget: Budget) -> None:
     """The approved allowances cost at most the budget, and release times + 1 is refused."""
     fit.ledger.refuse_if_invalidated()
-    expect(not fit.ledger.doubts, f"the ledger's epsilon is not proven: {'; '.join(fit.ledger.doubts)}.")
+    expect(not fit.ledger.unproven, f"the ledger's epsilon is not proven: {'; '.join(fit.ledger.unproven)}.")
     cost = epsilon(fit.ledger.events, budget.delta, budget.relation, budget.accountant)
     expect(cost <= budget.limit, f"the ledger's epsilon is {cost:.4g}, over the budget of {budget.limit:g}.")
     for name, mechanism in fit.data.mechanisms.items():
