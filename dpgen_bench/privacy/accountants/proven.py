@@ -6,9 +6,9 @@
 | `prv` | prv-accountant     | privacy random variables (Gopi, Lee and Wutschitz 2021)                         |
 | `pld` | dp-accounting      | privacy loss distributions; analytic Gaussian mechanism; mixtures of Gaussians  |
 
-The mathematics of random participation (`participations`) is ours. docs/accounting.md proves every bound and names its
-assumptions, and docs/accountants.md says which composition each accountant covers. All values are upper bounds at the
-given delta, up to the rounding of floating-point numbers inside the libraries.
+Mixtures over random participation (`participations`) are implemented here. docs/accounting.md proves every bound and
+names its assumptions, and docs/accountants.md says which composition each accountant covers. All values are upper
+bounds at the given delta, up to the rounding of floating-point numbers inside the libraries.
 """
 
 from __future__ import annotations
