@@ -169,7 +169,7 @@ def test_a_run_of_real_data_fills_the_cache_and_is_filled_by_it(test, tmp_path, 
 def test_a_cache_that_cannot_be_used_costs_no_figure(test, tmp_path, fits):
     (tmp_path / "classifiers").write_text("a file in the folder's place")
     metric, ctx = Accuracy("mlp", Remember()), context(tmp_path, swap(test, 4), seed=1)
-    with pytest.warns(UserWarning, match="cannot be kept"):
+    with pytest.warns(UserWarning, match="is not kept there"):
         values = metric(swap(test, 5), test, ctx)
     assert set(values) == {"acc_mlp_pct", "acc_mlp_real_pct", "acc_mlp_calibrated_pct"}
 
@@ -220,7 +220,7 @@ def test_a_damaged_cache_is_reported_and_mended(how, test, tmp_path, fits):
     good = metric(test, test, ctx)
     (path,) = cached(tmp_path)
     spoil(path, how)
-    with pytest.warns(UserWarning, match=r"cached predictions .*made anew"):
+    with pytest.warns(UserWarning, match=r"classifiers.*computed again"):
         assert metric(test, test, ctx) == good
     assert [seed for _, seed in fits] == [0, 1, 0, 1]
     with warnings.catch_warnings():

@@ -160,14 +160,15 @@ def test_features_are_cached_by_content_and_version(tmp_path):
     other = FakeExtractor("fake 2")
     cached_features(noise_records(5, 0), other, tmp_path)
     assert other.calls == 1
-    assert len(list((tmp_path / "features").iterdir())) == 3  # and no temporary file
+    files = [path.suffix for path in (tmp_path / "features").iterdir()]
+    assert sorted(files) == [".lock"] * 3 + [".npz"] * 3  # and no temporary file
 
 
 @pytest.mark.parametrize("harm", ["truncate", "flip", "empty", "swap"])
 def test_a_corrupt_cache_is_noticed_and_mended(tmp_path, harm):
     extractor, records = FakeExtractor(), noise_records(5, 0)
     good = cached_features(records, extractor, tmp_path)
-    (path,) = (tmp_path / "features").iterdir()
+    (path,) = (tmp_path / "features").glob("*.npz")
     content = path.read_bytes()
     if harm == "truncate":
         path.write_bytes(content[: len(content) // 2])
@@ -178,9 +179,9 @@ def test_a_corrupt_cache_is_noticed_and_mended(tmp_path, harm):
         path.write_bytes(b"")
     else:
         cached_features(noise_records(5, 1), extractor, tmp_path)
-        (other,) = set((tmp_path / "features").iterdir()) - {path}
+        (other,) = set((tmp_path / "features").glob("*.npz")) - {path}
         other.replace(path)
-    with pytest.warns(UserWarning, match="computed anew"):
+    with pytest.warns(UserWarning, match="computed again"):
         mended = cached_features(records, extractor, tmp_path)
     assert np.array_equal(mended, good)
     with warnings.catch_warnings():
@@ -192,7 +193,7 @@ def test_a_full_disk_costs_no_features(tmp_path, monkeypatch):
     def full(path):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("dpgen_bench.evaluate.features.atomic", full)
+    monkeypatch.setattr("dpgen_bench.utils.cache.atomic", full)
     with pytest.warns(UserWarning, match="no space left"):
         features = cached_features(noise_records(5, 0), FakeExtractor(), tmp_path)
     assert np.array_equal(features, FakeExtractor()(noise_records(5, 0).images, 64))
@@ -388,7 +389,7 @@ def test_fid_of_a_few_images(inception, tmp_path):
     expected = gap @ gap + (centred[0] ** 2).sum() + (centred[1] ** 2).sum() - 2 * root
     assert values["fid"] == pytest.approx(expected, rel=1e-4)
     assert (values["fid_num_samples"], values["fid_num_reference"]) == (3.0, 4.0)
-    (kept,) = (tmp_path / "features").iterdir()
+    (kept,) = (tmp_path / "features").glob("*.npz")
     with np.load(kept) as file:
         np.testing.assert_allclose(file["features"], features[1], rtol=1e-3, atol=1e-4)
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
-import zipfile
-import zlib
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
@@ -18,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from dpgen_bench.data.records import Records
-from dpgen_bench.evaluate.metric import EvalContext, NotMeasured
+from dpgen_bench.evaluate.metric import EvalContext, NotMeasured, hash_images
 from dpgen_bench.training.progress import ProgressBar
-from dpgen_bench.utils.files import atomic
+from dpgen_bench.utils.cache import cached_arrays
 
 GET_WEIGHTS = 'python -c "from pytorch_fid.inception import fid_inception_v3; fid_inception_v3()"'
 
@@ -188,42 +185,26 @@ def _inception(path: Path, device: str, tool: Tool) -> InceptionFeatures:
 
 
 def cached_features(records: Records, extractor: Extractor, cache: Path | None, batch_size: int = 64) -> np.ndarray:
-    """Features of a set in chunks of `CHUNK` rows, each read from `cache`/features if it is there, else kept there.
+    """Features float32 [n, dim] of a set, kept in `cache`/features in chunks of `CHUNK` images; see `utils.cache`.
 
     The key of a chunk is the content of its images and the extractor's version, never a path or a name: sets that
-    begin alike share their chunks. A file that cannot be read, or holds something else, is reported by a warning and
-    computed anew.
+    begin with the same images share their chunks. None as `cache` keeps nothing.
     """
     chunks = records.images.split(CHUNK)
     bar, parts = ProgressBar("features of"), []
     bar.start(f"{len(records)} images", len(chunks))
     for number, images in enumerate(chunks, start=1):
-        parts.append(_chunk(images, extractor, cache, batch_size))
+        parts.append(_cached_chunk(images, extractor, cache, batch_size))
         bar.step(number)
     bar.finish()
     return np.concatenate(parts) if parts else np.empty((0, extractor.dim), dtype=np.float32)
 
 
-def _chunk(images: Tensor, extractor: Extractor, cache: Path | None, batch_size: int) -> np.ndarray:
-    if cache is None:
-        return extractor(images, batch_size)
-    content = Records(images, torch.zeros(len(images), dtype=torch.int64)).images_hash
-    key = hashlib.sha256(f"{content}\n{extractor.version}".encode()).hexdigest()
-    path = cache / "features" / f"{key[:32]}.npz"
-    if path.exists():
-        try:
-            with np.load(path, allow_pickle=False) as kept:
-                features = kept["features"]
-                if str(kept["key"]) == key and features.shape == (len(images), extractor.dim):
-                    return features
-                problem = "holds other features than its name says"
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            problem = f"cannot be read ({type(error).__name__}: {error})"
-        warnings.warn(f"cached features {path} {problem}; computed anew.", stacklevel=4)
-    features = extractor(images, batch_size)
-    try:
-        with atomic(path) as temporary:
-            np.savez(temporary, features=features, key=np.array(key))
-    except OSError as error:  # a full disk must not cost the figure
-        warnings.warn(f"features cannot be kept at {path} ({error}); they are computed again.", stacklevel=4)
-    return features
+def _cached_chunk(images: Tensor, extractor: Extractor, cache: Path | None, batch_size: int) -> np.ndarray:
+    arrays = cached_arrays(
+        cache and cache / "features",
+        f"{hash_images(images)}\n{extractor.version}",
+        lambda: {"features": extractor(images, batch_size)},
+        lambda kept: kept.keys() == {"features"} and kept["features"].shape == (len(images), extractor.dim),
+    )
+    return arrays["features"]

@@ -32,6 +32,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dpgen_bench.data.records import DatasetSpec, MissingData, Records, Split
 
@@ -154,6 +155,11 @@ def check_pair(samples: Records, real_test: Records, num_classes: int) -> None:
             f"expected samples shaped like the real images, {tuple(real_test.images.shape[1:])}, "
             f"got {tuple(samples.images.shape[1:])}."
         )
+
+
+def hash_images(images: Tensor) -> str:
+    """`Records.images_hash` of images [n, c, h, w]: the same for the same pixels."""
+    return Records(images, torch.zeros(len(images), dtype=torch.int64)).images_hash
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import Tensor
 from dpgen_bench.data.records import Records
 from dpgen_bench.generator import Generator
 from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.utils.cache import read_arrays, write_arrays
 from dpgen_bench.utils.files import atomic
 
 
@@ -60,21 +61,17 @@ def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int, keep: bool 
 
     with atomic(folder.path / "samples.png") as temporary:
         save_image(class_grid(samples, generator.num_classes), temporary, format="png")
-    with atomic(path) as temporary:  # last: where it is, the picture is too
-        np.savez_compressed(temporary, images=samples.images.numpy(), labels=labels.numpy(), made_by=made_by)
+    # Written last: where this file is, the picture is too.
+    arrays = {"images": samples.images.numpy(), "labels": labels.numpy(), "made_by": np.array(made_by)}
+    write_arrays(path, arrays, compress=True)
     return samples
 
 
 def _kept_samples(path: Path, made_by: str) -> Records | None:
-    if not path.exists():
+    kept = read_arrays(path)
+    if kept is None or str(kept.get("made_by")) != made_by:
         return None
-    try:
-        with np.load(path, allow_pickle=False) as kept:
-            if str(kept["made_by"]) == made_by:
-                return Records(torch.from_numpy(kept["images"]), torch.from_numpy(kept["labels"]))
-    except Exception as error:  # a damaged archive fails in many ways, and the samples can be drawn again
-        print(f"  {path} cannot be read ({type(error).__name__}: {error}); drawn anew", flush=True)
-    return None
+    return Records(torch.from_numpy(kept["images"]), torch.from_numpy(kept["labels"]))
 
 
 def describe_samples(samples: Records, num_classes: int, asked: int | None = None) -> dict[str, Any]:

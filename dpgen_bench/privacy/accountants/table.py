@@ -21,7 +21,7 @@ from typing import Any
 
 from dpgen_bench.privacy.accountants.proven import ACCOUNTANTS, Composition, NotCovered
 from dpgen_bench.privacy.events import RELATIONS, Event, Relation
-from dpgen_bench.utils.files import write_atomic
+from dpgen_bench.utils.cache import add_values, read_values
 
 Table = dict[str, dict[str, float | str]]
 
@@ -53,7 +53,7 @@ def epsilon_table(
     """
     if not 0.0 < delta < 1.0:
         raise ValueError(f"expected delta in (0, 1), got {delta!r}.")
-    known = _read(cache)
+    known = {} if cache is None else read_values(cache)
     jobs: dict[tuple[str, str], _Cell] = {
         (relation, name): _Cell(Composition.of(events, relation), delta, relation, name)
         for relation in RELATIONS
@@ -67,7 +67,9 @@ def epsilon_table(
         answers = workers.map(lambda cell: cell.answer(timeout_s, known), jobs.values())
         cells = dict(zip(jobs, answers, strict=True))
     if cache is not None:
-        _remember(cache, {jobs[place].key: answer for place, answer in cells.items() if jobs[place].slow})
+        # Failures are not kept, because the machine may have caused them.
+        slow = {jobs[place].key: answer for place, answer in cells.items() if jobs[place].slow}
+        add_values(cache, {key: answer for key, answer in slow.items() if "failed" not in answer})
     table: Table = {relation: {name: _word(cells[relation, name]) for name in accountants} for relation in RELATIONS}
     if claims:
         table["claimed"] = {label: _word({"epsilon": value}) for label, value in claims.items()}
@@ -180,22 +182,3 @@ def _word(answer: Mapping[str, Any]) -> float | str:
     if "over" in answer:
         return f"over {answer['over']:g} s"
     return f"not available: {answer.get('reason', answer.get('failed'))}"
-
-
-def _read(cache: Path | None) -> dict[str, Any]:
-    """The content of the cache; empty if it is missing or unreadable, since every cell can be computed again."""
-    content = {}
-    if cache is not None:
-        with contextlib.suppress(ValueError, OSError):
-            content = json.loads(cache.read_text())
-    return content if isinstance(content, dict) else {}
-
-
-def _remember(cache: Path, answers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Merge `answers` into the cache under a lock. Failures are not kept, because the machine may have caused them."""
-    from filelock import FileLock
-
-    new = {key: answer for key, answer in answers.items() if "failed" not in answer}
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{cache}.lock"):
-        write_atomic(cache, json.dumps({**_read(cache), **new}, indent=1))
