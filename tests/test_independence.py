@@ -1,4 +1,4 @@
-"""Questions about row independence: weak and rare coupling is found, and rounding is not taken for it."""
+"""`RowComparison` detects weak and rare coupling of rows, and does not mistake rounding for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpgen_bench.privacy.bounds import Batch, PerRecord, PerRecordGradient
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.testing import ConformanceError
 from dpgen_bench.testing.bench import random_images
-from dpgen_bench.testing.independence import Question
+from dpgen_bench.testing.independence import RowComparison
 
 SHAPE = (1, 8, 8)
 
@@ -23,11 +23,11 @@ def draw(records: int, seed: int = 0) -> Batch:
     return Batch(images, labels, torch.arange(records), Key.seeded("release"))
 
 
-def ask(fn: Any, bound: Any, records: int = 12, seed: int = 0, public: Any = None) -> torch.dtype:
-    """The precision of the comparison; raises ConformanceError if rows are accused."""
-    question = Question("query", seed, bound, fn, draw(records, seed), public, 3)
-    question.ask()
-    return question.dtype
+def check(fn: Any, bound: Any, records: int = 12, seed: int = 0, public: Any = None) -> torch.dtype:
+    """The precision of the comparison; raises ConformanceError if rows depend on other records."""
+    comparison = RowComparison("query", seed, bound, fn, draw(records, seed), public, 3)
+    comparison.check()
+    return comparison.dtype
 
 
 ROWS = PerRecord(C=1.0, shape=SHAPE)
@@ -56,7 +56,7 @@ def test_coupled_rows_are_accused(fn, records):
             return x + calls[0]
 
     with pytest.raises(ConformanceError, match=r"Row i must depend|two results for the same records"):
-        ask(fn, ROWS, records)
+        check(fn, ROWS, records)
 
 
 def net(seed: int) -> nn.Module:
@@ -77,8 +77,8 @@ def test_rounding_of_other_shapes_is_no_coupling(precision):
         def losses(x: Tensor, y: Tensor, given: Any = given) -> Tensor:
             return F.cross_entropy(given(x), y, reduction="none")
 
-        assert ask(losses, PerRecordGradient(C=1e-3, module=module), seed=seed) == precision
-        assert ask(lambda x, y, given=given: given(x), PerRecord(C=1.0, shape=(3,)), seed=seed) == precision
+        assert check(losses, PerRecordGradient(C=1e-3, module=module), seed=seed) == precision
+        assert check(lambda x, y, given=given: given(x), PerRecord(C=1.0, shape=(3,)), seed=seed) == precision
         assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
 
 
@@ -95,7 +95,7 @@ FAINT_IN_FLOAT32 = {
 def test_in_float32_each_cause_accuses_by_itself(fn):
     """A place changes nothing in a draw that only grows behind it, and a number nothing in another order."""
     with pytest.raises(ConformanceError, match="Row i must depend"):
-        ask(lambda x, y: fn(x.float()), ROWS)
+        check(lambda x, y: fn(x.float()), ROWS)
 
 
 class RoundedByShape(nn.Module):
@@ -118,7 +118,7 @@ def test_records_on_a_kink_are_no_coupling(slope):
     def losses(x: Tensor, y: Tensor) -> Tensor:
         return module(x.float()).squeeze(1)
 
-    assert ask(losses, PerRecordGradient(C=1e-3, module=module)) == torch.float32
+    assert check(losses, PerRecordGradient(C=1e-3, module=module)) == torch.float32
 
 
 @pytest.mark.parametrize("backend", ["bookkeeping", "opacus"])
@@ -137,11 +137,11 @@ def test_a_gradient_that_is_not_a_number_hides_nothing(backend, precision):
     def dark(x: Tensor) -> Tensor:
         return x.flatten(1).mean(1) < 0.5
 
-    assert ask(lambda x, y: losses(x, 0.0, dark(x)), bound) == precision
+    assert check(lambda x, y: losses(x, 0.0, dark(x)), bound) == precision
     with pytest.raises(ConformanceError, match="Row i must depend"):
-        ask(lambda x, y: losses(x, 1.0, dark(x)), bound)
+        check(lambda x, y: losses(x, 1.0, dark(x)), bound)
     with pytest.raises(ConformanceError, match="of 12 records none"):
-        ask(lambda x, y: losses(x, 1.0, dark(x) | True), bound)
+        check(lambda x, y: losses(x, 1.0, dark(x) | True), bound)
 
 
 def test_the_nan_of_a_public_row_hides_nothing():
@@ -154,9 +154,9 @@ def test_the_nan_of_a_public_row_hides_nothing():
         mean = own[~mask].detach().clamp(0, 9).mean() if (~mask).any() else 0.0
         return torch.cat([own[~mask] * (1 + weighed * mean), (own - own.detach())[mask].abs().sqrt()])
 
-    ask(lambda x, y, mask: losses(x, y, mask, 0.0), bound, public=public)
+    check(lambda x, y, mask: losses(x, y, mask, 0.0), bound, public=public)
     with pytest.raises(ConformanceError, match="Row i must depend"):
-        ask(lambda x, y, mask: losses(x, y, mask, 0.1), bound, public=public)
+        check(lambda x, y, mask: losses(x, y, mask, 0.1), bound, public=public)
 
 
 def test_rows_may_be_gradients():
@@ -167,7 +167,7 @@ def test_rows_may_be_gradients():
         losses = F.cross_entropy(module(x), y, reduction="none")
         return torch.stack([torch.autograd.grad(loss, module[-1].bias, retain_graph=True)[0] for loss in losses])
 
-    ask(rows, PerRecord(C=1.0, shape=(3,)))
+    check(rows, PerRecord(C=1.0, shape=(3,)))
 
 
 def test_losses_that_know_each_other_are_accused_where_clipping_hides_it():
@@ -178,7 +178,7 @@ def test_losses_that_know_each_other_are_accused_where_clipping_hides_it():
         return own * (1.0 + 0.01 * own.mean().clamp(0, 9))
 
     with pytest.raises(ConformanceError, match="per-record gradients, before clipping"):
-        ask(losses, PerRecordGradient(C=1e-4, module=module))
+        check(losses, PerRecordGradient(C=1e-4, module=module))
 
 
 def test_public_rows_must_not_know_the_draw():
@@ -190,18 +190,18 @@ def test_public_rows_must_not_know_the_draw():
         return torch.where(mask, own * (1.0 + knows * x[~mask].clamp(0, 1).mean()), own)
 
     bound = PerRecordGradient(C=1e-4, module=module, public_rows=2)
-    ask(lambda x, y, mask: losses(x, y, mask, 0.0), bound, public=public)
+    check(lambda x, y, mask: losses(x, y, mask, 0.0), bound, public=public)
     with pytest.raises(ConformanceError, match="per-record gradients, before clipping"):
-        ask(lambda x, y, mask: losses(x, y, mask, 0.01), bound, public=public)
+        check(lambda x, y, mask: losses(x, y, mask, 0.01), bound, public=public)
 
 
 def test_randomness_by_record_and_public_randomness_are_not_accused():
     """`rng` belongs to records; one number for all records of a call is public."""
     stream = torch.Generator().manual_seed(3)
-    ask(lambda x, y, rng: x + rng.normal(SHAPE), ROWS)
-    ask(lambda x, y: x + torch.rand((), generator=stream) + torch.rand(()), ROWS)
+    check(lambda x, y, rng: x + rng.normal(SHAPE), ROWS)
+    check(lambda x, y: x + torch.rand((), generator=stream) + torch.rand(()), ROWS)
     with pytest.raises(ConformanceError, match="Row i must depend"):
-        ask(lambda x, y: x + torch.rand(x.shape, generator=stream), ROWS)
+        check(lambda x, y: x + torch.rand(x.shape, generator=stream), ROWS)
 
 
 def test_a_function_that_raises_on_other_records_is_told_so():
@@ -211,4 +211,4 @@ def test_a_function_that_raises_on_other_records_is_told_so():
         return x
 
     with pytest.raises(ConformanceError, match=r"raised ValueError .too few. on some of the records"):
-        ask(picky, ROWS)
+        check(picky, ROWS)

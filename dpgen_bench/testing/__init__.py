@@ -11,8 +11,8 @@ drawn.
 The suite also checks that rows of private functions depend on their own record alone, also where clipping hides it
 (`independence`), that a fit which is killed and resumed equals one that is not (`resume`), that a saved generator draws
 the same samples in a new process without data or network (`fresh`), and that private attributes of harness objects are
-not used (`doors`). A replay cannot detect a wrong noise scale, a wrong sampling rate or a draw that is used twice;
-statistical tests do, which reject an honest method with probability below 1e-6 (`draws`).
+not used (`private_access`). A replay cannot detect a wrong noise scale, a wrong sampling rate or a draw that is used
+twice. Statistical tests can, each of which rejects an honest method with probability below 1e-6 (`draws`).
 
 "The same" means bit by bit, on a CPU with a fixed number of threads, for data of the same ids and clients. Times are
 exempt: those that the harness measures, and entries of a log or a state dict whose name says that they are times and

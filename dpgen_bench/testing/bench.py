@@ -1,4 +1,8 @@
-"""The data that a method under test is fitted on, the tape of its releases, and a context that records its state."""
+"""Fits a method under test and records the fit: its data, a tape of its releases, and a context that records state.
+
+A `Bench` makes the fits. A `Tape` observes the mechanisms of one fit, and can replay the noisy values of another fit.
+A `WatchedContext` records what the method passes to `ctx.steps`. A `Fit` holds all results.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +62,16 @@ class DataSet:
 
 @dataclass
 class Release:
-    """One taped release. rows: the row of each client, where the exact value is their sum."""
+    """One taped release.
+
+    Attributes:
+        mechanism: the name of the mechanism.
+        index: the number of the release, from 0.
+        drawn: ids of the records in its draw, or numbers of the clients.
+        exact: the value before noise was added, by part.
+        noisy: the value that the method received, by part.
+        rows: the row of each client, where the exact value is the sum of these rows.
+    """
 
     mechanism: str
     index: int
@@ -70,11 +83,13 @@ class Release:
 
 @dataclass
 class Tape:
-    """Records releases; with a `source`, replays the source's noisy values into the method.
+    """Records the releases of a fit; with a `source`, returns the source's noisy values to the method.
 
     Attributes:
+        source: the tape of the fit that is replayed; None for a fit that receives its own noisy values.
         query: called before each release with the private function and the records of the draw.
-        error: the first error that was raised here, because a method may catch it.
+        releases: the recorded releases, in order.
+        error: the first error that was raised here; it is kept because the method may catch it.
     """
 
     source: Tape | None = None
@@ -84,14 +99,23 @@ class Tape:
     _rows: dict[int, Tensor] = field(default_factory=dict)
 
     def answers(self, rows: dict[int, Tensor]) -> None:
+        """Keep the row of each client for the release that follows."""
         self._rows = {client: row.detach().clone() for client, row in rows.items()}
 
     def release(self, mechanism: Allowance, index: int, drawn: np.ndarray, exact: Parts, noisy: Parts) -> Parts:
-        with self._noting():
+        """Record a release.
+
+        Returns:
+            The noisy value for the method: `noisy`, or that of the same release of the source.
+
+        Raises:
+            ConformanceError: if the source has another release at this place.
+        """
+        with self._keeping_errors():
             return self._release(mechanism, index, drawn, exact, noisy)
 
     @contextmanager
-    def _noting(self) -> Iterator[None]:
+    def _keeping_errors(self) -> Iterator[None]:
         try:
             yield
         except ConformanceError as error:
@@ -116,21 +140,21 @@ class Tape:
             noisy = first.noisy
         self.releases.append(Release(mechanism.name, index, drawn.copy(), exact, noisy, self._rows))
         self._rows = {}
-        return {part: value.clone() for part, value in noisy.items()}  # the method may change what it gets in place
+        return {part: value.clone() for part, value in noisy.items()}  # the method may change its value in place
 
     def before_release(
         self, mechanism: Allowance, index: int, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None
     ) -> None:
         if self.query is not None:
-            with self._noting():
+            with self._keeping_errors():
                 self.query(mechanism, index, fn, batch, public)
 
     def before_records(self) -> None:
-        """Nothing is refused: a fit of the suite makes private state, as that of a run does."""
+        """Does nothing: a fit of the suite makes private state, as the fit of a run does."""
 
 
 class Killed(BaseException):
-    """Ends a fit as a kill would: no later statement of the method is executed."""
+    """Ends a fit as a kill would; it is no `Exception`, so that `except Exception` in a method does not catch it."""
 
 
 class WatchedContext(Context):
@@ -146,11 +170,11 @@ class WatchedContext(Context):
         super().__init__(*args, due=self._due, should_stop=self._stop, **kwargs)
         self.states: list[Digests] = []
         self.loops: list[tuple[str, int]] = []
-        self.given: dict[str, Any] = {}
+        self._passed: dict[str, Any] = {}
 
     def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Iterator[int]:
         self.loops.append((phase, total))
-        self.given |= {f"{phase}/{name}": thing for name, thing in stateful.items()}
+        self._passed |= {f"{phase}/{name}": value for name, value in stateful.items()}
         for t in super().steps(total, phase=phase, **stateful):
             yield t
             self.states.append(self._digests(phase, stateful))
@@ -159,19 +183,22 @@ class WatchedContext(Context):
         return {
             **randomness_digests(self.generator),
             **digests(as_json([self.bytes_sent, self.counters], "counters"), "counters"),
-            **state_digests({f"{phase}/{name}": thing for name, thing in stateful.items()}),
+            **state_digests({f"{phase}/{name}": value for name, value in stateful.items()}),
         }
 
     def final_state(self) -> Digests:
         """Digests of everything that was passed to any loop, as it is now."""
-        return state_digests(self.given)
+        return state_digests(self._passed)
 
     def _stop(self) -> None:
         if self._kill_after is not None and len(self.states) >= self._kill_after:
             raise Killed
 
     def _due(self, seconds: float) -> bool:
-        """A checkpoint after the step asked for; the harness makes one at the end of a loop, too."""
+        """Whether a checkpoint is due: after step `save_at`, or after each step if that is None.
+
+        The harness also makes one at the end of each loop.
+        """
         return self._save_at in (None, len(self.states))
 
 
@@ -179,13 +206,18 @@ class WatchedContext(Context):
 class Fit:
     """One fit of the method under test and all its results.
 
-    counts: the content of training.json; of its times, only their names.
-    ledger_file: the content of ledger.json. claims: epsilon_claimed and epsilon_conditional, as JSON texts.
-    released: digests of the state and config of the generator, as they are saved.
-    states: digests of the objects passed to `ctx.steps`, after each step (together with public randomness) and, last,
-        at the end.
-    samples: uint8 [SAMPLES, c, h, w], made directly after the fit. labels: those that the generator draws.
-    saved: digests of the generator's files, if its class overrides `save`.
+    Attributes:
+        log: digests of the rows of the log.
+        counts: the content of training.json; times are represented by their names alone.
+        states: digests of the objects passed to `ctx.steps`, after each step (together with public randomness) and,
+            last, at the end of the fit.
+        loops: (phase, steps) of each loop of `ctx.steps`.
+        samples: uint8 [SAMPLES, c, h, w], drawn directly after the fit.
+        labels: digests of the labels that the generator draws.
+        saved: digests of the generator's files, if its class overrides `save`.
+        released: digests of the state and config of the generator, as they are saved.
+        ledger_file: the content of ledger.json.
+        claims: epsilon_claimed and epsilon_conditional, as JSON text.
     """
 
     tape: Tape
@@ -206,19 +238,23 @@ class Fit:
 
     @property
     def units(self) -> int:
-        """The number of records, or of clients, if they are the unit."""
+        """The number of records, or the number of clients if the client is the unit of privacy."""
         return self.ledger.records
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What the method is tested on: a data set, a budget, fixed randomness.
+    """The conditions under which a method is tested: a data set, a budget, and fixed randomness.
 
     Args:
-        make_method: a fresh method for each fit.
+        make_method: returns a fresh method for each fit.
         base: the first data set.
-        clients: how many clients its records belong to.
-        pristine: resets the plugin's modules, before each fit, to their state before the first one.
+        image_shape: (c, h, w) of the images.
+        num_classes: the number of classes.
+        seed: of the key and of public randomness.
+        budget: the budget of each fit.
+        clients: the number of clients that the records belong to.
+        pristine: resets the plugin's modules, before each fit, to their state before the first fit.
     """
 
     make_method: Callable[[], Method]
@@ -241,13 +277,20 @@ class Bench:
         save_at: int | None = None,
         key: type[Key] = Key,
     ) -> Fit:
-        """One fit; with a folder, one that writes checkpoints there and goes on from those that it finds.
+        """Fit a fresh method once.
 
         Args:
+            tape: observes the releases of this fit.
             place: where private state is stored; by default in memory, or in the folder.
-            kill_after: raise `Killed` after so many steps of loops, before the checkpoint of the last of them.
-            save_at: make a checkpoint after so many steps, and at the ends of loops; None makes one after each.
-            key: the class of the key that draws and noise are made with.
+            folder: the fit writes checkpoints into this folder, and continues from the last one that is there.
+            kill_after: raise `Killed` after this number of steps, before the checkpoint of the last of them.
+            save_at: make a checkpoint after this number of steps, and at the end of each loop; None makes one after
+                each step.
+            key: the class of the key from which draws and noise are derived.
+
+        Raises:
+            ConformanceError: an error of the tape, or a `PrivateAccess`, even if the method caught it.
+            Killed: see `kill_after`.
         """
         if self.pristine is not None:
             self.pristine.restore()
@@ -277,19 +320,20 @@ class Bench:
             self.seed, "cpu", services=services, folder=folder, kill_after=kill_after, save_at=save_at
         )
         method = self.make_method()
-        with private_access_refused(method) as tried:
+        # The generator and the epsilons that the method claims are the plugin's code, too, so the guard covers them.
+        with private_access_refused(method) as refused:
             try:
                 generator = method.fit(data, context)
             finally:
                 data.close()
                 context.close()
-                for error in (tape.error, *tried):  # whether or not the method has caught it
+                for error in (tape.error, *refused):  # the method may have caught them
                     if error is not None:
                         raise error
             states = [*context.states, context.final_state()]
             released = released_digests(generator)
             claims = claims_text(method, ledger, self.budget.delta)
-            # A generator that was fitted on no records may be unable to draw samples.
+            # No samples after a fit on no records: such a generator may be unable to draw any.
             labels = torch.arange(SAMPLES if len(data_set) else 0) % self.num_classes
             samples = generator.sample(labels, SAMPLE_SEED)
             drawn, saved = digests(generator.draw_labels(SAMPLES, SAMPLE_SEED)), saved_digests(generator)
@@ -323,10 +367,12 @@ class Bench:
 
 
 def flat(parts: Parts) -> Tensor:
+    """All numbers of a value, float64 [p], in the order of the names of its parts."""
     return torch.cat([parts[name].double().flatten() for name in sorted(parts)])
 
 
 def shapes(parts: Parts) -> dict[str, tuple[int, ...]]:
+    """The shape of each part of a value."""
     return {name: tuple(value.shape) for name, value in parts.items()}
 
 

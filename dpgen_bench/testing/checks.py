@@ -1,4 +1,4 @@
-"""The checks that compare fits: budget, replays on other data, cached private state, empty draws, samples."""
+"""Checks of one fit (budget, samples) and of several (replays, cached private state, empty draws)."""
 
 from __future__ import annotations
 
@@ -21,25 +21,31 @@ from dpgen_bench.testing.digest import as_json, clocks, different, without, with
 from dpgen_bench.testing.errors import ConformanceError, expect
 from dpgen_bench.testing.neighbours import Family, relation
 
-TOLERANCE = 1e-5  # of the sensitivity, for float32 sums
+TOLERANCE = 1e-5  # relative to the sensitivity, for sums in float32
 
 
 def check_budget(fit: Fit, budget: Budget) -> None:
-    """The approved allowances cost at most the budget, and release times + 1 is refused."""
+    """Check that the approved allowances cost at most the budget, and that release `times` + 1 is refused.
+
+    Raises:
+        ConformanceError: if a rule is broken.
+        Invalidated: if a private function raised during the fit.
+    """
     fit.ledger.refuse_if_invalidated()
     expect(not fit.ledger.unproven, f"the ledger's epsilon is not proven: {'; '.join(fit.ledger.unproven)}.")
     cost = epsilon(fit.ledger.events, budget.delta, budget.relation, budget.accountant)
     expect(cost <= budget.limit, f"the ledger's epsilon is {cost:.4g}, over the budget of {budget.limit:g}.")
     for name, mechanism in fit.data.mechanisms.items():
         entry = fit.ledger.entries[name]
-        made = sum(release.mechanism == name for release in fit.tape.releases)
-        passed = entry.executed - made if isinstance(mechanism, ClientMechanism) else 0  # rounds without a client
+        taped = sum(release.mechanism == name for release in fit.tape.releases)
+        # A round in which no client takes part counts as executed, and the tape has no release of it.
+        if not isinstance(mechanism, ClientMechanism):
+            expect(
+                taped == entry.executed,
+                f"{name!r}: {taped} releases were made, but the ledger says {entry.executed}.",
+            )
         expect(
-            made + passed == entry.executed,
-            f"{name!r}: {made} releases were made, but the ledger says {entry.executed}.",
-        )
-        expect(
-            made <= entry.event.times, f"{name!r}: {made} releases were made, but {entry.event.times} were approved."
+            taped <= entry.event.times, f"{name!r}: {taped} releases were made, but {entry.event.times} were approved."
         )
         expect(mechanism.times == entry.event.times, f"{name!r}: its allowance was changed after approval.")
         fit.services.controls[name].resume_at(entry.event.times)
@@ -51,10 +57,13 @@ def check_budget(fit: Fit, budget: Budget) -> None:
 
 
 class Replays:
-    """Fits on other data to which the noisy values of the first fit are returned, each compared with the first fit.
+    """Replays: fits that receive the noisy values of the first fit, each compared with the first fit.
 
     Attributes:
-        log_clocks, state_clocks: paths in the log and in state dicts that hold times, which no two fits share.
+        bench: makes the fits.
+        first: the first fit.
+        log_clocks: paths in the log that hold times, which differ in every fit; `same_data` determines them.
+        state_clocks: such paths in state dicts.
     """
 
     def __init__(self, bench: Bench, first: Fit) -> None:
@@ -63,10 +72,12 @@ class Replays:
         self.state_clocks: set[str] = set()
 
     def same_data(self) -> None:
-        """Two fits on the same data are the same; otherwise no difference could be attributed to the data.
+        """Check that a second fit on the same data equals the first, and record which entries are times.
+
+        Otherwise no difference between fits could be attributed to their data.
 
         Raises:
-            ConformanceError: if they differ in more than clocks.
+            ConformanceError: if the fits differ in more than times.
         """
         again = self.bench.fit(replace(self.bench.base, name="the same data"), Tape(source=self.first.tape))
         self.log_clocks = clocks(self.first.log, again.log)
@@ -81,7 +92,11 @@ class Replays:
             ) from None
 
     def on(self, data: DataSet) -> Fit:
-        """The replay of a data set that is no neighbour; draws and everything public must be the same."""
+        """Replay on a data set that is no neighbour, and check that its draws and all public results are the same.
+
+        Raises:
+            ConformanceError: for the first difference.
+        """
         fit = self.bench.fit(data, Tape(source=self.first.tape))
         self.compare(fit, f"with {data.name}")
         for a, b in zip(self.first.tape.releases, fit.tape.releases, strict=True):
@@ -93,14 +108,18 @@ class Replays:
         return fit
 
     def compare(self, other: Fit, where: str) -> None:
-        """Everything but the exact values: releases made, log, counters, state, generator and samples.
+        """Compare everything but the exact values: number of releases, log, counters, state, generator and samples.
+
+        Args:
+            other: the fit to compare with the first one.
+            where: the beginning of a message, which names the other fit.
 
         Raises:
-            ConformanceError: the first difference.
+            ConformanceError: for the first difference.
         """
         first = self.first
-        made, before = len(other.tape.releases), len(first.tape.releases)
-        expect(made == before, f"{where}, {made} releases were made instead of {before}.")
+        number, expected = len(other.tape.releases), len(first.tape.releases)
+        expect(number == expected, f"{where}, {number} releases were made instead of {expected}.")
         expect(
             without(first.log, self.log_clocks) == without(other.log, self.log_clocks),
             f"{where}, the log differs: its values must be functions of releases and public inputs.",
@@ -116,29 +135,40 @@ class Replays:
         compare_states(first, other, where, self.state_clocks)
 
     def family(self, family: Family) -> Iterator[str]:
-        """Replay each member, compare it with the first fit, and the exact values of all members with each other.
+        """Replay each member of a family, and compare it with the first fit and with all earlier members.
 
         Yields:
-            the name of each member, when it has passed.
+            The name of each member after it has passed.
+
+        Raises:
+            ConformanceError: for the first member that differs in public results, or whose exact values are further
+                from those of another member than the declared sensitivity.
         """
         base = self.first.tape if family.base is None else self.on(family.base).tape
-        seen = [("the first data set" if family.base is None else family.base.name, family.base_there, base)]
+        replayed = [("the first data set" if family.base is None else family.base.name, family.base_there, base)]
         for member in family.members:
             tape = Tape(source=self.first.tape)
             fit = self.bench.fit(member.data, tape)
             self.compare(fit, f"with {member.data.name}")
-            seen.append((member.data.name, member.there, tape))
-            for name, there, earlier in seen[:-1]:
-                self._moved(family.changed, (name, there, earlier), seen[-1])
+            replayed.append((member.data.name, member.there, tape))
+            for earlier in replayed[:-1]:
+                self._compare_exact_values(family.changed, earlier, replayed[-1])
             yield member.data.name
 
-    def _moved(self, changed: int, one: tuple[str, bool, Tape], other: tuple[str, bool, Tape]) -> None:
-        """The exact values of two data sets of a family are within the sensitivity of their relation."""
+    def _compare_exact_values(self, changed: int, one: tuple[str, bool, Tape], other: tuple[str, bool, Tape]) -> None:
+        """Check that the exact values of two members differ by at most the sensitivity of their relation.
+
+        Args:
+            changed: the record or client in which the members differ.
+            one: name of a member, whether it contains that unit, and the tape of its fit.
+            other: the same of another member.
+        """
         (name, there, before), (other_name, other_there, after) = one, other
         which = relation(there, other_there)
         for a, b in zip(before.releases, after.releases, strict=True):
-            moved = float((flat(a.exact) - flat(b.exact)).norm())
+            distance = float((flat(a.exact) - flat(b.exact)).norm())
             drawn = changed in a.drawn or changed in b.drawn
+            # For a sum over clients, the rows of the clients that did not change must be the same.
             for client in (a.rows.keys() | b.rows.keys()) - {changed}:
                 expect(
                     client in a.rows and client in b.rows and torch.equal(a.rows[client], b.rows[client]),
@@ -146,31 +176,42 @@ class Replays:
                     f"from that with {name}: an answer must depend on the message and that client's records alone.",
                 )
             sensitivity = getattr(self.first.ledger.entries[a.mechanism].event.sensitivity, which)
-            what = f"with {other_name}, release {a.index} of {a.mechanism!r} differs by {moved:.6g} from {name}"
+            what = f"with {other_name}, release {a.index} of {a.mechanism!r} differs by {distance:.6g} from {name}"
             if drawn:
                 allowed = sensitivity * (1 + TOLERANCE)
-                expect(moved <= allowed, f"{what}; its declared sensitivity ({which}) is {sensitivity:.6g}.")
+                expect(distance <= allowed, f"{what}; its declared sensitivity ({which}) is {sensitivity:.6g}.")
                 continue
             expect(
-                moved == 0.0,
+                distance == 0.0,
                 f"{what} although the changed {self.first.ledger.unit} was not in its draw: the release depends on "
                 "records outside of its draw (those of another draw, or a value kept from an earlier call).",
             )
 
 
-def compare_states(first: Fit, other: Fit, where: str, clocks_: set[str], *, last: int | None = None) -> None:
-    """The objects passed to ctx.steps are the same bit by bit after each step, or the `last` steps, and at the end.
+def compare_states(first: Fit, other: Fit, where: str, times: set[str], *, last: int | None = None) -> None:
+    """Compare the objects passed to ctx.steps bit by bit, after each step and at the end.
 
-    With `last`, the order of keys is not compared.
+    Args:
+        first: the first fit.
+        other: the fit to compare with it.
+        where: the beginning of a message, which names the other fit.
+        times: paths that hold times, which are not compared.
+        last: compare the last so many states only, without the order of keys; the state at the end counts as one.
+
+    Raises:
+        ConformanceError: for the first difference.
     """
-    ours, others = without(first.states, clocks_), without(other.states, clocks_)
+    expected, states = without(first.states, times), without(other.states, times)
     if last is None:
-        expect(len(ours) == len(others), f"{where}, ctx.steps made {len(others) - 1} steps instead of {len(ours) - 1}.")
+        expect(
+            len(states) == len(expected),
+            f"{where}, ctx.steps made {len(states) - 1} steps instead of {len(expected) - 1}.",
+        )
     else:
-        ours, others = without_order(ours[-last:]), without_order(others[-last:])
-    for step, (a, b) in enumerate(zip(ours, others, strict=True)):
+        expected, states = without_order(expected[-last:]), without_order(states[-last:])
+    for step, (a, b) in enumerate(zip(expected, states, strict=True)):
         if paths := different(a, b):
-            at = "at the end" if step == len(ours) - 1 else f"after step {step}"
+            at = "at the end" if step == len(expected) - 1 else f"after step {step}"
             raise ConformanceError(
                 f"{where}, the state passed to ctx.steps differs {at} in {_some(paths)}. It is written into "
                 "checkpoints, which are public, together with the state of public randomness: it must be a function "
@@ -178,17 +219,22 @@ def compare_states(first: Fit, other: Fit, where: str, clocks_: set[str], *, las
             )
 
 
-FILES = "they contain something that is not in its state or config."
-
-
 def compare_generators(first: Fit, other: Fit, where: str) -> None:
+    """Compare the generators' state, config, files, samples and drawn labels.
+
+    Raises:
+        ConformanceError: for the first difference.
+    """
     paths = different(first.released, other.released)
     expect(
         not paths,
         f"{where}, the generator differs in {_some(paths)} although all releases were the same: it depends on records "
         "other than through releases.",
     )
-    expect(first.saved == other.saved, f"{where}, the generator saves other files: {FILES}")
+    expect(
+        first.saved == other.saved,
+        f"{where}, the generator saves other files: they contain something that is not in its state or config.",
+    )
     expect(
         torch.equal(first.samples, other.samples) and first.labels == other.labels,
         f"{where}, samples differ although the generator's state and config are the same: sampling reads something "
@@ -197,15 +243,21 @@ def compare_generators(first: Fit, other: Fit, where: str) -> None:
 
 
 def compare_ledgers(first: Fit, other: Fit, where: str) -> None:
-    """The public content of the ledger, as JSON text, and the epsilons that the method claims are the same."""
-    ours, others = first.ledger_file, other.ledger_file
-    asked, asked_there = ([entry["name"] for entry in ledger["entries"]] for ledger in (ours, others))
-    expect(asked == asked_there, f"{where}, other mechanisms were requested: {asked}, {asked_there}. {ASKED}")
-    for entry, there in zip(ours["entries"], others["entries"], strict=True):
-        same = as_json(entry, "entries") == as_json(there, "entries")
-        expect(same, f"{where}, the ledger's entry of {entry['name']!r} differs: {entry}, {there}. {ASKED}")
-    rest = [key for key in ours if as_json(ours[key], "a ledger") != as_json(others[key], "a ledger")]
-    expect(not rest, f"{where}, the ledger differs in {', '.join(rest)}. {ASKED}")
+    """Compare the content of the ledgers, as JSON text, and the epsilons that the method claims.
+
+    Raises:
+        ConformanceError: for the first difference.
+    """
+    expected, ledger = first.ledger_file, other.ledger_file
+    names, other_names = ([entry["name"] for entry in file["entries"]] for file in (expected, ledger))
+    expect(
+        names == other_names, f"{where}, other mechanisms were requested: {names}, {other_names}. {LEDGER_IS_PUBLIC}"
+    )
+    for entry, found in zip(expected["entries"], ledger["entries"], strict=True):
+        same = as_json(entry, "entries") == as_json(found, "entries")
+        expect(same, f"{where}, the ledger's entry of {entry['name']!r} differs: {entry}, {found}. {LEDGER_IS_PUBLIC}")
+    rest = [key for key in expected if as_json(expected[key], "a ledger") != as_json(ledger[key], "a ledger")]
+    expect(not rest, f"{where}, the ledger differs in {', '.join(rest)}. {LEDGER_IS_PUBLIC}")
     expect(
         first.claims == other.claims,
         f"{where}, epsilon_claimed or epsilon_conditional differ: {first.claims}, {other.claims}. They are public, and "
@@ -213,16 +265,21 @@ def compare_ledgers(first: Fit, other: Fit, where: str) -> None:
     )
 
 
-ASKED = "The ledger is public: requests for mechanisms must be a function of releases and public inputs."
+LEDGER_IS_PUBLIC = "The ledger is public: requests for mechanisms must be a function of releases and public inputs."
 
 
 def _some(paths: list[str]) -> str:
+    """The first three paths as text, and how many more there are."""
     shown = ", ".join(path.lstrip("/") for path in paths[:3])
     return shown if len(paths) <= 3 else f"{shown} and {len(paths) - 3} more"
 
 
 def check_kept_state(bench: Bench, first: Fit) -> None:
-    """A fit that writes its first states to a cache, and one that reads them from it, equal the first fit."""
+    """Check that a fit that writes its first private states to a cache, and one that reads them, equal the first fit.
+
+    Raises:
+        ConformanceError: if their releases or generators differ.
+    """
     with tempfile.TemporaryDirectory() as folder:
         for what in ("written to", "read from"):
             place = StatePlace(Path(folder) / what, Path(folder) / "cache", {})
@@ -239,7 +296,11 @@ def check_kept_state(bench: Bench, first: Fit) -> None:
 
 
 def check_empty_draws(bench: Bench) -> None:
-    """Without records every draw is empty; the releases must still be made, and be finite."""
+    """Check that a fit on no records, whose draws are all empty, makes finite releases of every mechanism.
+
+    Raises:
+        ConformanceError: if a mechanism makes no release, or one that is not finite.
+    """
     base = bench.base
     none = DataSet("no records", base.images[:0], base.labels[:0], base.ids[:0], base.clients[:0])
     fit = bench.fit(none, Tape())
@@ -248,12 +309,18 @@ def check_empty_draws(bench: Bench) -> None:
             bool(torch.isfinite(flat(release.noisy)).all()),
             f"{release.mechanism!r}: the release of an empty draw is not finite.",
         )
-    made = {name: entry.executed for name, entry in fit.ledger.entries.items()}
-    expect(all(made.values()), f"no release was made on empty draws ({made}).")
+    executed = {name: entry.executed for name, entry in fit.ledger.entries.items()}
+    expect(all(executed.values()), f"no release was made on empty draws ({executed}).")
 
 
 def check_generator(fit: Fit, image_shape: tuple[int, int, int], num_classes: int) -> None:
-    """Sampling: uint8 [n, c, h, w]; a function of (seed, i, label i) alone; the same after saving and loading."""
+    """Check that samples are uint8 [n, c, h, w], and that sample i is a function of the seed, i and label i alone.
+
+    Saving and loading the generator must not change its samples.
+
+    Raises:
+        ConformanceError: for the first rule that is broken.
+    """
     generator, labels = fit.generator, torch.arange(SAMPLES) % num_classes
     images = generator.sample(labels, seed=SAMPLE_SEED)
     expect(
@@ -268,12 +335,12 @@ def check_generator(fit: Fit, image_shape: tuple[int, int, int], num_classes: in
     expect(not torch.equal(images, generator.sample(labels, seed=2)), "two seeds gave the same samples.")
     expect(
         torch.equal(images[:7], generator.sample(labels[:7], seed=SAMPLE_SEED)),
-        "the first samples depend on how many are asked for.",
+        "the first samples depend on the number of samples.",
     )
     others = labels.clone()
     others[1:] = (others[1:] + 1) % num_classes
     one = generator.sample(others, seed=SAMPLE_SEED)[0]
-    expect(torch.equal(images[0], one), "a sample depends on the labels of others.")
+    expect(torch.equal(images[0], one), "a sample depends on the labels of other samples.")
     expect(len(generator.sample(labels[:0], seed=SAMPLE_SEED)) == 0, "no labels should give no images.")
     with tempfile.TemporaryDirectory() as folder:
         generator.save(Path(folder))

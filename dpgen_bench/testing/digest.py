@@ -1,4 +1,4 @@
-"""Digests of what must be equal bit by bit: state dicts by path, rows of a log, and the entries that are times."""
+"""Digests by which state dicts, rows of a log and other public values are compared bit by bit, and times are exempt."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from dpgen_bench.testing.errors import ConformanceError
 
 Digests = dict[str, str]
 
-# The name of an entry that is a time, or a rate per time. Its value must be a number >= 0 (a float, or an int such as
-# that of `time.time_ns`; digests keep both readable after FLOAT) and differ in a second fit on the same data.
+# Names of entries that may be times or rates per time. The value of such an entry must be a number >= 0 (a float, or an
+# int such as that of `time.time_ns`) and must differ in a second fit on the same data.
 CLOCK = re.compile(r"second|time|elapsed|duration|clock|_s$|_ms$|_us$|_ns$|per_sec$")
-FLOAT = "float "
-ORDER = "/(type and order)"
+FLOAT = "float "  # begins the digest of a number, which is kept readable
+ORDER = "/(type and order)"  # ends the path of a container's type and key order
 
 
 def digests(value: Any, path: str = "") -> Digests:
-    """Path -> hash of every leaf of nested dicts, lists and tuples; tensors by type, shape, strides and bits.
+    """The digest of every leaf of nested dicts, lists and tuples, by its path.
 
-    The type of a container and the order of its keys have an entry of their own, whose path ends in ORDER.
+    The digest of a tensor depends on its type, shape, strides and bits. The type of a container and the order of its
+    keys have an entry of their own, whose path ends in ORDER.
 
     Raises:
-        TypeError: for a leaf that is no tensor, text or number.
+        TypeError: for a leaf that is not a tensor, text, bytes, number, dtype, device or None.
     """
     return dict(_leaves(value, path))
 
@@ -50,14 +51,14 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 def _hash(value: Any) -> str:
     if type(value) is int:
-        return f"{FLOAT}{value}"  # no float is written like that: 1.0 keeps its point
+        return f"{FLOAT}{value}"  # differs from every float, since 1.0 is written with its point
     if isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1)
         trained = value.requires_grad if isinstance(value, nn.Parameter) else None
         kind = f"{value.dtype}{tuple(value.shape)}{value.stride()}{trained}"
         return _digest(kind, flat.view(torch.uint8).numpy().tobytes())
     if isinstance(value, float):
-        # Not every NaN has the same bits.
+        # The text "nan" is the same for all NaNs, whose bits may differ.
         return f"{FLOAT}{value!r}" + (struct.pack(">d", value).hex() if value != value else "")
     if isinstance(value, bool | int | complex | str | bytes | torch.dtype | torch.device | None):
         return _digest(type(value).__name__, repr(value).encode())
@@ -69,10 +70,14 @@ def _digest(kind: str, content: bytes) -> str:
 
 
 def as_json(value: Any, what: str) -> str:
-    """The JSON text of `value` in a public file, with its keys in their own order.
+    """The JSON text of `value`, with its keys in their own order.
+
+    Args:
+        value: what a public file will contain.
+        what: names the value in the message of the error.
 
     Raises:
-        ConformanceError: if JSON cannot hold it.
+        ConformanceError: if the value cannot be written as JSON.
     """
     try:
         return json.dumps(value)
@@ -86,17 +91,18 @@ def different(one: Digests, other: Digests) -> list[str]:
 
 
 def clocks(one: list[Digests], again: list[Digests]) -> set[str]:
-    """The paths of times: by their name, numbers >= 0, and different in a second fit on the same data.
+    """Paths of entries that have the name of a time, are numbers >= 0, and differ between two fits on the same data.
 
-    An entry that is the same twice is compared like any other, so that a private value cannot pass by its name alone.
+    An entry that is the same in both fits is compared like any other, so that a private value is not exempt because of
+    its name alone.
     """
-    found = set()
+    times = set()
     for a, b in zip(one, again, strict=False):
         for path in different(a, b):
             both = _is_time(a.get(path, "")) and _is_time(b.get(path, ""))
             if both and CLOCK.search(path.rsplit("/", 1)[-1]):
-                found.add(path)
-    return found
+                times.add(path)
+    return times
 
 
 def _is_time(digest: str) -> bool:

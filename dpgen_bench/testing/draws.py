@@ -1,4 +1,4 @@
-"""Statistical tests of what a replay cannot detect: the scale of noise, and how records or clients are drawn."""
+"""Statistical tests of the scale of noise, and of draws of records or clients, which a replay cannot check."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from dpgen_bench.privacy.sampling import FixedSize, OneClient, OneShard, Poisson
 from dpgen_bench.testing.bench import Fit, flat
 from dpgen_bench.testing.errors import expect
 
-FALSE_ALARM = 1e-6  # of each test, for an honest method
+FALSE_ALARM = 1e-6  # the probability with which each test rejects an honest method
 
 
 def check_noise(fit: Fit) -> None:
-    """Two-sided chi-square test of (noisy - exact) / std per mechanism; no correlation between two releases."""
+    """Test that the noise of each mechanism has the ledger's standard deviation and is independent between releases.
+
+    The scale is tested by a two-sided chi-square test of (noisy - exact) / std, and each pair of releases by its
+    correlation.
+
+    Raises:
+        ConformanceError: if a test rejects.
+    """
     for name, entry in fit.ledger.entries.items():
         noises = [flat(r.noisy) - flat(r.exact) for r in fit.tape.releases if r.mechanism == name]
         if not noises or entry.event.std == 0:
@@ -32,18 +39,25 @@ def check_noise(fit: Fit) -> None:
         )
         if len(noises) > 1:
             directions = scaled / scaled.norm(dim=1, keepdim=True)
-            worst = float((directions @ directions.T).fill_diagonal_(0.0).abs().max())
+            largest = float((directions @ directions.T).fill_diagonal_(0.0).abs().max())
             pairs = len(noises) * (len(noises) - 1) / 2
             limit = stats.norm.isf(FALSE_ALARM / (2 * pairs)) / math.sqrt(scaled.shape[1])
             expect(
-                worst < max(limit, 1e-6) or limit >= 1,
-                f"{name!r}: the noise of two releases is correlated ({worst:.3f}, at most {limit:.3f} by chance); the "
-                "same noise must never be added to two queries.",
+                largest < max(limit, 1e-6) or limit >= 1,
+                f"{name!r}: the noise of two releases is correlated ({largest:.3f}, at most {limit:.3f} by chance); "
+                "the same noise must never be added to two queries.",
             )
 
 
 def check_draws(fit: Fit) -> None:
-    """Binomial tests: each unit is drawn at the ledger's rate, and twice in a row at its square."""
+    """Test that records or clients are drawn as the ledger states, independently for each release.
+
+    For Poisson sampling, binomial tests compare how often a unit is drawn with the rate, and how often it is drawn in
+    two consecutive releases with the square of the rate.
+
+    Raises:
+        ConformanceError: if a test rejects, or if a draw cannot come from the ledger's sampling.
+    """
     records = fit.units
     for name, entry in fit.ledger.entries.items():
         sampling = entry.event.sampling
@@ -79,7 +93,7 @@ def check_draws(fit: Fit) -> None:
 
 
 def _check_shards(name: str, sampling: OneShard, draws: list[np.ndarray], records: int) -> None:
-    """Draws are whole shards of one partition into parts of equal size, and follow the ledger's schedule."""
+    """Test that draws are whole shards of one partition into parts of equal size, drawn by the ledger's schedule."""
     shards = {tuple(draw) for draw in draws}
     members = [record for shard in shards for record in shard]
     expect(
@@ -97,7 +111,7 @@ def _check_shards(name: str, sampling: OneShard, draws: list[np.ndarray], record
 
 
 def _check_schedule(name: str, what: str, schedule: str, parts: int, visits: int, draws: int) -> None:
-    """Whether `visits`, those of the part that was drawn most often, fit the ledger's schedule."""
+    """Test that `visits` draws of one shard or client, the largest number of any, fit the ledger's schedule."""
     if schedule == "public_balanced":
         most = -(-draws // parts)
         expect(
@@ -115,7 +129,7 @@ def _check_schedule(name: str, what: str, schedule: str, parts: int, visits: int
 
 
 def _check_one_client(name: str, sampling: OneClient, draws: list[np.ndarray]) -> None:
-    """A draw is one client, and none is drawn more often than its cap or the ledger's schedule allows."""
+    """Test that a draw is one client, drawn no more often than its cap and the ledger's schedule allow."""
     expect(
         all(len(draw) == 1 for draw in draws),
         f"{name!r}: expected one client in each draw, got {sorted({len(draw) for draw in draws})}.",
@@ -130,7 +144,7 @@ def _check_one_client(name: str, sampling: OneClient, draws: list[np.ndarray]) -
 
 
 def _check_fixed_size(name: str, sampling: FixedSize, draws: list[np.ndarray]) -> None:
-    """Draws have the ledger's size, contain no client twice, and are independent of each other."""
+    """Test that draws have the ledger's size, contain no client twice, and are independent of each other."""
     for draw in draws:
         expect(
             len(set(draw.tolist())) == len(draw) == sampling.size,
@@ -138,7 +152,8 @@ def _check_fixed_size(name: str, sampling: FixedSize, draws: list[np.ndarray]) -
         )
     again = sum(len(np.intersect1d(a, b)) for a, b in itertools.pairwise(draws))
     common = stats.hypergeom.pmf(np.arange(sampling.size + 1), sampling.of, sampling.size, sampling.size)
-    law = np.ones(1)  # of `again`: what two draws have in common is hypergeometric, independently for each pair
+    # The size of the intersection of two draws is hypergeometric, and independent for each consecutive pair.
+    law = np.ones(1)  # the distribution of `again`
     for _ in draws[1:]:
         law = np.convolve(law, common)
     p = float(law[again:].sum())

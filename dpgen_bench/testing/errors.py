@@ -4,13 +4,14 @@ from __future__ import annotations
 
 
 class ConformanceError(AssertionError):
-    """A method (or the harness itself) broke a rule on which privacy depends."""
+    """Raised when a method, or the harness itself, breaks a rule on which privacy depends."""
 
 
 class PrivateAccess(ConformanceError):
-    """A plugin used a private attribute of a harness object."""
+    """Raised when a plugin uses a private attribute of a harness object."""
 
 
-def expect(condition: bool, otherwise: str) -> None:
+def expect(condition: bool, message: str) -> None:
+    """Raise a `ConformanceError` with this message unless the condition holds."""
     if not condition:
-        raise ConformanceError(otherwise)
+        raise ConformanceError(message)

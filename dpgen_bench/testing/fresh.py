@@ -1,8 +1,8 @@
-"""Load and sample a saved generator in a new process, which has neither data nor network.
+"""Loads and samples a saved generator in a new process that has neither data nor network.
 
 Statistics that a method keeps outside of its generator's state (in a global, a class attribute, a default argument, a
-file) do not exist in that process. Python and PyTorch take seconds to import, so one server process imports the harness
-once, and forks for each generator; plugins are imported in the fork alone.
+file) do not exist in that process. Importing PyTorch takes seconds, so one server process imports the harness once and
+forks for each generator. Only the fork imports plugins.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ from torch import Tensor
 
 from dpgen_bench.generator import Generator
 
-PATIENCE_S = 600.0  # for one generator, on a machine that is busy with other things
+TIMEOUT_S = 600.0  # for one generator; long enough for a busy machine
 
 
 class NotSampled(RuntimeError):
-    """A generator could not be loaded or sampled in a fresh process; the message says why."""
+    """Raised if a generator cannot be loaded or sampled in a fresh process; the message states the reason."""
 
 
 class FreshSamples:
-    """Samples of a generator from a fresh process, made while the caller goes on; `result` waits for them.
+    """Draws samples of a generator in a fresh process while the caller continues; `result` waits for them.
 
     Args:
-        started: time (seconds since the epoch) at which the first fit began; files that are newer are not read.
-        closed: folders that hold data, from which nothing is read.
+        generator: is saved to a temporary folder and loaded from there.
+        labels: int64 [n], of the samples.
+        seed: of the samples.
+        started: time (seconds since the epoch) at which the first fit began; newer files must not be read.
+        closed: folders that contain data, from which no file must be read.
     """
 
     def __init__(self, generator: Generator, labels: Tensor, seed: int, started: float, closed: list[str]) -> None:
@@ -54,45 +57,46 @@ class FreshSamples:
             "started": started,
             "closed": [str(Path(place).resolve()) for place in closed],
         }
-        self._answer: dict[str, Any] = {}
-        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._reply: dict[str, Any] = {}
+        self._thread = threading.Thread(target=self._send, daemon=True)
         self._thread.start()
 
-    def _ask(self) -> None:
+    def _send(self) -> None:
         try:
-            self._answer = _SERVER.ask(self._request)
+            self._reply = _SERVER.reply(self._request)
         except Exception as error:
-            self._answer = {"error": f"{type(error).__name__}: {error}"}
+            self._reply = {"error": f"{type(error).__name__}: {error}"}
 
     def result(self) -> Tensor:
-        """uint8 [n, c, h, w].
+        """The samples, uint8 [n, c, h, w].
 
         Raises:
-            NotSampled: if the generator cannot be loaded or sampled there.
+            NotSampled: if the generator cannot be loaded or sampled in the new process.
         """
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         if self._thread.is_alive():
-            raise NotSampled(f"sampling did not end within {PATIENCE_S:g} s")
-        if "error" in self._answer:
-            raise NotSampled(str(self._answer["error"]))
+            raise NotSampled(f"sampling did not end within {TIMEOUT_S:g} s")
+        if "error" in self._reply:
+            raise NotSampled(str(self._reply["error"]))
         return load_file(Path(self._folder.name) / "samples.safetensors")["samples"]
 
     def close(self) -> None:
-        """Remove the saved files, without waiting for an answer that is still being computed."""
+        """Remove the saved files, without waiting for samples that are still being drawn."""
         self._folder.cleanup()
 
 
 class _Server:
-    """A process that forks for each request; started at the first one."""
+    """A process that forks for each request; the first request starts it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def reply(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The reply to a request: empty, or a dict with the text of an "error"."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
-                # The harness must be the one that is running, not another that is installed.
+                # The new process must import this harness, not another one that is installed.
                 home = str(Path(__file__).resolve().parents[2])
                 path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
                 self._process = subprocess.Popen(
@@ -108,15 +112,15 @@ class _Server:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
-        return json.loads(line) if line else {"error": "the process ended without an answer"}
+        return json.loads(line) if line else {"error": "the process ended without a reply"}
 
     def close(self) -> None:
         if self._process is not None:
             assert self._process.stdin is not None
-            self._process.stdin.close()  # the server ends where its requests do
+            self._process.stdin.close()  # the server ends when its input does
             try:
                 self._process.wait(10)
-            except subprocess.TimeoutExpired:  # it works on a request whose answer is no longer needed
+            except subprocess.TimeoutExpired:  # it works on a request whose reply is no longer needed
                 self._process.kill()
                 self._process.wait()
             self._process = None
@@ -126,31 +130,35 @@ _SERVER = _Server()
 
 
 def serve() -> None:
-    """The server's loop: a request in, a fork that answers it. Without `fork` (Windows) it answers one and ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # output of plugins must not be read as an answer
+    """Read requests from standard input, one JSON text a line, and write a reply to each to standard output.
+
+    A fork handles each request. Where `os.fork` does not exist (Windows), the process handles one request and ends.
+    """
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # output of plugins must not be read as a reply
     for line in sys.stdin:
         if not hasattr(os, "fork"):
-            print(json.dumps(_answer(json.loads(line))), file=answers, flush=True)
+            print(json.dumps(_handle(json.loads(line))), file=replies, flush=True)
             return
         child = os.fork()
         if child == 0:
             try:
-                print(json.dumps(_answer(json.loads(line))), file=answers, flush=True)
+                print(json.dumps(_handle(json.loads(line))), file=replies, flush=True)
             finally:
                 os._exit(0)
         _, status = os.waitpid(child, 0)
         if status != 0:
-            print(json.dumps({"error": f"its process ended with status {status}"}), file=answers, flush=True)
+            print(json.dumps({"error": f"its process ended with status {status}"}), file=replies, flush=True)
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
+def _handle(request: dict[str, Any]) -> dict[str, Any]:
+    """Load and sample the generator of a request, and write the samples; returns the reply."""
     folder = Path(request["folder"])
     try:
         sys.path[:] = request["path"]
         os.chdir(request["cwd"])
         torch.set_num_threads(request["threads"])
-        sys.addaudithook(closed_world(folder, request["started"], request["closed"]))
+        sys.addaudithook(access_refused(folder, request["started"], request["closed"]))
         generator = Generator.load(folder / "generator")
         labels = load_file(folder / "labels.safetensors")["labels"]
         save_file({"samples": generator.sample(labels, request["seed"])}, folder / "samples.safetensors")
@@ -159,26 +167,37 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def closed_world(own: Path, started: float, closed: list[str]) -> Callable[[str, tuple[Any, ...]], None]:
-    """An audit hook that refuses the network, other processes, data folders, and files written since `started`."""
+def access_refused(own: Path, started: float, closed: list[str]) -> Callable[[str, tuple[Any, ...]], None]:
+    """An audit hook that refuses the network, other processes, data folders, and files written since `started`.
+
+    Args:
+        own: the folder of the request, whose files may be read and written.
+        started: seconds since the epoch.
+        closed: the data folders.
+
+    Returns:
+        The hook, which raises PermissionError. It lets files of code pass.
+    """
     refused = ("socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
     code = (".py", ".pyc", ".so", ".pyd", ".dll")
-    busy = threading.local()
+    inside = threading.local()  # the hook itself may open files, which must not call it again
 
-    def hook(event: str, given: tuple[Any, ...]) -> None:
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event in refused:
             raise PermissionError(f"sampling used {event}: a generator must need no network and no other process.")
-        if event != "open" or not isinstance(given[0], str | bytes | os.PathLike) or getattr(busy, "now", False):
+        if event != "open" or not isinstance(arguments[0], str | bytes | os.PathLike):
             return
-        busy.now = True
+        if getattr(inside, "hook", False):
+            return
+        inside.hook = True
         try:
-            path = Path(os.fsdecode(given[0])).absolute()
+            path = Path(os.fsdecode(arguments[0])).absolute()
             if path.is_relative_to(own) or path.suffix in code or not path.is_file():
                 return
             newer = path.stat().st_mtime >= started
             data = [place for place in closed if path.resolve().is_relative_to(place)]
         finally:
-            busy.now = False
+            inside.hook = False
         if data or newer:
             what = "of the data" if data else "written since the fit began"
             raise PermissionError(f"sampling opened {path}, a file {what}: a generator must contain all that it needs.")
@@ -187,5 +206,5 @@ def closed_world(own: Path, started: float, closed: list[str]) -> Callable[[str,
 
 
 def now() -> float:
-    """Seconds since the epoch, less one by which the clock of a file system may lag behind."""
+    """Seconds since the epoch, minus one second by which the clock of a file system may be behind."""
     return time.time() - 1.0

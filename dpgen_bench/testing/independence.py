@@ -1,43 +1,38 @@
-"""Row independence: row i of a private function must depend on record i and public inputs alone.
+"""Checks that row i of a private function depends on record i and public inputs alone.
 
-The declared sensitivities of `PerRecord` and `PerRecordGradient` depend on that, and the sum of clipped rows does not
-show it. The function of a release is therefore evaluated again: on parts of its draw, on the draw in another order, and
-on draws with other records next to the kept ones. The rows, or the gradients of single losses, are compared before they
-are clipped, so that clipping cannot hide a difference.
+The declared sensitivities of `PerRecord` and `PerRecordGradient` require this, and the sum of clipped rows does not
+show whether it holds. The function of a release is therefore evaluated again: on parts of its draw, on the draw in
+another order, and on draws with other records next to the kept ones. The rows, or the gradients of single losses, are
+compared before they are clipped, so that clipping cannot hide a difference.
 
-Matrix products of another shape round differently. Evaluations are in float64 if the function allows it, where a
+Matrix products of different shapes round differently. Functions are evaluated in float64 if they allow it, where a
 difference can be distinguished from rounding. In float32, the gradient of a record at the kink of an activation may
 differ between shapes. A difference between shapes or orders in float32 therefore counts only if slightly darkened
-copies of the draw show it, too: they are no longer at the kink, whereas rows that depend on their position, or on the
-number of records, still differ.
+copies of the draw show it, too: these records are no longer at the kink, whereas rows that depend on their position, or
+on the number of records, still differ.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dpgen_bench.method import Context
 from dpgen_bench.privacy.allowance import Allowance
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PublicRows, unit_range
 from dpgen_bench.privacy.gradients import clipped_gradient_sum
 from dpgen_bench.privacy.record_rng import RecordRng, names_rng
 from dpgen_bench.testing.bench import Bench, Tape, random_images
+from dpgen_bench.testing.call_state import restored
 from dpgen_bench.testing.errors import ConformanceError
 
-MOST_RECORDS = 32  # of a draw; more would only cost time
-RELATIVE = {torch.float64: 1e-7, torch.float32: 1e-4}  # of the size of what is compared
-LIBRARIES = ("torch", "numpy", "dpgen_bench")  # packages whose objects a function of a plugin does not change
-DARKENED = (0.999, 0.99, 0.9)  # factors of images, for each of which a difference in float32 must show again
+MOST_RECORDS = 32  # of a draw that are compared; more would only cost time
+RELATIVE = {torch.float64: 1e-7, torch.float32: 1e-4}  # tolerance, relative to the norm of a row
+DARKENED = (0.999, 0.99, 0.9)  # factors of images; a difference in float32 counts if it appears for each of them
 NO_CLIPPING = 1e12  # a norm that no gradient of a sensible method has, and whose square fits into float32
 OF_THE_BOUND = 1e-6  # differences below this share of C move no release by more than rounding does
 
@@ -45,29 +40,32 @@ OF_THE_BOUND = 1e-6  # differences below this share of C move no release by more
 def check_row_independence(bench: Bench, first: Tape, releases: int) -> int:
     """Fit again on the same data and check the private functions of up to `releases` releases of each mechanism.
 
-    The result of this fit is not used, since functions were called more often than in a normal fit.
+    The result of this fit is not used, since functions are called more often than in a normal fit.
 
     Returns:
         The number of releases that were checked; 0 for a method without rows that belong to records.
+
+    Raises:
+        ConformanceError: if rows depend on other records, or if the additional calls make the fit fail.
     """
-    made: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for release in first.releases:
-        made[release.mechanism] = made.get(release.mechanism, 0) + 1
-    chosen = {name: set(_spread(number, releases)) for name, number in made.items()}
-    looked_at = 0
+        numbers[release.mechanism] = numbers.get(release.mechanism, 0) + 1
+    chosen = {name: set(_spread(number, releases)) for name, number in numbers.items()}
+    checked = 0
 
     def query(
         mechanism: Allowance, index: int, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None
     ) -> None:
-        nonlocal looked_at
+        nonlocal checked
         bound = mechanism.bound
         if not isinstance(bound, PerRecord | PerRecordGradient) or index not in chosen[mechanism.name]:
             return
         if len(batch) == 0:
             chosen[mechanism.name].add(index + 1)  # an empty draw has no rows: take the next one
             return
-        Question(mechanism.name, index, bound, fn, batch, public, bench.num_classes).ask()
-        looked_at += 1
+        RowComparison(mechanism.name, index, bound, fn, batch, public, bench.num_classes).check()
+        checked += 1
 
     try:
         bench.fit(bench.base, Tape(source=first, query=query))
@@ -79,19 +77,31 @@ def check_row_independence(bench: Bench, first: Tape, releases: int) -> int:
             f"({error}): a call changes something that the rest of the fit uses. A private function must have no "
             "effect other than the value that it returns."
         ) from error
-    return looked_at
+    return checked
 
 
 def _spread(number: int, most: int) -> list[int]:
-    """At most `most` of 0..number-1, with the first, the second and the last."""
+    """At most `most` of the numbers 0 .. number-1, including the first, the second and the last."""
     if number <= most:
         return list(range(number))
     return sorted({0, 1, *np.linspace(0, number - 1, max(most - 1, 2)).astype(int).tolist()})
 
 
 @dataclass
-class Question:
-    """One private function, and the draw on which its rows are compared."""
+class RowComparison:
+    """Compares the rows of one private function between variants of one draw.
+
+    Attributes:
+        mechanism: the name of the mechanism.
+        index: the number of the release.
+        bound: the bound of the mechanism.
+        fn: the private function.
+        whole: the draw; its first MOST_RECORDS records are used.
+        public: the public rows of the release, if any.
+        num_classes: the number of classes.
+        dtype: the precision of the comparison: float64, or float32 for a function that casts to it.
+        weights: float64, one for each row.
+    """
 
     mechanism: str
     index: int
@@ -108,10 +118,10 @@ class Question:
         self.where = f"release {self.index} of {self.mechanism!r}"
         rows = len(self.whole) + (0 if self.public is None else len(self.public[1]))
         rng = torch.Generator().manual_seed(self.index)
-        # One weight for each row, so that one backward pass compares the gradients of all rows.
+        # With random weights, one backward pass for the weighted sum of losses compares the gradients of all rows.
         self.weights = torch.randn(rows, generator=rng, dtype=torch.float64)
 
-    def ask(self) -> None:
+    def check(self) -> None:
         """Compare the rows of the whole draw with those of every variant.
 
         Raises:
@@ -127,20 +137,22 @@ class Question:
                     "of its records, of public inputs that do not change during a release, and of the `rng` that it is "
                     "given, because a release may call it on parts of a draw of any size."
                 )
-            self._refuse_if_nothing_is_finite(everything)
+            self._refuse_if_no_row_is_finite(everything)
             others = self._other_records(len(self.whole))
+            # Draws of one shape: rounding is the same, so each difference counts.
             for name, before, after, rows, at in self._same_shape(others):
                 if self._differs(before, after, rows, at, at):
-                    self._accuse(f"changed when {name}")
+                    self._raise_dependent(f"changed when {name}")
+            # Other shapes and orders: in float32 the darkened copies must differ, too.
             factors = () if self.dtype == torch.float64 else DARKENED
             for name, batch, rows, at in self._other_shape(others):
                 if all(
                     self._differs(_darkened(self.whole, factor), _darkened(batch, factor), rows, rows, at)
                     for factor in (1.0, *factors)
                 ):
-                    self._accuse(f"differ {name}")
+                    self._raise_dependent(f"differ {name}")
 
-    def _accuse(self, what: str) -> None:
+    def _raise_dependent(self, what: str) -> None:
         kind = "rows" if isinstance(self.bound, PerRecord) else "per-record gradients"
         raise ConformanceError(
             f"{self.where}: {kind}, before clipping, {what}. Row i must depend on record i and public inputs alone, "
@@ -165,24 +177,25 @@ class Question:
             rest = torch.ones(b, dtype=torch.bool)
             rest[kept] = False
             first = self._scaled(self.whole.rows(kept[:1]))
-            for name, images, labels in self._wild(others, first):
+            for name, images, labels in self._replacements(others, first):
                 batch = self._scaled(self.whole)
                 batch.images[rest], batch.labels[rest] = images[rest], labels[rest]
                 yield f"the other records of the draw were {name}", self._scaled(self.whole), batch, kept, kept
-        # This also covers a draw of one record: two different pairs of other records come before it.
+        # A draw of one record has no others to change, so the draw is also compared behind two different pairs.
         everything, behind = torch.arange(b), torch.arange(2, b + 2)
-        whole, quiet = self._scaled(self.whole), others.rows(torch.arange(2) % b)
+        whole, pair = self._scaled(self.whole), others.rows(torch.arange(2) % b)
         first = self._scaled(self.whole.rows(slice(0, 1)))
-        for name, images, labels in self._wild(quiet, first):
-            two = Batch(images, labels, quiet.ids, quiet.key)
-            yield f"others in the draw were {name}", _joined(quiet, whole), _joined(two, whole), everything, behind
+        for name, images, labels in self._replacements(pair, first):
+            other = Batch(images, labels, pair.ids, pair.key)
+            yield f"others in the draw were {name}", _joined(pair, whole), _joined(other, whole), everything, behind
 
-    def _wild(self, others: Batch, kept: Batch) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def _replacements(self, others: Batch, kept: Batch) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """(name, images, labels) with which the other records of a draw are replaced."""
         images, labels, b = others.images.to(self.dtype), others.labels, len(others)
         yield "replaced", images, labels
         yield "copies of one", kept.images.expand_as(images).clone(), kept.labels.expand(b).clone()
         yield "dark and of one class", torch.zeros_like(images), torch.zeros_like(labels)
-        yield "wild", (images - 0.5) * 20.0, (labels + 1) % self.num_classes
+        yield "outside of [0, 1]", (images - 0.5) * 20.0, (labels + 1) % self.num_classes
         if isinstance(self.bound, PerRecord):
             yield "NaN", torch.full_like(images, math.nan), labels
             yield "1e30", torch.full_like(images, 1e30), labels
@@ -203,33 +216,42 @@ class Question:
         yield "before as many other records", _joined(whole, others), everything, everything
 
     def _scaled(self, batch: Batch) -> Batch:
-        """A copy with images in [0, 1] in the precision of the comparison."""
+        """A copy in the precision of the comparison, with uint8 images converted to [0, 1]."""
         images, labels = unit_range(batch.images), batch.labels
         return Batch(images.to(self.dtype, copy=True), labels.clone(), batch.ids, batch.key)
 
     def _choose_precision(self, everything: Tensor) -> None:
+        """Keep float64 if the function can be evaluated in it; otherwise use float32."""
         try:
             value = self._value(self._scaled(self.whole), everything, everything)
             if value.dtype == torch.float64:
                 return
-        except Exception:  # a function that casts to float32 somewhere
+        except Exception:  # the function casts to float32 at some point
             pass
         self.dtype = torch.float32
 
     def _differs(
         self, one: Batch, other: Batch, rows: Tensor, at: Tensor | None = None, then: Tensor | None = None
     ) -> bool:
-        """Whether rows of the draw, `at` these places of one and `then` of another, differ by more than rounding."""
-        at, then = (rows if places is None else places for places in (at, then))
+        """Whether rows differ between two draws by more than rounding.
+
+        Args:
+            one: a draw.
+            other: another draw.
+            rows: numbers of the compared rows in the whole draw.
+            at: their positions in `one`; the same numbers by default.
+            then: their positions in `other`; the same numbers by default.
+        """
+        at, then = (rows if positions is None else positions for positions in (at, then))
         a, b = self._value_of(one, at, rows), self._value_of(other, then, rows)
         if isinstance(self.bound, PerRecordGradient) and not bool(torch.isfinite(a + b).all()):
-            # One row without a finite gradient makes the sum useless for a comparison.
+            # One row whose gradient is not finite makes the whole sum NaN: compare the other rows.
             if math.isinf(self.bound.C):
-                return False  # without clipping there is no sensitivity to check, and any layers are allowed
+                return False  # without clipping there is no sensitivity to check, and all layers are allowed
             a, b = self._value_of(one, at, rows, finite=True), self._value_of(other, then, rows, finite=True)
         return not _close(a, b, RELATIVE[self.dtype], self.bound)
 
-    def _refuse_if_nothing_is_finite(self, everything: Tensor) -> None:
+    def _refuse_if_no_row_is_finite(self, everything: Tensor) -> None:
         finite = torch.isfinite(self._value_of(self.whole, everything, everything))
         nothing = not bool(finite.any())
         if isinstance(self.bound, PerRecordGradient) and not bool(finite.all()) and math.isfinite(self.bound.C):
@@ -242,6 +264,7 @@ class Question:
             )
 
     def _value_of(self, batch: Batch, at: Tensor, rows: Tensor, *, finite: bool = False) -> Tensor:
+        """As `_value`, on a copy of the batch; an error of the function becomes a ConformanceError."""
         try:
             return self._value(self._scaled(batch), at, rows, finite=finite)
         except Exception as error:
@@ -254,7 +277,10 @@ class Question:
         """The rows `at` [k, ...], or a weighted sum [1, p] of their gradients and of those of public rows.
 
         Args:
-            finite: leave out gradients that are not finite, as a release does, and with its code.
+            batch: the draw to evaluate the function on.
+            at: positions of the rows in it.
+            rows: numbers of these rows in the whole draw, which select their weights.
+            finite: leave out gradients that are not finite, as a release does, by the same code.
         """
         self.restore(self.dtype)
         weights = self.weights[rows]
@@ -263,7 +289,7 @@ class Question:
         if isinstance(self.bound, PerRecord):
             with torch.enable_grad():  # as in a release: rows may be gradients
                 return self._call(images, labels, ids).detach()[at.to(labels.device)]
-        if self.public is not None:
+        if self.public is not None:  # they follow the records, with negative ids and a mask
             r = len(self.public[1])
             more = (torch.cat([torch.zeros_like(labels), torch.ones_like(self.public[1])]).bool(),)
             at = torch.cat([at, len(labels) + torch.arange(r)])
@@ -273,11 +299,11 @@ class Question:
             labels = torch.cat([labels, self.public[1]])
         parameters = [p for p in self.bound.module.parameters() if p.requires_grad]
         if finite:
-            every = torch.zeros(len(labels), dtype=images.dtype).index_put((at,), weights.to(images.dtype))
+            all_weights = torch.zeros(len(labels), dtype=images.dtype).index_put((at,), weights.to(images.dtype))
             total = clipped_gradient_sum(
                 self.bound.module,
-                lambda every, *given: self._call(*given) * every,
-                (every.to(images.device), images, labels, ids, *more),
+                lambda row_weights, *arguments: self._call(*arguments) * row_weights,
+                (all_weights.to(images.device), images, labels, ids, *more),
                 NO_CLIPPING,
                 backend=self.bound.backend,
             )
@@ -289,7 +315,7 @@ class Question:
         return torch.cat([part.flatten() for part in whole])[None]
 
     def _call(self, images: Tensor, labels: Tensor, ids: Tensor, *more: Tensor) -> Tensor:
-        images, labels = images.clone(), labels.clone()  # a function may change what it is given in place
+        images, labels = images.clone(), labels.clone()  # the function may change its arguments in place
         if names_rng(self.fn):
             return self.fn(images, labels, *more, rng=RecordRng(self.whole.key, ids))
         return self.fn(images, labels, *more)
@@ -306,7 +332,7 @@ def _darkened(batch: Batch, factor: float) -> Batch:
 
 
 def _close(a: Tensor, b: Tensor, relative: float, bound: Bound) -> bool:
-    """Each row within `relative` of its norm, or within OF_THE_BOUND of the bound; NaN equals NaN."""
+    """Whether each row differs by at most `relative` of its norm plus OF_THE_BOUND of the bound; NaN equals NaN."""
     a, b = a.detach().double().flatten(1), b.detach().double().flatten(1)
     if not torch.equal(torch.isfinite(a), torch.isfinite(b)):
         return False
@@ -314,75 +340,3 @@ def _close(a: Tensor, b: Tensor, relative: float, bound: Bound) -> bool:
     floor = OF_THE_BOUND * (bound.C if math.isfinite(bound.C) else 1.0)
     allowed = relative * a.norm(dim=1) + floor
     return bool(((a - b).norm(dim=1) <= allowed).all())
-
-
-@contextmanager
-def restored(fn: Callable[..., Any], bound: Bound) -> Iterator[Callable[[torch.dtype], None]]:
-    """Yields restore(dtype), which resets everything that one call of `fn` may change for the next.
-
-    That is: parameters and buffers of every module that `fn` can use (floating ones cast to dtype), its random
-    generators, and the global ones. On exit everything is as it was before.
-    """
-    modules = [thing for thing in _within_reach([fn, getattr(bound, "module", None)]) if isinstance(thing, nn.Module)]
-    streams = [thing for thing in _within_reach([fn]) if isinstance(thing, torch.Generator)]
-    tensors = {id(t): t for module in modules for t in (*module.parameters(), *module.buffers())}
-    saved = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
-    states = [(stream, stream.get_state()) for stream in streams]
-    world = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-
-    def restore(dtype: torch.dtype | None) -> None:
-        for tensor, before in saved:
-            tensor.data = before.to(dtype, copy=True) if dtype and before.is_floating_point() else before.clone()
-        for stream, state in states:
-            stream.set_state(state)
-        torch.set_rng_state(world[0])
-        np.random.set_state(world[1])  # noqa: NPY002
-        random.setstate(world[2])
-
-    try:
-        yield restore
-    finally:
-        restore(None)
-
-
-def _within_reach(roots: list[Any], depth: int = 6) -> list[Any]:
-    """Objects that a function can use: its closure, defaults, partial arguments, owner, globals that it names."""
-    found: dict[int, Any] = {}
-    edge = roots
-    for _ in range(depth):
-        edge = [thing for thing in edge if thing is not None and id(thing) not in found]
-        found |= {id(thing): thing for thing in edge}
-        edge = [inner for thing in edge for inner in _inside(thing)]
-    return list(found.values())
-
-
-def _inside(thing: Any) -> list[Any]:
-    if isinstance(thing, partial):
-        return [thing.func, *thing.args, *thing.keywords.values()]
-    if isinstance(thing, dict):
-        return list(thing.values())
-    if isinstance(thing, list | tuple | set):
-        return list(thing)
-    if hasattr(thing, "__func__"):
-        return [thing.__func__, thing.__self__]
-    if isinstance(thing, Context):
-        return [thing.generator]
-    if str(getattr(thing, "__module__", "")).split(".")[0] in LIBRARIES:
-        return []
-    if hasattr(thing, "__code__"):
-        named = [thing.__globals__[name] for name in thing.__code__.co_names if name in thing.__globals__]
-        cells = [cell.cell_contents for cell in thing.__closure__ or () if _filled(cell)]
-        own = [*cells, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
-        return own + [value for value in named if not isinstance(value, type(math))]
-    if isinstance(thing, nn.Module | Tensor | np.ndarray | type | type(math) | torch.Generator):
-        return []
-    module = type(thing).__module__.split(".")[0]
-    return list(vars(thing).values()) if hasattr(thing, "__dict__") and module not in LIBRARIES else []
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True

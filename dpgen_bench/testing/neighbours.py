@@ -1,4 +1,4 @@
-"""Data sets to replay a fit on: families that differ in one unit, a record or a client, and unrelated data."""
+"""Makes data sets to replay a fit on: families that differ in one unit (a record or a client), and unrelated data."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from torch import Tensor
 from dpgen_bench.privacy.events import Relation
 from dpgen_bench.testing.bench import DataSet, Tape, random_images
 
-MOST_SHARDS = 4  # up to which one record of each shard is changed
+MOST_SHARDS = 4  # with at most this number of shards, one record of each is changed
 
 
 @dataclass(frozen=True)
 class Member:
-    """A data set of a family. `there`: whether it contains the unit that the family changes."""
+    """A data set of a family.
+
+    Attributes:
+        data: the data set.
+        there: whether it contains the unit that the family changes.
+    """
 
     data: DataSet
     there: bool = True
@@ -26,10 +31,13 @@ class Member:
 
 @dataclass(frozen=True)
 class Family:
-    """Data sets that differ from each other in one unit, `changed`: a record, by its id, or a client.
+    """Data sets that differ from each other in one unit.
 
-    base: the data set that the members are derived from; None for that of the first fit.
-    base_there: whether the unit is in the base.
+    Attributes:
+        changed: the unit: the id of a record, or the number of a client.
+        base: the data set that the members are derived from; None for that of the first fit.
+        base_there: whether the base contains the unit.
+        members: the data sets.
     """
 
     changed: int
@@ -39,17 +47,17 @@ class Family:
 
 
 def relation(one: bool, other: bool) -> Relation:
-    """The relation of two members of a family, by whether each contains the unit."""
+    """The neighbouring relation of two members of a family, by whether each contains the unit."""
     return "replace_one" if one == other else "add_remove"
 
 
 def owners(records: int, clients: int) -> np.ndarray:
-    """Client number [records] of each record: dealt in turn."""
+    """The client of each record, int [records]: record i belongs to client i modulo `clients`."""
     return np.arange(records) % clients
 
 
 def odd_image(name: str, image: Tensor) -> Tensor:
-    """An image that another data set might contain."""
+    """An unusual image, by its name in ODD, of the same shape as `image`."""
     whole = {"NaN": math.nan, "1e30": 1e30, "constant": 1.0}
     return -image if name == "sign-flipped" else torch.full_like(image, whole[name])
 
@@ -58,18 +66,23 @@ ODD = ("NaN", "1e30", "constant", "sign-flipped")
 
 
 def _odd_records(number: int, thorough: bool) -> tuple[str, ...]:
-    """All of them, or two for the first unit and the other two for the second."""
+    """All names in ODD, or, unless thorough, two for units of even number and the other two for the others."""
     return ODD if thorough else (ODD[0], ODD[3]) if number % 2 == 0 else (ODD[1], ODD[2])
 
 
 def record_families(
     base: DataSet, changed: Sequence[int], tape: Tape, num_classes: int, *, thorough: bool
 ) -> Iterator[Family]:
-    """Families for each record in `changed`: removed, replaced by an odd record or by a copy, or the only one of its
-    class; and a family with one more record.
+    """Families of data sets that differ in one record.
+
+    In them a record is removed, replaced by an odd record or by a copy of another record, or is the only one of its
+    class. In a last family, one record is added.
 
     Args:
-        tape: of the first fit; a copy is of a record that was drawn with the one that it replaces.
+        base: the data set of the first fit.
+        changed: ids of the records to change.
+        tape: of the first fit; the copy is of a record that was drawn together with the one that it replaces.
+        num_classes: the number of classes.
         thorough: whether to make all of these for each record, instead of a part.
     """
     for number, record in enumerate(changed):
@@ -87,6 +100,7 @@ def record_families(
 
 
 def without(base: DataSet, record: int) -> DataSet:
+    """The data set without the record of this id."""
     keep = base.ids != record
     return DataSet(
         f"{base.name}record {record} removed",
@@ -107,8 +121,8 @@ def _replaced(base: DataSet, at: int, name: str, num_classes: int) -> DataSet:
 def _companion(base: DataSet, record: int, tape: Tape) -> int:
     """The position of a record that was drawn together with this one, or of any other if there is none."""
     draws = [release.drawn for release in tape.releases if record in release.drawn and len(release.drawn) > 1]
-    of = draws[0] if draws else base.ids
-    others = np.flatnonzero(np.isin(base.ids, of) & (base.ids != record))
+    candidates = draws[0] if draws else base.ids
+    others = np.flatnonzero(np.isin(base.ids, candidates) & (base.ids != record))
     return int(others[0]) if len(others) else int(np.flatnonzero(base.ids == record)[0])
 
 
@@ -120,23 +134,24 @@ def _copied(base: DataSet, at: int, other: int) -> DataSet:
 
 
 def _alone_in_its_class(base: DataSet, at: int, num_classes: int) -> Family:
-    """The record as the only one of its class; then without it, and with it in another class."""
+    """A family whose base has the record as the only one of its class; it is removed, or moved to another class."""
     record = int(base.ids[at])
     labels = base.labels.clone()
     labels[labels == labels[at]] = (labels[at] + 1) % num_classes
     labels[at] = base.labels[at]
     alone = replace(base, name=f"record {record} as the only one of its class, ", labels=labels)
-    moved = labels.clone()
-    moved[at] = (labels[at] + 1) % num_classes
-    joined = replace(alone, name=f"{alone.name}record {record} moved to another class", labels=moved)
-    return Family(record, alone, members=[Member(without(alone, record), there=False), Member(joined)])
+    moved_labels = labels.clone()
+    moved_labels[at] = (labels[at] + 1) % num_classes
+    moved = replace(alone, name=f"{alone.name}record {record} moved to another class", labels=moved_labels)
+    return Family(record, alone, members=[Member(without(alone, record), there=False), Member(moved)])
 
 
 def _one_more(base: DataSet, copied: int, thorough: bool) -> Family:
+    """A family in which one record is added: a copy of another one or, if thorough, also a constant one."""
     new = int(base.ids.max()) + 1 if len(base) else 0
     at = int(np.flatnonzero(base.ids == copied)[0])
 
-    def joined(name: str, image: Tensor) -> Member:
+    def member(name: str, image: Tensor) -> Member:
         return Member(
             DataSet(
                 f"one record added, {name}",
@@ -147,76 +162,84 @@ def _one_more(base: DataSet, copied: int, thorough: bool) -> Family:
             )
         )
 
-    members = [joined(f"a copy of record {copied}", base.images[at])]
+    members = [member(f"a copy of record {copied}", base.images[at])]
     if thorough:
-        members.append(joined("constant", odd_image("constant", base.images[at])))
+        members.append(member("constant", odd_image("constant", base.images[at])))
     return Family(new, base_there=False, members=members)
 
 
 def client_families(
     base: DataSet, changed: Sequence[int], num_classes: int, *, join: bool, thorough: bool
 ) -> Iterator[Family]:
-    """Families for each client in `changed`: with other records, with a copy of another client's, with none, or with
-    three times as many; and, if `join`, with one client less or more.
+    """Families of data sets that differ in one client.
+
+    In them a client has odd records, a copy of another client's records, no records, or three times as many. If `join`,
+    a client is also removed, and in a last family one is added.
 
     Args:
+        base: the data set of the first fit.
+        changed: numbers of the clients to change.
+        num_classes: the number of classes.
         join: whether clients may join and leave, which requires that each is drawn independently of the others.
+        thorough: whether to make all of these for each client, instead of a part.
     """
-    own = base.clients
+    clients = base.clients
     for number, client in enumerate(changed):
-        its = np.flatnonzero(own == client)
+        positions = np.flatnonzero(clients == client)
         family = Family(client)
         for name in _odd_records(number, thorough):
             images, labels = base.images.clone(), base.labels.clone()
-            images[its] = odd_image(name, images[its])
-            labels[its] = (labels[its] + 1) % num_classes
+            images[positions] = odd_image(name, images[positions])
+            labels[positions] = (labels[positions] + 1) % num_classes
             member = replace(base, name=f"client {client} with {name} records", images=images, labels=labels)
             family.members.append(Member(member))
-        keep = own != client
+        keep = clients != client
         emptied = DataSet(
-            f"client {client} without records", base.images[keep], base.labels[keep], base.ids[keep], own[keep]
+            f"client {client} without records", base.images[keep], base.labels[keep], base.ids[keep], clients[keep]
         )
         if thorough or number == 0:
             family.members.append(Member(emptied))
-            family.members.append(Member(_thrice(base, client, its)))
-            family.members.append(Member(_with_the_records_of_another(base, client, keep)))
+            family.members.append(Member(_three_times_the_records(base, client, positions)))
+            family.members.append(Member(_records_of_another_client(base, client, keep)))
         if join:
             family.members.append(Member(replace(emptied, name=f"client {client} removed"), there=False))
         yield family
     if join:
-        new = int(own.max()) + 1 if len(base) else 0
-        first = slice(0, 3)
+        new = int(clients.max()) + 1 if len(base) else 0
+        first = slice(0, 3)  # the new client has copies of these records
         added = DataSet(
             "one client added",
             torch.cat([base.images, base.images[first]]),
             torch.cat([base.labels, base.labels[first]]),
             np.append(base.ids, _new_ids(base, len(base.labels[first]))),
-            np.append(own, np.full(len(base.labels[first]), new)),
+            np.append(clients, np.full(len(base.labels[first]), new)),
         )
         yield Family(new, base_there=False, members=[Member(added)])
 
 
 def _new_ids(base: DataSet, number: int) -> np.ndarray:
+    """Ids that no record has yet."""
     return np.arange(number) + int(base.ids.max(initial=-1)) + 1
 
 
-def _thrice(base: DataSet, client: int, its: np.ndarray) -> DataSet:
-    more = np.concatenate([np.arange(len(base)), its, its])
-    labels, clients = base.labels[more].clone(), base.clients[more]
+def _three_times_the_records(base: DataSet, client: int, positions: np.ndarray) -> DataSet:
+    chosen = np.concatenate([np.arange(len(base)), positions, positions])
+    labels, clients = base.labels[chosen].clone(), base.clients[chosen]
     labels[np.flatnonzero(clients == client)] = 0
-    ids = np.append(base.ids, _new_ids(base, 2 * len(its)))
+    ids = np.append(base.ids, _new_ids(base, 2 * len(positions)))
     name = f"client {client} with three times the records, all of one class"
-    return DataSet(name, base.images[more], labels, ids, clients)
+    return DataSet(name, base.images[chosen], labels, ids, clients)
 
 
-def _with_the_records_of_another(base: DataSet, client: int, others: np.ndarray) -> DataSet:
-    lender = int(base.clients[others][0]) if others.any() else client
-    lent, kept = np.flatnonzero(base.clients == lender), np.flatnonzero(others)
-    where = np.append(kept, lent)
-    clients = np.append(base.clients[kept], np.full(len(lent), client))
-    ids = np.append(base.ids[kept], _new_ids(base, len(lent)))
-    name = f"client {client} with a copy of the records of client {lender}"
-    return DataSet(name, base.images[where], base.labels[where], ids, clients)
+def _records_of_another_client(base: DataSet, client: int, others: np.ndarray) -> DataSet:
+    """The client has a copy of another client's records; others: bool [records], those of all other clients."""
+    source = int(base.clients[others][0]) if others.any() else client
+    copied, kept = np.flatnonzero(base.clients == source), np.flatnonzero(others)
+    chosen = np.append(kept, copied)
+    clients = np.append(base.clients[kept], np.full(len(copied), client))
+    ids = np.append(base.ids[kept], _new_ids(base, len(copied)))
+    name = f"client {client} with a copy of the records of client {source}"
+    return DataSet(name, base.images[chosen], base.labels[chosen], ids, clients)
 
 
 def other_data(base: DataSet, num_classes: int, seed: int) -> Iterator[DataSet]:
@@ -228,11 +251,12 @@ def other_data(base: DataSet, num_classes: int, seed: int) -> Iterator[DataSet]:
     yield replace(base, name="all records of one class", images=images, labels=torch.zeros_like(labels))
 
 
-def telling_units(tape: Tape) -> list[int]:
-    """Records, or clients, to change: one of the first draw that a later one missed, one drawn only later (if any).
+def units_to_change(tape: Tape) -> list[int]:
+    """Records, or clients, whose change is most likely to expose a fault.
 
-    A method that keeps its first draw is caught by the former, one that looks at records before they are drawn by the
-    latter. Where draws are of few shards, one record of each shard.
+    These are one of the first draw that is not in the last draw, and one of the last draw that is not in the first (if
+    there are such). The change of the former exposes a method that keeps its first draw, and the change of the latter a
+    method that uses records before they are drawn. Where draws are of few shards, one record of each shard is chosen.
     """
     draws = [release.drawn for release in tape.releases if len(release.drawn)] or [np.arange(1)]
     distinct = {tuple(draw): draw for draw in draws}

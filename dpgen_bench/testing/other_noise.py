@@ -1,7 +1,8 @@
-"""A replay in which only the noise differs: a method that depends on releases alone does not change.
+"""Replays the first fit with other noise, to find a method that subtracts the noise from its releases.
 
-In all other replays the noise of a release is that of the first fit. A method that obtains the noise and subtracts it
-from the release, which gives the exact value, therefore does the same in each of them.
+In all other replays, the noise of a release is that of the first fit, so that such a method does the same in each of
+them. In this replay the method computes the noise of its own fit, and subtracts it from the releases of the first fit.
+A method that depends on releases alone does not change.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from dpgen_bench.testing.bench import Bench, Tape, flat
 from dpgen_bench.testing.checks import Replays
 from dpgen_bench.testing.errors import ConformanceError, expect
 
-DRAWS = ("private randomness", "private coins")  # keys of what belongs to the draws: see RecordRng and private_rng
+# The last steps of keys that `RecordRng` and `private_rng` derive: private randomness is kept as the draws are.
+DRAWS = ("private randomness", "private coins")
 
 
 @dataclass(frozen=True)
 class OtherNoise(Key):
-    """A seeded key with the draws and private randomness of a plain one, and with noise of its own secret.
+    """A seeded key that makes the same draws and private randomness as a plain key, and other noise.
 
     Attributes:
-        plain: the key of the draws.
+        plain: the key of the draws and of private randomness.
     """
 
     plain: Key
@@ -46,10 +48,10 @@ class OtherNoise(Key):
 
 
 def check_other_noise(bench: Bench, replays: Replays) -> None:
-    """A fit on the same data with other noise equals the first one bit by bit if it gets the first one's releases.
+    """Check that a fit with other noise equals the first fit bit by bit if it receives the first fit's releases.
 
     Raises:
-        ConformanceError: if it differs, or if an exact value does.
+        ConformanceError: if a public result or an exact value differs.
     """
     tape = Tape(source=replays.first.tape)
     where = "in a fit with the same data, draws and releases, but other noise"

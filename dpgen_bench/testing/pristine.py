@@ -1,7 +1,7 @@
-"""Resets a plugin's modules before each fit, as if each fit had a process of its own.
+"""Resets a plugin's modules before each fit, as if each fit had its own process.
 
-Without this, a statistic that the first fit computes and keeps in a global, a class attribute, a default argument or a
-cache would be the same in all replays, and no comparison of fits could show that it depends on the first data.
+Otherwise a statistic that the first fit computes and keeps in a global, a class attribute, a default argument or a
+cache would be the same in all replays, and no comparison of fits could show that it depends on the first data set.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ Restore = Callable[[], Any]
 
 
 class Pristine:
-    """Globals, class attributes, default arguments and caches of a plugin's modules, as they are now.
+    """Saves the globals, class attributes, default arguments and caches of a plugin's modules.
 
-    These are the module of its class, and the modules of its own package that it imports.
+    The modules of a plugin are the module of its class, and those modules of the same package that it imports.
+
+    Args:
+        plugin: the class of the method.
     """
 
     def __init__(self, plugin: type) -> None:
@@ -35,12 +38,12 @@ class Pristine:
             self._keep_names(sys.modules[name])
 
     def restore(self) -> None:
-        """Set everything back, in place."""
+        """Reset all of them, in place, to their values at the construction of this object."""
         for restore in self._restores:
             restore()
 
     def _keep_names(self, owner: Any) -> None:
-        """Keep the names of a module or class, and their values."""
+        """Save the names of a module or class, and their values."""
         before = {name: value for name, value in vars(owner).items() if not _is_special(name)}
 
         def restore() -> None:
@@ -55,6 +58,7 @@ class Pristine:
             self._keep(value)
 
     def _keep(self, value: Any) -> None:
+        """Save the content of a value, and of what it holds."""
         if id(value) in self._seen or isinstance(value, bool | int | float | str | bytes | None):
             return
         self._seen.add(id(value))
@@ -69,8 +73,8 @@ class Pristine:
             if value.__module__ in self._names:
                 for inner in _held_by(value):
                     self._keep(inner)
-        elif (kept := _content(value)) is not None:
-            self._restores.append(kept)
+        elif (restore := _restore_content(value)) is not None:
+            self._restores.append(restore)
             for inner in _inside(value):
                 self._keep(inner)
         elif type(value).__module__ in self._names and hasattr(value, "__dict__"):
@@ -82,7 +86,7 @@ def _is_special(name: str) -> bool:
 
 
 def _held_by(function: Any) -> Iterator[Any]:
-    """Default arguments, and the values in a closure."""
+    """The default arguments of a function, and the values in its closure."""
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     for cell in function.__closure__ or ():
@@ -98,7 +102,7 @@ def _inside(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | set) else []
 
 
-def _content(value: Any) -> Restore | None:
+def _restore_content(value: Any) -> Restore | None:
     """A function that resets the content of a container, tensor, array or network; None for anything else."""
     if isinstance(value, list | dict | set) and value is not sys.modules:
         return partial(_fill, value, copy.copy(value))

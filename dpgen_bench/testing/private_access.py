@@ -1,15 +1,15 @@
-"""While the suite runs, a plugin that uses a private attribute of a harness object gets an error.
+"""Refuses, while the suite runs, access by a plugin to private attributes of harness objects.
 
-A private attribute is a name with a leading underscore (name-mangled ones included), or `__dict__` and what copies an
-object's content. Reading, setting and deleting one are refused, by any route that asks the object: `x._name`,
-`getattr`, `vars`, `copy`, `pickle`, `inspect`. Copying is refused whoever asks, because the harness copies objects of
-the plugin, which may hold harness objects. Calling a private function of a harness class, `Class._name(x)`, is refused,
-too, and so is making a `Key`, because the key of a run determines its noise.
+A private attribute is a name with a leading underscore (name-mangled names included), `__dict__`, or a method by which
+an object is copied. Reading, setting and deleting one are refused by every route that calls the object's attribute
+access: `x._name`, `getattr`, `vars`, `copy`, `pickle`, `inspect`. Copying is refused to the harness as well, because
+the harness copies objects of the plugin, which may hold harness objects. Calling a private function of a harness class,
+`Class._name(x)`, is refused, too, and so is the construction of a `Key`, because the key of a run determines its noise.
 
-Access that does not ask the object is not refused: `object.__getattribute__`, functions' `__closure__`, `gc`, frames,
-`ctypes`; functions that were taken from a class, and keys that were made, before the fit; functions of C
-(`operator.attrgetter`) that the plugin makes and the harness calls; and code that is executed in the namespace of a
-library's module. `dpgen_bench.testing.source` warns of them by reading the source.
+Other access is not refused: `object.__getattribute__`, functions' `__closure__`, `gc`, frames, `ctypes`; functions that
+were taken from a class, and keys that were made, before the fit; functions implemented in C (`operator.attrgetter`)
+that the plugin makes and the harness calls; and code that is executed in the namespace of a library's module.
+`dpgen_bench.testing.source` warns of such access where it finds it in the source.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ COPIES = {"__getstate__", "__setstate__", "__reduce__", "__reduce_ex__"}
 
 
 def is_private(name: str) -> bool:
+    """Whether an attribute of a harness object is closed to plugins."""
     return (
         name == "__dict__"
         or name in COPIES
@@ -70,40 +71,48 @@ def is_private(name: str) -> bool:
 
 @contextmanager
 def private_access_refused(plugin: object) -> Iterator[list[PrivateAccess]]:
-    """Within this context, code of neither the harness nor a library gets `PrivateAccess` for private attributes.
+    """Raise `PrivateAccess` within this context when other code than the harness or a library uses a private attribute.
 
-    What counts is the innermost frame that is not of a library, so that a library which the plugin calls gives it no
-    access. The package of `plugin` is never a library, wherever it is installed. Yields the errors that were raised,
-    since the plugin may catch them.
+    The innermost frame that is not of a library decides, so that a plugin gains no access by calling a library. The
+    package of `plugin` is never a library, wherever it is installed.
+
+    Args:
+        plugin: an object of the plugin, such as the method.
+
+    Yields:
+        The list of errors that were raised, because the plugin may catch them.
     """
     own = type(plugin).__module__.split(".")[0]
-    tried: list[PrivateAccess] = []
-    closed: list[tuple[type, str, Any]] = []
+    errors: list[PrivateAccess] = []
+    guards: list[tuple[type, str, Any]] = []
+    # Private functions of the classes, and functions that make a key.
     for cls in _classes():
-        for name, thing in list(vars(cls).items()):
-            if (is_private(name) or name in _KEYS.get(cls, ())) and (inner := _function(thing)) is not None:
-                closed.append((cls, name, _like(thing, _refused(inner, f"{name!r} of {cls.__name__}", own, tried))))
-    closed += [(cls, name, _guard(getattr(cls, name), own, tried)) for cls in GUARDED for name in _ROUTES]
-    opened = [(cls, name, vars(cls).get(name)) for cls, name, _ in closed]
-    for cls, name, guard in closed:
+        for name, value in list(vars(cls).items()):
+            if (is_private(name) or name in _KEYS.get(cls, ())) and (inner := _function(value)) is not None:
+                guard = _guard_function(inner, f"{name!r} of {cls.__name__}", own, errors)
+                guards.append((cls, name, _same_kind(value, guard)))
+    # Access to attributes of objects.
+    guards += [(cls, name, _guard_route(getattr(cls, name), own, errors)) for cls in GUARDED for name in _ROUTES]
+    originals = [(cls, name, vars(cls).get(name)) for cls, name, _ in guards]
+    for cls, name, guard in guards:
         setattr(cls, name, guard)
     try:
-        yield tried
+        yield errors
     finally:
-        for cls, name, before in opened:
-            if before is None:
+        for cls, name, original in originals:
+            if original is None:
                 delattr(cls, name)
             else:
-                setattr(cls, name, before)
+                setattr(cls, name, original)
 
 
 _ROUTES = ("__getattribute__", "__setattr__", "__delattr__")
-_KEYS: dict[type, tuple[str, ...]] = {Key: ("__init__", "seeded", "from_os")}  # what makes a key
+_KEYS: dict[type, tuple[str, ...]] = {Key: ("__init__", "seeded", "from_os")}  # functions that make a key
 
 
 def _classes() -> list[type]:
-    """The closed classes and what the harness derives from them."""
-    classes, left = dict[type, None](), list(GUARDED)
+    """The guarded classes and the classes that the harness derives from them."""
+    classes, left = dict[type, None](), list(GUARDED)  # a dict, to keep their order
     while left:
         cls = left.pop()
         classes[cls] = None
@@ -112,49 +121,55 @@ def _classes() -> list[type]:
     return list(classes)
 
 
-def _function(thing: Any) -> Callable[..., Any] | None:
-    inner = thing.__func__ if isinstance(thing, staticmethod | classmethod) else thing
+def _function(attribute: Any) -> Callable[..., Any] | None:
+    """The function of a method, static method or class method; None for any other attribute of a class."""
+    inner = attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
     return inner if isinstance(inner, FunctionType) else None
 
 
-def _like(thing: Any, function: Callable[..., Any]) -> Any:
-    """`function` as the kind of method that `thing` is."""
-    return type(thing)(function) if isinstance(thing, staticmethod | classmethod) else function
+def _same_kind(attribute: Any, function: Callable[..., Any]) -> Any:
+    """`function` as a static method or class method if `attribute` is one."""
+    return type(attribute)(function) if isinstance(attribute, staticmethod | classmethod) else function
 
 
-def _refused(fn: Callable[..., Any], what: str, own: str, tried: list[PrivateAccess]) -> Callable[..., Any]:
-    def refused(*args: Any, **kwargs: Any) -> Any:
+def _guard_function(fn: Callable[..., Any], what: str, own: str, errors: list[PrivateAccess]) -> Callable[..., Any]:
+    """`fn`, which raises if the plugin calls it."""
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
         if (where := _plugin_frame(sys._getframe(1), own)) is not None:
-            raise _noted(where, what, tried)
+            raise _access_error(where, what, errors)
         return fn(*args, **kwargs)
 
-    return refused
+    return guarded
 
 
-def _guard(route: Callable[..., Any], own: str, tried: list[PrivateAccess]) -> Callable[..., Any]:
+def _guard_route(route: Callable[..., Any], own: str, errors: list[PrivateAccess]) -> Callable[..., Any]:
+    """`route`, one of _ROUTES of a class, which raises if the plugin uses it on a private name."""
+
     def guarded(self: Any, name: str, *value: Any) -> Any:
         # Setting any name with an underscore is refused: another __class__ would give access to everything.
         if not (is_private(name) or (value and name.startswith("_"))):
             return route(self, name, *value)
         where = _plugin_frame(sys._getframe(1), own)
         if where is None and name in COPIES:
-            # Refused whoever asks: when the harness copies an object of the plugin, it copies what that holds.
+            # Refused to the harness, too: when it copies an object of the plugin, it copies all that the object holds.
             # (`__dict__` is not in COPIES, because `functools.cached_property` reads it for the harness's own objects.)
             where = sys._getframe(1)
         if where is not None:
-            raise _noted(where, f"{name!r} of a {type(self).__name__}", tried)
+            raise _access_error(where, f"{name!r} of a {type(self).__name__}", errors)
         return route(self, name, *value)
 
     return guarded
 
 
-def _noted(where: FrameType, what: str, tried: list[PrivateAccess]) -> PrivateAccess:
+def _access_error(where: FrameType, what: str, errors: list[PrivateAccess]) -> PrivateAccess:
+    """The error for the use of `what` in the frame `where`, which is also appended to `errors`."""
     error = PrivateAccess(
         f"{where.f_code.co_filename}:{where.f_lineno} used {what}: names with a leading underscore, and keys, are "
         "private to the harness, because they give access to records, noise and the ledger. Use public attributes, and "
         "compute what you need from records inside the private function that a mechanism calls."
     )
-    tried.append(error)
+    errors.append(error)
     return error
 
 
@@ -169,7 +184,8 @@ def _plugin_frame(frame: FrameType | None, own: str) -> FrameType | None:
         genuine = known is not None and vars(known) is names
         if package == HARNESS and genuine and _is_file(file):
             return None
-        if not _is_file(file):  # made by `exec`, as methods of dataclasses are, or frozen: what counts is its module
+        # Code that was made by `exec`, as the methods of dataclasses are, or frozen has no file: its module decides.
+        if not _is_file(file):
             file = str(getattr(known, "__file__", "")) if genuine else ""
         if package in (own, HARNESS) or not _of_a_library(file):
             return frame

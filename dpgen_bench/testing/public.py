@@ -1,4 +1,4 @@
-"""Digests of the public files that a run would write for a fit: checkpoint, generator, and claimed epsilons."""
+"""Computes digests of the public files that a run would write for a fit: checkpoint, generator, claimed epsilons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def state_digests(stateful: dict[str, Any]) -> Digests:
         ConformanceError: if a checkpoint cannot contain them.
     """
     try:
-        return digests(plain({name: thing.state_dict() for name, thing in stateful.items()}))
+        return digests(plain({name: value.state_dict() for name, value in stateful.items()}))
     except ValueError as error:
         raise ConformanceError(
             f"a checkpoint cannot contain the state that was passed to ctx.steps: {error}"
@@ -36,26 +36,34 @@ def state_digests(stateful: dict[str, Any]) -> Digests:
 def randomness_digests(generator: torch.Generator) -> Digests:
     """Digests of the states of public random generators, which every checkpoint contains."""
     states = public_randomness(generator)
-    for source in ("numpy", "python"):  # thousands of numbers: one digest for all
+    for source in ("numpy", "python"):  # thousands of numbers, which get one digest together
         states[source] = repr([part.tolist() if isinstance(part, Tensor) else part for part in states[source]])
     return digests(states, "public randomness")
 
 
 def released_digests(generator: Generator) -> Digests:
-    """Digests of what `Generator.save` writes: tensors by their bits, the config as its text."""
+    """Digests of the state and config that `Generator.save` writes: tensors by their bits, the config as JSON text.
+
+    Raises:
+        ConformanceError: if the config cannot be written as JSON.
+    """
     kind = f"{type(generator).__module__}.{type(generator).__qualname__}"
     state = {name: value.detach().cpu().contiguous() for name, value in generator.state().items()}
     return digests({"state": state, "config": as_json({"kind": kind, **generator.config()}, "a generator's config")})
 
 
 def claims_text(method: Method, ledger: Ledger, delta: float) -> str:
-    """`epsilon_claimed` and `epsilon_conditional` of the approved events, as they are written."""
-    figures = (claimed_epsilon, conditional_epsilon)
-    return as_json([figure(method, ledger.events, delta) for figure in figures], "claims")
+    """`epsilon_claimed` and `epsilon_conditional` of the approved events, as JSON text.
+
+    Raises:
+        ConformanceError: if they cannot be written as JSON.
+    """
+    claims = [claimed_epsilon(method, ledger.events, delta), conditional_epsilon(method, ledger.events, delta)]
+    return as_json(claims, "claims")
 
 
 def saved_digests(generator: Generator) -> Digests:
-    """Digests of the files of a generator whose class overrides `save`; others write state and config alone."""
+    """Digests of the files of a generator whose class overrides `save`; empty for other generators."""
     if type(generator).save is Generator.save:
         return {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,8 @@
-"""Kill and resume: a fit that is killed and resumed by a new instance of the method equals the fit without a kill."""
+"""Checks that a fit that is killed and resumed by a new instance of the method equals the fit without a kill."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from pathlib import Path
@@ -15,23 +16,30 @@ from dpgen_bench.testing.checks import compare_generators, compare_states
 from dpgen_bench.testing.digest import digests, without
 from dpgen_bench.testing.errors import expect
 
-FEW = 4  # releases of a fit without loops, before each of which it is killed
+FEW = 4  # a fit without loops that makes at most this number of releases is killed before each of them but the first
 
 
 def check_resume(bench: Bench, first: Fit, clocks: tuple[set[str], set[str]], times: int) -> list[str]:
     """Kill a fit at `times` random places, resume each from its folder by a new method, and compare it with the first.
 
-    A fit without loops that makes at most `FEW` releases is killed before each of them but the first. Earlier releases
-    are read back when it starts again, so that no function of an earlier release has been called when that of the next
-    one is: a value that an earlier function kept in memory is missing.
+    A fit without loops that makes at most `FEW` releases is killed before each of them but the first. When it starts
+    again, earlier releases are read back and their functions are not called. A value that an earlier function kept in
+    memory for a later one is therefore missing.
 
     Args:
-        clocks: paths in the log and in state dicts that hold times.
+        bench: makes the fits.
+        first: the fit without a kill.
+        clocks: paths in the log, and paths in state dicts, that hold times.
+        times: the number of kills, except for a fit without loops that makes few releases.
 
     Returns:
-        A description of each kill; none for a fit of one step whose private functions the suite does not call.
+        A description of each kill; empty for a fit of fewer than two steps whose releases need `ctx.steps`.
+
+    Raises:
+        ConformanceError: if a resumed fit differs from the first one.
     """
-    if len(first.states) < 3 and any(name in _behind_steps(first) for name in _made(first)):
+    in_loops_only = _mechanisms_of_loops(first)
+    if _steps(first) < 2 and any(release.mechanism in in_loops_only for release in first.tape.releases):
         return []
     rng = Key.seeded(f"kill:{bench.seed}").generator("places")
     if _steps(first) >= 2:
@@ -42,14 +50,18 @@ def check_resume(bench: Bench, first: Fit, clocks: tuple[set[str], set[str]], ti
 
 
 def _steps(fit: Fit) -> int:
-    """Of all loops together."""
-    return len(fit.states) - 1
+    """The number of steps of all loops together."""
+    return len(fit.states) - 1  # the last state is that at the end of the fit
 
 
 def _kill_once(
     bench: Bench, first: Fit, clocks: tuple[set[str], set[str]], rng: np.random.Generator, number: int = 0
 ) -> str:
-    """A kill in a random step; without two steps, before release `number` of all."""
+    """Kill the fit in a random step or, if it has fewer than two steps, before release `number`; resume and compare.
+
+    Returns:
+        A description of the kill.
+    """
     steps = _steps(first)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -67,24 +79,19 @@ def _kill_once(
     return where
 
 
-def _made(fit: Fit) -> list[str]:
-    return [release.mechanism for release in fit.tape.releases]
-
-
-def _behind_steps(fit: Fit) -> set[str]:
-    """Mechanisms whose functions the suite does not call: they keep private state or ask clients, in ctx.steps."""
+def _mechanisms_of_loops(fit: Fit) -> set[str]:
+    """Mechanisms whose releases are made in ctx.steps only: those with private state, and those that ask clients."""
     entries = fit.ledger.entries.items()
     return {name for name, entry in entries if entry.bound.get("private_state") or fit.ledger.unit == "client"}
 
 
 def _killer(number: int) -> Query:
-    """Ends the fit before release `number` of all."""
-    seen = [0]
+    """A query of a tape that ends the fit before release `number`, counted over all mechanisms from 0."""
+    releases = itertools.count()
 
     def query(*_: object) -> None:
-        if seen[0] == number:
+        if next(releases) == number:
             raise Killed
-        seen[0] += 1
 
     return query
 
@@ -103,29 +110,31 @@ def _killed(bench: Bench, folder: Path, tape: Tape, **options: int) -> Tape:
 
 
 def _compare(first: Fit, killed: Tape, again: Fit, folder: Path, where: str, clocks: tuple[set[str], set[str]]) -> None:
+    """Compare the killed fit and its resumption, together, with the first fit."""
     expected = {(release.mechanism, release.index): release for release in first.tape.releases}
     for release in (*killed.releases, *again.tape.releases):
         _compare_release(expected.get((release.mechanism, release.index)), release, where)
-    made = {(release.mechanism, release.index) for release in (*killed.releases, *again.tape.releases)}
+    keys = {(release.mechanism, release.index) for release in (*killed.releases, *again.tape.releases)}
     expect(
-        made == expected.keys(),
-        f"{where}, the fit did not make {sorted(expected.keys() - made)}: a resumed run must make the same releases as "
+        keys == expected.keys(),
+        f"{where}, the fit did not make {sorted(expected.keys() - keys)}: a resumed run must make the same releases as "
         "one that was not killed.",
     )
     log_clocks, state_clocks = clocks
     rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     expect(
         without(first.log, log_clocks) == without([digests(row) for row in rows], log_clocks),
-        f"{where}, the log differs: {FORGOTTEN}",
+        f"{where}, the log differs: {RESTORE_ALL}",
     )
     expect(
-        first.counts == again.counts, f"{where}, the counters are {again.counts} instead of {first.counts}: {FORGOTTEN}"
+        first.counts == again.counts,
+        f"{where}, the counters are {again.counts} instead of {first.counts}: {RESTORE_ALL}",
     )
     compare_states(first, again, where, state_clocks, last=1)
     compare_generators(first, again, where)
 
 
-FORGOTTEN = (
+RESTORE_ALL = (
     "state that changes in a loop must be passed to ctx.steps, and everything outside of loops must be computed again "
     "in the same way."
 )
@@ -133,11 +142,11 @@ FORGOTTEN = (
 
 def _compare_release(first: Release | None, release: Release, where: str) -> None:
     what = f"{where}, release {release.index} of {release.mechanism!r}"
-    expect(first is not None, f"{what} was made, but not in the fit without a kill: {FORGOTTEN}")
+    expect(first is not None, f"{what} was made, but not in the fit without a kill: {RESTORE_ALL}")
     assert first is not None
     same = torch.equal(flat(first.exact), flat(release.exact)) and torch.equal(flat(first.noisy), flat(release.noisy))
     expect(
         same,
         f"{what} has another value: it is another query with the same noise, so that its difference to the first one "
-        f"contains no noise. Some state was not restored: {FORGOTTEN}",
+        f"contains no noise. Some state was not restored: {RESTORE_ALL}",
     )

@@ -1,6 +1,6 @@
-"""Warnings from a plugin's source about what a replay cannot detect: files, output, data loaders, network, closures.
+"""Reads the source of a plugin and warns about uses that a replay cannot detect, such as files, output and the network.
 
-Each of them has honest uses, and code that is meant to hide something can avoid them.
+Each of these uses can be honest, and code that is written to hide something can avoid them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Name that is called or imported -> the reason for a warning.
+# The reason for a warning, by the name that is used or imported.
 SUSPECTS = {
     "open": "reads or writes files",
     "print": "prints, and output is public",
@@ -72,10 +72,10 @@ SUSPECTS = {
     "dpgen_bench.privacy.noise": "computes noise",
     "numpy.random.Philox": "computes noise",
 }
-METHODS = {  # of any object
+METHODS = {  # attributes of any object
     **dict.fromkeys(("read_text", "read_bytes", "write_text", "write_bytes", "tofile"), "reads or writes files"),
 }
-DOORS = {
+INTERNALS = {  # attributes of any object
     **dict.fromkeys(("__closure__", "__globals__", "__code__", "__getattribute__"), "accesses closures and frames"),
     **dict.fromkeys(("cell_contents", "f_locals", "f_back", "tb_frame", "gi_frame"), "accesses closures and frames"),
     **dict.fromkeys(("__subclasses__", "__dict__"), "accesses private names"),
@@ -84,7 +84,14 @@ DOORS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of a plugin's source that a reader should check."""
+    """One line of a plugin's source that a reader should check.
+
+    Attributes:
+        path: the file.
+        line: the number of the line.
+        what: the name or construct that is used there.
+        why: the reason for the warning.
+    """
 
     path: Path
     line: int
@@ -96,19 +103,25 @@ class Finding:
 
 
 def read_plugin(plugin: type) -> list[Finding]:
-    """Findings by file and line, in the module of a method's class and in those of its own package that it imports.
+    """The findings in a plugin's own modules (see `own_modules`), sorted by file and line.
 
     A module that has no source, or cannot be read, has no findings.
+
+    Args:
+        plugin: the class of the method.
     """
-    found: set[Finding] = set()
+    findings: set[Finding] = set()
     for path, tree in own_modules(plugin).values():
-        found |= {Finding(path, line, what, why) for line, what, why in _Reader(tree).findings()}
-    return sorted(found, key=lambda finding: (finding.path, finding.line, finding.what))
+        findings |= {Finding(path, line, what, why) for line, what, why in _Reader(tree).findings()}
+    return sorted(findings, key=lambda finding: (finding.path, finding.line, finding.what))
 
 
 def own_modules(plugin: type) -> dict[str, tuple[Path, ast.Module]]:
-    """Source files by module: that of the class, and those of its own package that these import."""
-    names, read, found = [plugin.__module__], set[str](), dict[str, tuple[Path, ast.Module]]()
+    """The file and syntax tree of the class's module, and of the modules of its package that it imports, by name.
+
+    Imports are followed through all modules of the package that are loaded. Modules without source are left out.
+    """
+    names, read, modules = [plugin.__module__], set[str](), dict[str, tuple[Path, ast.Module]]()
     while names:
         name = names.pop()
         read.add(name)
@@ -117,13 +130,13 @@ def own_modules(plugin: type) -> dict[str, tuple[Path, ast.Module]]:
             tree = ast.parse(path.read_bytes())
         except (OSError, KeyError, TypeError, SyntaxError, ValueError):
             continue
-        found[name] = path, tree
+        modules[name] = path, tree
         names += [own for own in _own_imports(tree, name) if own not in read and own in sys.modules]
-    return found
+    return modules
 
 
 def _own_imports(tree: ast.Module, module: str) -> set[str]:
-    """Modules of the package of `module` that it imports."""
+    """Names that `module` imports from its own package."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -136,7 +149,7 @@ def _own_imports(tree: ast.Module, module: str) -> set[str]:
 
 
 class _Reader:
-    """Walks one module; names are followed through `import a.b as c` and `from a import b as c`."""
+    """Finds suspect uses in one module; names are resolved through `import a.b as c` and `from a import b as c`."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
@@ -151,6 +164,7 @@ class _Reader:
                 self._names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
 
     def findings(self) -> Iterator[tuple[int, str, str]]:
+        """(line, what, why) of each finding."""
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Global | ast.Nonlocal):
                 kind = "global" if isinstance(node, ast.Global) else "nonlocal"
@@ -180,8 +194,8 @@ class _Reader:
             yield node.lineno, f"{name} is set", "changes other code"
         if node.attr in METHODS:
             yield node.lineno, f".{node.attr}", METHODS[node.attr]
-        elif node.attr in DOORS:
-            yield node.lineno, f".{node.attr}", DOORS[node.attr]
+        elif node.attr in INTERNALS:
+            yield node.lineno, f".{node.attr}", INTERNALS[node.attr]
         elif _is_private(node.attr) and not _is_own(node.value):
             yield node.lineno, f".{node.attr}", "accesses private names"
 
@@ -199,6 +213,7 @@ class _Reader:
         return isinstance(node, ast.Name) and node.id in self._names
 
     def _dotted(self, node: ast.expr) -> str | None:
+        """The full dotted name of an expression such as `np.save`; None if the expression is not a name."""
         parts = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)

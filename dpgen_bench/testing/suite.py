@@ -1,4 +1,4 @@
-"""`check_method`: every check of the suite on one method, those with the most specific messages first."""
+"""Runs every check of the suite on one method; checks with more specific messages run first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from dpgen_bench.testing.neighbours import (
     other_data,
     owners,
     record_families,
-    telling_units,
+    units_to_change,
 )
 from dpgen_bench.testing.other_noise import check_other_noise
 from dpgen_bench.testing.pristine import Pristine
@@ -57,20 +57,26 @@ def check_method(
     thorough: bool = False,
     echo: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Run every conformance check on a method; takes seconds for a method with small settings.
+    """Run every conformance check on a method; this takes seconds for a method with small settings.
 
     Args:
         make_method: returns a fresh method with the same small settings each time.
-        image_shape, records: of the made-up data; the method's batches should be well below the number of records.
-        data: records to use instead, whose images are float32 [n, c, h, w] in [0, 1] or uint8.
-        clients: how many clients the records belong to.
+        image_shape: (c, h, w) of the synthetic records.
+        num_classes: the number of classes, also those of `data`.
+        records: the number of synthetic records; the method's batches should be much smaller.
+        seed: of the synthetic records, of the key and of public randomness.
+        budget: the budget of each fit; epsilon 10 by default.
+        data: records to use instead of synthetic ones; images are float32 [n, c, h, w] in [0, 1] or uint8.
+        clients: the number of clients that the records belong to.
         data_folders: folders that sampling a saved generator must not read, in addition to $DPGEN_DATA.
         thorough: whether to replay all neighbours of each changed unit (otherwise a part of them), to call the private
-            functions of twelve releases again (three), and to kill three fits (one).
-        tell: called with one line for each check that passed.
+            functions of twelve releases of each mechanism again (otherwise three), and to kill three fits (otherwise
+            one).
+        echo: called with one line for each check that passed.
 
     Raises:
         ConformanceError: for the first rule that is broken; the message names it.
+        Exception: the error of a method that fails.
     """
     base = random_data(image_shape, records, num_classes, clients, seed) if data is None else data
     shape = (base.images.shape[1], base.images.shape[2], base.images.shape[3])
@@ -79,7 +85,7 @@ def check_method(
     pristine = Pristine(type(method))
     bench = Bench(make_method, base, shape, num_classes, seed, budget or Budget(epsilon=10.0), clients, pristine)
     started = now()
-    with _remembered_accounts():
+    with _cached_accounting():
         first = bench.fit(base, Tape())
         closed = [*data_folders, *_environment()]
         fresh = FreshSamples(first.generator, _labels(num_classes), SAMPLE_SEED, started, closed)
@@ -90,18 +96,21 @@ def check_method(
 
 
 def _check(bench: Bench, first: Fit, fresh: FreshSamples, thorough: bool, echo: Callable[[str], None]) -> None:
+    """All checks, given the first fit and the samples that a new process draws in the meantime."""
     entries = first.ledger.entries
+    # The first fit alone.
     check_budget(first, bench.budget)
-    made = ", ".join(
+    releases = ", ".join(
         f"{sum(release.mechanism == name for release in first.tape.releases)} of {name!r}" for name in entries
     )
     unit = "one record" if first.ledger.unit == "record" else f"one of {first.ledger.records} clients"
     within = f"ledger within epsilon = {budget_text(bench.budget.epsilon)}, unit: {unit}"
-    echo(f"{within}; releases: {made or 'none'}; one more is refused")
+    echo(f"{within}; releases: {releases or 'none'}; one more is refused")
     check_noise(first)
     echo("noise has the ledger's standard deviation and is never used twice")
     check_draws(first)
     echo("draws have the ledger's rate and are independent for each release")
+    # Replays on the same data, on unrelated data, on neighbours, and with other noise.
     replays = Replays(bench, first)
     replays.same_data()
     echo("a second fit on the same data gives the same results")
@@ -113,9 +122,10 @@ def _check(bench: Bench, first: Fit, fresh: FreshSamples, thorough: bool, echo: 
             echo(f"replay, {name}: the same results, and exact values within the sensitivity")
     check_other_noise(bench, replays)
     echo("other noise with the same releases: the same results")
-    if any(isinstance(mechanism, Mechanism) and _by_rows(mechanism) for mechanism in first.data.mechanisms.values()):
-        looked_at = check_row_independence(bench, first.tape, 12 if thorough else 3)
-        echo(f"rows depend on their own record alone, before clipping ({looked_at} releases)")
+    # Fits in which something else happens: more calls of private functions, a cache, a kill, no records.
+    if any(isinstance(mechanism, Mechanism) and _has_rows(mechanism) for mechanism in first.data.mechanisms.values()):
+        checked = check_row_independence(bench, first.tape, 12 if thorough else 3)
+        echo(f"rows depend on their own record alone, before clipping ({checked} releases)")
     if any(entry.bound.get("private_state") or entry.noise_at == "client" for entry in entries.values()):
         check_kept_state(bench, first)
         echo("private state in a cache or on disk: the same results")
@@ -126,6 +136,7 @@ def _check(bench: Bench, first: Fit, fresh: FreshSamples, thorough: bool, echo: 
         echo("kill and resume: not checked, because the fit has no second step before which it could be killed")
     check_empty_draws(bench)
     echo("empty draws: every release is made, and is finite")
+    # The generator of the first fit.
     check_generator(first, bench.image_shape, bench.num_classes)
     echo("samples: shape, dtype, labels, seeds, prefixes, save and load")
     _check_fresh(first, fresh)
@@ -133,36 +144,37 @@ def _check(bench: Bench, first: Fit, fresh: FreshSamples, thorough: bool, echo: 
 
 
 @contextmanager
-def _remembered_accounts() -> Iterator[None]:
-    """Remembers compositions: every fit calibrates the same noise, which takes longer than a small fit."""
-    worked_out, known = Accountant.epsilon, {}
+def _cached_accounting() -> Iterator[None]:
+    """Cache the epsilons of compositions: every fit calibrates the same noise, which takes longer than a small fit."""
+    original, cache = Accountant.epsilon, {}
 
     def epsilon(self: Accountant, events: Sequence[Event], delta: float, relation: Relation) -> float:
-        asked = (self.name, tuple(events), delta, relation)
-        if asked not in known:
-            known[asked] = worked_out(self, events, delta, relation)
-        return known[asked]
+        key = (self.name, tuple(events), delta, relation)
+        if key not in cache:
+            cache[key] = original(self, events, delta, relation)
+        return cache[key]
 
     Accountant.epsilon = epsilon  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Accountant.epsilon = worked_out  # type: ignore[method-assign]
+        Accountant.epsilon = original  # type: ignore[method-assign]
 
 
-def _by_rows(mechanism: Mechanism) -> bool:
+def _has_rows(mechanism: Mechanism) -> bool:
+    """Whether the values of a mechanism are sums of rows that each belong to one record."""
     return isinstance(mechanism.bound, PerRecord | PerRecordGradient)
 
 
 def random_data(image_shape: tuple[int, int, int], records: int, num_classes: int, clients: int, seed: int) -> DataSet:
-    """Smooth random images with random labels, distributed over the clients in turn."""
+    """Synthetic records: smooth random images with random labels, distributed over the clients in turn."""
     images, labels = random_images(image_shape, records, num_classes, seed + 1)
     return DataSet("", images, labels, np.arange(records), owners(records, clients))
 
 
 def _families(bench: Bench, first: Fit, thorough: bool) -> Iterator[Family]:
-    """Data sets that differ from the first, or from each other, in one unit of its ledger."""
-    changed = telling_units(first.tape)
+    """Families of data sets that differ in one unit of the ledger of the first fit, a record or a client."""
+    changed = units_to_change(first.tape)
     if first.ledger.unit == "record":
         return record_families(bench.base, changed, first.tape, bench.num_classes, thorough=thorough)
     join = all(isinstance(event.sampling, Poisson) for event in first.ledger.events)
