@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from dpgen_bench.runs.config import RunSpec, compose_config, specify
+from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
 from dpgen_bench.runs.measurements import Measurement
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables.rows import TableRow
@@ -20,10 +20,10 @@ from dpgen_bench.tables.rows import TableRow
 @lru_cache
 def spec_of(line: str) -> RunSpec:
     """The run of one line of overrides; composed once for all tests."""
-    return specify(compose_config(line.split()))
+    return build_spec(compose_config(line.split()))
 
 
-def report_of(spec: RunSpec, values: Mapping[str, float]) -> Measurement:
+def measurement_of(spec: RunSpec, values: Mapping[str, float]) -> Measurement:
     result = {"status": "measured", "values": dict(values), "notes": [], "reason": ""}
     repeat = {"seed": 0, "samples": {"notes": []}, "metrics": {"made": result}}
     return {"protocol": spec.protocol_record(), "repeats": [repeat], "complete": True}
@@ -57,7 +57,7 @@ def make_run(
     folder.write_json("ledger.json", {**ledger, "entries": [entry], "epsilon": epsilon})
     folder.write_json("training.json", {"steps": {"train": 400}})
     if figures is not None:
-        folder.reports.write(report_of(spec, figures))
+        folder.measurements.write(measurement_of(spec, figures))
         folder.finish()
     return folder
 
@@ -67,7 +67,7 @@ def keep_step(folder: RunFolder, line: str, step: int, epsilon: float | str, fig
     place = RunFolder(folder.path / "steps" / str(step))
     place.path.mkdir(parents=True)
     place.write_json("step.json", {"step": step, "epsilon": epsilon})
-    place.reports.write(report_of(spec_of(line), figures))
+    place.measurements.write(measurement_of(spec_of(line), figures))
 
 
 def write_log(folder: RunFolder, rows: Sequence[Mapping[str, Any]], end: str = "") -> None:

@@ -8,7 +8,7 @@ import torch
 from omegaconf import OmegaConf
 
 from dpgen_bench.generator import NetGenerator
-from dpgen_bench.runs.config import RunSpec, compose_config, specify
+from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
 from dpgen_bench.runs.measure import measure
 from dpgen_bench.runs.store import RunFolder, Store
 from tests.toys import Painter
@@ -24,7 +24,7 @@ def spec_for(results: Path, metrics: dict, *overrides: str, **protocol) -> RunSp
     config = compose_config([f"results={results}", "dataset=digits", "method=dp_merf", *overrides])
     OmegaConf.set_struct(config, False)
     config.protocol = {"name": "toy", "num_samples": 40, "labels": "balanced", **protocol, "metrics": metrics}
-    return specify(config)
+    return build_spec(config)
 
 
 def generator(brightness: float = 0.5) -> NetGenerator:
@@ -46,7 +46,7 @@ def run(spec: RunSpec, folder: RunFolder, **how) -> dict:
     return measure(spec, folder, torch.device("cpu"), **how)
 
 
-def the_report(folder: RunFolder) -> dict:
+def the_measurement(folder: RunFolder) -> dict:
     """The one complete report of the run."""
-    (report,) = folder.reports.all()
-    return report
+    (measurement,) = folder.measurements.all()
+    return measurement

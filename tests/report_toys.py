@@ -11,7 +11,7 @@ from PIL import Image
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.ledger import Entry
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.runs.config import RunSpec, compose_config, specify
+from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
 from dpgen_bench.runs.statistics import summarise
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables.lines import Built, Cell, Line
@@ -25,7 +25,7 @@ def write_report(folder: RunFolder, protocol: dict, values: dict[str, float], **
     """A complete report with one drawing and one metric."""
     result = {"status": "measured", "values": values, "reason": None, "notes": ["a note"], "seconds": 1.0, **other}
     repeat = {"seed": 0, "samples": {"n": 10, "notes": []}, "metrics": {"all": result}}
-    folder.reports.write({"protocol": protocol, "repeats": [repeat], "complete": True})
+    folder.measurements.write({"protocol": protocol, "repeats": [repeat], "complete": True})
 
 
 def make_run(
@@ -38,7 +38,7 @@ def make_run(
 ) -> RunFolder:
     """The folder of a finished run as `dpgen run` leaves it, without the training. `change` sets what no yaml has."""
     config = compose_config([f"results={results}", "data_root=/somewhere", *overrides])
-    spec = specify(config)
+    spec = build_spec(config)
     for key, value in (change or {}).items():
         OmegaConf.update(config, key, value)
         OmegaConf.update(holder := OmegaConf.create(spec.training), key, value)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.runs.config import compose_config, specify
+from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.rows import TableRow, lines_of, parent_ids, rows_of
 
@@ -31,7 +31,7 @@ def measured(
     results: Path, line: str, protocol: str, figures: dict[str, dict[str, float]], seed: int = 0, repeats: int = 1
 ) -> str:
     """A finished run with figures by metric key, as if measured by that protocol."""
-    spec = specify(compose_config([*line.split(), f"seed={seed}", f"protocol={protocol}", f"results={results}"]))
+    spec = build_spec(compose_config([*line.split(), f"seed={seed}", f"protocol={protocol}", f"results={results}"]))
     folder = Store(results).folder(spec.id)
     folder.path.mkdir(parents=True, exist_ok=True)
     (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(spec.config))
@@ -42,14 +42,14 @@ def measured(
         key: {"status": "measured", "values": values, "reason": None, "notes": []} for key, values in figures.items()
     }
     repeats = [{"seed": seed, "samples": {"notes": []}, "metrics": metrics}] * repeats
-    folder.reports.write({"protocol": spec.protocol_record(), "repeats": repeats, "complete": True})
+    folder.measurements.write({"protocol": spec.protocol_record(), "repeats": repeats, "complete": True})
     folder.finish()
     return spec.id
 
 
 def fake_run(results: Path, overrides: list[str], accuracy: float | list[float] | None, protocol=None) -> str:
     """A finished run's files without the training, with one accuracy for each repeat; None: only failed."""
-    spec = specify(compose_config([*overrides, f"results={results}"]))
+    spec = build_spec(compose_config([*overrides, f"results={results}"]))
     folder = Store(results).folder(spec.id)
     folder.path.mkdir(parents=True)
     (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(spec.config))
@@ -74,7 +74,7 @@ def fake_run(results: Path, overrides: list[str], accuracy: float | list[float] 
         for r, value in enumerate(np.atleast_1d(accuracy).tolist())
     ]
     content = {"protocol": protocol or spec.protocol_record(), "repeats": repeats, "complete": True}
-    folder.reports.write(content)
+    folder.measurements.write(content)
     folder.finish()
     return spec.id
 

@@ -163,7 +163,7 @@ def test_a_methods_conditional_figure_is_printed_with_its_assumption(monkeypatch
     config = SimpleNamespace(method=SimpleNamespace(name="toy"))
     spec = SimpleNamespace(method=lambda: method)
     monkeypatch.setattr(account, "compose_config", lambda overrides: config)
-    monkeypatch.setattr(account, "specify", lambda config: spec)
+    monkeypatch.setattr(account, "build_spec", lambda config: spec)
     monkeypatch.setattr(account, "plan", lambda overrides: planned(Budget(10.0), sums=UNSAMPLED))
     table = as_json(capsys, "method=toy", "--published")["epsilon"]
     assert table["conditional"] == {"conditional (if so)": 33.0}

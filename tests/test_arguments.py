@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from dpgen_bench.runs.config import compose_config, specify
+from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.utils.validation import check_types
 
 
@@ -89,4 +89,4 @@ def test_a_class_without_fields_is_left_to_itself() -> None:
 )
 def test_a_runs_values_are_checked_before_anything_is_made(override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        specify(compose_config(["method=dp_sinkhorn", override]))
+        build_spec(compose_config(["method=dp_sinkhorn", override]))

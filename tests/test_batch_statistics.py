@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from dpgen_bench.generator import BLOCK, Generator, NetGenerator, batch_sizes
-from dpgen_bench.runs.config import CONF, RunSpec, compose_config, specify
+from dpgen_bench.runs.config import CONF, RunSpec, build_spec, compose_config
 from dpgen_bench.runs.execute import evaluate_run, execute
 from dpgen_bench.runs.measure import measure
 from dpgen_bench.runs.measurements import Measurements
@@ -284,7 +284,7 @@ def spec_for(results, **changed) -> RunSpec:
     config = compose_config([f"results={results}", "dataset=digits", "method=dp_merf"])
     OmegaConf.set_struct(config, False)
     config.protocol = protocol_of(changed)
-    return specify(config)
+    return build_spec(config)
 
 
 @pytest.fixture
@@ -347,11 +347,12 @@ def test_reports_with_and_without_stand_beside_each_other(tmp_path, folder):
     NetGenerator(Shades(), shades, LATENT, 10, (1, 28, 28)).save(folder.path)
     metrics = {"brightness": {"_target_": "tests.toys.Brightness"}}
     specs = [spec_for(tmp_path, metrics=metrics), spec_for(tmp_path, metrics=metrics, batch_statistics=10)]
-    reports = [measure(spec, folder, torch.device("cpu")) for spec in specs]
-    assert ["batch_statistics" in report["protocol"] for report in reports] == [False, True]
-    assert reports[1]["protocol"]["batch_statistics"] == 10
-    assert [folder.reports.of(spec.protocol_record()) for spec in specs] == reports
-    values = [report["repeats"][0]["metrics"]["brightness"]["values"]["brightness"] for report in reports]
+    measurements = [measure(spec, folder, torch.device("cpu")) for spec in specs]
+    assert ["batch_statistics" in measurement["protocol"] for measurement in measurements] == [False, True]
+    assert measurements[1]["protocol"]["batch_statistics"] == 10
+    assert [folder.measurements.of(spec.protocol_record()) for spec in specs] == measurements
+    results = [measurement["repeats"][0]["metrics"]["brightness"] for measurement in measurements]
+    values = [result["values"]["brightness"] for result in results]
     assert values[1] == pytest.approx(
         127.5, abs=3
     )  # the batch's mean is the bias; clipping and rounding move it a little
@@ -382,9 +383,9 @@ def test_dp_sinkhorns_authors_protocol_is_the_papers_with_two_settings():
 def test_null_leaves_a_protocols_record_as_it_was_before_the_option():
     config = compose_config(["method=dp_merf", "protocol=quick"])
     assert "batch_statistics" in config.protocol
-    with_key = specify(config).protocol_record()
+    with_key = build_spec(config).protocol_record()
     OmegaConf.set_struct(config, False)
     del config.protocol["batch_statistics"]
-    assert specify(config).protocol_record() == with_key
-    set_to = specify(compose_config(["method=dp_merf", "protocol=quick", "protocol.batch_statistics=50"]))
+    assert build_spec(config).protocol_record() == with_key
+    set_to = build_spec(compose_config(["method=dp_merf", "protocol=quick", "protocol.batch_statistics=50"]))
     assert set_to.protocol_record() == {**with_key, "batch_statistics": 50}

@@ -14,7 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.cli import main
-from dpgen_bench.runs.config import CONF, compose_config, specify
+from dpgen_bench.runs.config import CONF, build_spec, compose_config
 from dpgen_bench.runs.listing import describe_run
 from dpgen_bench.runs.store import Store
 from methods.dp_merf import DPMERF
@@ -59,7 +59,7 @@ def test_a_run_stores_the_overrides_that_make_it_again_and_no_folder(swept):
     results, _ = swept
     for folder in Store(results).runs():
         overrides = folder.read_json("environment.json")["overrides"]
-        assert specify(compose_config(overrides)).id == folder.id
+        assert build_spec(compose_config(overrides)).id == folder.id
         assert str(results) not in " ".join(overrides)
 
 
@@ -98,7 +98,7 @@ def test_a_sample_from_the_command_line(swept, tmp_path, capsys):
 
 def test_runs_marks_figures_of_a_changed_protocol(tmp_path):
     first = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"]
-    record = specify(compose_config([*first, "protocol.num_samples=50"])).protocol_record()
+    record = build_spec(compose_config([*first, "protocol.num_samples=50"])).protocol_record()
     run = Store(tmp_path).folder(fake_run(tmp_path, first, 92.0, record))
     assert "quick (changed): acc_logreg_pct 92.0" in "".join(describe_run(run))
     other = Store(tmp_path).folder(fake_run(tmp_path, [*first, "seed=3"], [92.0, 93.0]))
@@ -136,8 +136,8 @@ def test_the_readmes_method_conforms_and_runs(tmp_path):
     made = dpgen("run", *conf, "privacy.epsilon=10", *quick, cwd=tmp_path)
     assert made.returncode == 0, made.stdout + made.stderr
     (run,) = Store(tmp_path / "results").runs()
-    (report,) = run.reports.all()
-    measured = report["repeats"][0]["metrics"]
+    (measurement,) = run.measurements.all()
+    measured = measurement["repeats"][0]["metrics"]
     assert measured["logreg"]["values"]["acc_logreg_pct"] > 50  # ten noisy mean images, against chance at 10
     assert json.loads((run.path / "ledger.json").read_text())["epsilon"]["proven"] <= 10
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpgen_bench.runs.store import RunFolder, Store
-from dpgen_bench.runs.validation import damage, unreadable
+from dpgen_bench.runs.validation import file_problem, folder_problem
 from tests.report_toys import DEMO, make_run
 
 
@@ -28,16 +28,16 @@ def folder(made: RunFolder, tmp_path: Path) -> RunFolder:
 
 
 def test_a_run_as_it_is_left_is_whole(folder: RunFolder) -> None:
-    assert damage(folder) == ""
+    assert folder_problem(folder) == ""
 
 
 def test_what_is_not_there_yet_is_no_damage(folder: RunFolder, tmp_path: Path) -> None:
-    assert damage(Store(tmp_path).folder("0123456789ab")) == ""
+    assert folder_problem(Store(tmp_path).folder("0123456789ab")) == ""
     empty = Store(tmp_path).folder("ba9876543210")
     empty.path.mkdir()
-    assert damage(empty) == ""
+    assert folder_problem(empty) == ""
     (empty.path / "config.yaml").write_text((folder.path / "config.yaml").read_text())  # killed before the next file
-    assert damage(empty) == ""
+    assert folder_problem(empty) == ""
 
 
 @pytest.mark.parametrize(
@@ -56,31 +56,31 @@ def test_what_is_not_there_yet_is_no_damage(folder: RunFolder, tmp_path: Path) -
 )
 def test_damage_is_told_whatever_the_folder_is_called(folder: RunFolder, spoil: Callable, why: str) -> None:
     spoil(folder)
-    told = damage(folder)
+    told = folder_problem(folder)
     assert re.search(why, told), told
-    assert unreadable(folder) == told
+    assert file_problem(folder) == told
     assert str(folder.path.parent) not in told
 
 
 def test_a_report_that_cannot_be_read_is_no_damage(folder: RunFolder) -> None:
     (path,) = (folder.path / "metrics").glob("*.json")
     path.write_text("{")
-    assert damage(folder) == ""
+    assert folder_problem(folder) == ""
 
 
 def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "0123456789ab").write_text("x")
-    assert damage(Store(tmp_path).folder("0123456789ab")) == "it is a file, not a folder"
+    assert folder_problem(Store(tmp_path).folder("0123456789ab")) == "it is a file, not a folder"
 
 
 def test_a_folder_with_another_run_than_it_is_called(folder: RunFolder) -> None:
     other = RunFolder(folder.path.rename(folder.path.with_name("0123456789ab")))
-    assert damage(other) == f"it holds run {folder.id}"
-    assert unreadable(other) == ""
+    assert folder_problem(other) == f"it holds run {folder.id}"
+    assert file_problem(other) == ""
 
 
 def test_an_edited_identity_is_another_run(folder: RunFolder) -> None:
     identity = json.loads((folder.path / "identity.json").read_text())
     folder.write_json("identity.json", {**identity, "training_version": 99})
-    assert damage(folder).startswith("it holds run ")
+    assert folder_problem(folder).startswith("it holds run ")

@@ -19,7 +19,7 @@ from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.bounds import PerRow, Whole
 from dpgen_bench.privacy.events import Budget, Event
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.runs.config import CONF, compose_config, specify
+from dpgen_bench.runs.config import CONF, build_spec, compose_config
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.tables.published import published_rows
 from dpgen_bench.tables.rows import load_table
@@ -292,7 +292,7 @@ def test_a_row_is_run_as_printed_and_composes_at_quick_scale(row: Row) -> None:
     assert (config.method.name, config.protocol.name) == ("dp_sinkhorn", protocol)
     assert (config.privacy.relation, config.privacy.accountant) == ("add_remove", "rdp")
     assert (config.scale.name, config.scale.max_steps) == ("quick", 300)
-    assert specify(config).scale().name == "quick"
+    assert build_spec(config).scale().name == "quick"
 
     # The budget: infinite without privacy, 10 where that is proven, else none.
     budget = config.privacy.epsilon
@@ -377,7 +377,7 @@ def test_a_plan_releases_what_the_paper_says_and_claims_its_count(name: str, no_
     wanted = event(row.expected)
     assert (got.sampling, got.times) == (wanted.sampling, wanted.times)
     assert got.multiplier("add_remove") == pytest.approx(wanted.multiplier("add_remove"), rel=1e-12)
-    claim = specify(compose_config(row.words)).method().epsilon_claimed([got], budget.delta)  # type: ignore[attr-defined]
+    claim = build_spec(compose_config(row.words)).method().epsilon_claimed([got], budget.delta)  # type: ignore[attr-defined]
     assert claim == pytest.approx(GOLDEN[name][1] if name in GOLDEN else 10.05, abs=0.005)
 
 

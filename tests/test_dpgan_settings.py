@@ -10,7 +10,7 @@ import pytest
 
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.runs.config import build_method, compose_config, specify
+from dpgen_bench.runs.config import build_method, build_spec, compose_config
 from methods.dpgan import DPGAN
 from tests.defaults import build
 
@@ -77,7 +77,7 @@ def test_every_preset_is_checked() -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_are_the_published_settings_and_fit_their_budget(name: str) -> None:
     dataset, n, spent, B, sigma, T, n_d, threshold = PUBLISHED[name]
-    spec = specify(compose_config(f"experiment=dpgan/{name}".split()))
+    spec = build_spec(compose_config(f"experiment=dpgan/{name}".split()))
     method = spec.method()
     assert isinstance(method, DPGAN)
     assert spec.config.dataset.name == dataset

@@ -28,7 +28,7 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import OneClient, Sampling
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import CONF, compose_config, specify
+from dpgen_bench.runs.config import CONF, build_spec, compose_config
 from dpgen_bench.testing import ConformanceError, check_method
 from methods import fed_gs_wgan
 from methods.fed_gs_wgan import CriticClient, FedGSWGAN
@@ -173,7 +173,7 @@ def test_what_the_paper_has_no_count_of() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_are_runs_within_their_budget(preset: str) -> None:
-    spec = specify(compose_config(f"experiment=fed_gs_wgan/{preset}".split()))
+    spec = build_spec(compose_config(f"experiment=fed_gs_wgan/{preset}".split()))
     method, eps = spec.method(), spec.budget().epsilon
     assert isinstance(method, FedGSWGAN)
     assert spec.budget() == Budget(eps, DELTA, "replace_one", "pld")

@@ -32,7 +32,7 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import FixedSize, Poisson
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import CONF, compose_config, specify
+from dpgen_bench.runs.config import CONF, build_spec, compose_config
 from dpgen_bench.testing import ConformanceError, check_method
 from methods import fedavg_gan
 from methods.fedavg_gan import DiscriminatorClient, FedAvgGAN
@@ -257,7 +257,7 @@ def test_the_published_setting() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_are_runs_within_their_budget(preset: str) -> None:
     """The authors' experiments: 10 clients, 6 and 6 steps, 1000 rounds, C 0.1, sigma 0.01, SGD of 5e-4 and 5e-3."""
-    spec = specify(compose_config(f"experiment=fedavg_gan/{preset}".split()))
+    spec = build_spec(compose_config(f"experiment=fedavg_gan/{preset}".split()))
     method, eps = spec.method(), spec.budget().epsilon
     assert isinstance(method, FedAvgGAN)
     assert spec.budget() == Budget(eps, DELTA, "replace_one", "pld")

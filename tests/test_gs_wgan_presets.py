@@ -16,7 +16,7 @@ from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.bounds import PerRow, Whole
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.sampling import OneShard, Poisson
-from dpgen_bench.runs.config import CONF, compose_config, specify
+from dpgen_bench.runs.config import CONF, build_spec, compose_config
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.tables.rows import jobs_of, lines_of, load_table
 from methods.gs_wgan import GSWGAN
@@ -130,13 +130,13 @@ def test_settings_are_what_is_printed_and_compose_at_quick_scale(name: str) -> N
     got = (privacy.epsilon, privacy.delta, privacy.relation, privacy.accountant)
     assert got == (budget, DELTA, "replace_one", "pld")
     assert (config.scale.name, config.scale.max_steps) == ("quick", 300)
-    assert specify(config).scale().name == "quick"
+    assert build_spec(config).scale().name == "quick"
 
 
 @pytest.mark.parametrize("epsilon", ["inf", "10"])
 def test_the_reduced_preset_is_labelled_and_may_be_without_privacy(epsilon: str) -> None:
     config = composed("reduced_proven", f"privacy.epsilon={epsilon}")
-    specify(config)
+    build_spec(config)
     assert (config.scale.name, config.protocol.name, config.runtime.threads) == ("reduced", "gs_wgan_2k", 1)
     assert (config.method.generator, config.method.schedule) == ("dcgan", "public_balanced")
     assert config.method.sigma is None
@@ -157,7 +157,7 @@ def test_the_demo_is_of_digits_under_the_presets_relation() -> None:
     config = composed("../demo/gs_wgan")
     assert (config.dataset.name, config.scale.name, config.privacy.relation) == ("digits", "demo", "replace_one")
     assert config.method.steps % config.method.shards == 0  # each shard is visited equally often
-    specify(config)
+    build_spec(config)
 
 
 def test_the_reduced_protocol_is_dp_sinkhorns_but_for_how_samples_are_drawn() -> None:

@@ -15,7 +15,7 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.runs import prepare
-from dpgen_bench.runs.config import compose_config, specify
+from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.identity import method_version, resolved_arguments, source_fingerprint
 
 
@@ -61,7 +61,7 @@ def test_arguments_are_told_apart_whatever_the_class_makes_of_them():
 
 
 def test_a_run_with_releases_is_not_resumed_with_another_source(tmp_path, monkeypatch):
-    spec = specify(compose_config(["method=dp_merf", "dataset=digits", f"results={tmp_path}"]))
+    spec = build_spec(compose_config(["method=dp_merf", "dataset=digits", f"results={tmp_path}"]))
     folder = SimpleNamespace(path=tmp_path)
     ledger = Ledger(Budget(10.0), 8)
     prepare.expect_same_source(spec, folder, ledger)
@@ -110,4 +110,4 @@ def test_a_keys_secret_is_not_printed():
 @pytest.mark.parametrize("override", ["privacy.epsilon=true", "privacy.delta=true"])
 def test_a_budget_is_no_truth_value(override):
     with pytest.raises(ValueError, match="expected numbers for privacy"):
-        specify(compose_config(["method=dp_merf", "dataset=digits", override]))
+        build_spec(compose_config(["method=dp_merf", "dataset=digits", override]))

@@ -15,7 +15,7 @@ from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.listing import is_unbounded
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.runs.release import NotForRelease, sample_run
-from dpgen_bench.runs.soundness import not_for_release, unsound
+from dpgen_bench.runs.soundness import budget_problem, release_problems
 from dpgen_bench.runs.spent import read_spent
 from dpgen_bench.runs.store import Store
 from tests.run_toys import config
@@ -117,7 +117,7 @@ def test_a_parent_that_is_still_to_be_trained_is_refused(tmp_path):
 def test_whether_images_may_be_given_away_goes_by_all_entries(tmp_path):
     run = execute(config(tmp_path, "privacy.noise=os"))
     content = run.read_json("ledger.json")
-    assert not_for_release(content) == []
+    assert release_problems(content) == []
     inherited = {**content["entries"][0], "name": "p/sum", "inherited_from": "p"}
     for changed, why in (
         ({"noise": "seeded"}, "its noise of 'p/sum', which it inherited, is 'seeded'"),
@@ -125,13 +125,13 @@ def test_whether_images_may_be_given_away_goes_by_all_entries(tmp_path):
         ({"noise": None, "diagnostics": None}, "does not say how the noise of 'p/sum', which it inherited, was made"),
     ):
         entries = [*content["entries"], {**inherited, **changed}]
-        (found,) = not_for_release({**content, "entries": entries})
+        (found,) = release_problems({**content, "entries": entries})
         assert why in found
         run.write_json("ledger.json", {**content, "entries": entries})
         with pytest.raises(NotForRelease, match=why):
             sample_run(tmp_path, run.id, 5, 0, tmp_path / "a.npz", "balanced", benchmark=False)
-    assert not_for_release({**content, "epsilon": None}) == ["its epsilon was not computed"]
-    assert not_for_release(ledger("seeded").to_dict())[0].startswith("its noise is 'seeded'")
+    assert release_problems({**content, "epsilon": None}) == ["its epsilon was not computed"]
+    assert release_problems(ledger("seeded").to_dict())[0].startswith("its noise is 'seeded'")
     assert math.isfinite(float(content["epsilon"]["proven"]))
 
 
@@ -161,13 +161,13 @@ def test_a_marked_run_of_any_version_never_looks_proven(key, tmp_path):
     folder = execute(config(tmp_path, "privacy.noise=os"))
     content = folder.read_json("ledger.json")
     privacy = folder.config.privacy
-    assert (unsound(content, privacy), is_unbounded(content), not_for_release(content)) == ("", False, [])
+    assert (budget_problem(content, privacy), is_unbounded(content), release_problems(content)) == ("", False, [])
     del content["unproven"]
     content[key] = ["why"]
     folder.write_json("ledger.json", content)
-    assert unsound(content, privacy) == "nothing is proven: why"
+    assert budget_problem(content, privacy) == "nothing is proven: why"
     assert is_unbounded(content)
-    assert not_for_release(content) == ["its proven epsilon is infinite"]
+    assert release_problems(content) == ["its proven epsilon is infinite"]
     (run,) = read_runs(tmp_path)
     assert "nothing is proven: why" in ledger_panel(run)["warnings"]
     (spent,), _ = read_spent(tmp_path)

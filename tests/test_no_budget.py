@@ -18,10 +18,10 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Full, Poisson
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import compose_config, specify
+from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.listing import describe_run
-from dpgen_bench.runs.soundness import unsound
+from dpgen_bench.runs.soundness import budget_problem
 from dpgen_bench.tables.assembly import assemble
 from tests.table_toys import ROW, a_table, line_for, measured
 
@@ -96,7 +96,7 @@ def test_a_run_without_a_budget_is_private_and_reports_what_it_proves(tmp_path) 
     tiny = "method.steps=3 method.d_d=4 method.d_g=4 method.latent_dim=4 method.batch_size=8 ~protocol.metrics.mlp"
     words = f"experiment=demo/dpgan method.sigma=0.5 runtime.account_s=0.01 protocol=quick {tiny} results={tmp_path}"
     config = compose_config([*words.split(), "privacy.epsilon=null"])
-    others = [specify(compose_config([*words.split(), f"privacy.epsilon={other}"])).id for other in ("10", "inf")]
+    others = [build_spec(compose_config([*words.split(), f"privacy.epsilon={other}"])).id for other in ("10", "inf")]
     folder = execute(config)
     assert folder is not None
     assert folder.id not in others
@@ -105,11 +105,11 @@ def test_a_run_without_a_budget_is_private_and_reports_what_it_proves(tmp_path) 
     assert ledger.epsilon is not None
     assert 0 < event.std < math.inf == ledger.budget.limit
     assert ledger.epsilon["proven"] == epsilon([event], 1e-5, "add_remove", "pld") < math.inf
-    assert unsound(ledger.to_dict(), config.privacy) == ""
+    assert budget_problem(ledger.to_dict(), config.privacy) == ""
     assert describe_run(folder)[4] == "none"
     ten = compose_config(["privacy.epsilon=10"]).privacy
-    assert unsound(ledger.to_dict(), ten) == "its ledger has a budget of none, not 10"
-    assert unsound({**ledger.to_dict(), "unproven": ["why"]}, config.privacy) == "nothing is proven: why"
+    assert budget_problem(ledger.to_dict(), ten) == "its ledger has a budget of none, not 10"
+    assert budget_problem({**ledger.to_dict(), "unproven": ["why"]}, config.privacy) == "nothing is proven: why"
 
 
 def test_a_table_shows_none_as_the_budget(tmp_path) -> None:
@@ -124,4 +124,4 @@ def test_a_table_shows_none_as_the_budget(tmp_path) -> None:
 @pytest.mark.parametrize("value", ["none", "[1]", "-1", "0"])
 def test_another_epsilon_is_refused_in_words(value: str) -> None:
     with pytest.raises(ValueError, match="null"):
-        specify(compose_config([f"privacy.epsilon={value}"]))
+        build_spec(compose_config([f"privacy.epsilon={value}"]))

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from dpgen_bench.plots.draw import WITHOUT_RUNS, draw, plot_entries
 from dpgen_bench.plots.parts import check_keys, listed
 from dpgen_bench.privacy.accountants.claims import classical_rdp
-from dpgen_bench.runs.config import CONF, RunSpec, compose_config, specify
+from dpgen_bench.runs.config import CONF, RunSpec, build_spec, compose_config
 from dpgen_bench.tables.rows import TableRow, jobs_of, lines_of, load_table, parent_ids, table_names
 
 DPGAN = [1, 2, 4, 5, 6, *range(14, 25)]
@@ -26,7 +26,7 @@ NOWHERE = Path("nowhere")
 
 @lru_cache
 def planned(job: tuple[str, ...]) -> RunSpec:
-    return specify(compose_config([f"results={NOWHERE}", *job]), planned=True)
+    return build_spec(compose_config([f"results={NOWHERE}", *job]), planned=True)
 
 
 @lru_cache

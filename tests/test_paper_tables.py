@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.runs.config import CONF, RunSpec, compose_config, hashed_privacy, specify
-from dpgen_bench.runs.listing import plain_protocol
+from dpgen_bench.runs.config import CONF, RunSpec, build_spec, compose_config, hashed_privacy
+from dpgen_bench.runs.listing import current_protocol
 from dpgen_bench.tables.grid import expand_rows
 from dpgen_bench.tables.published import PAPERS, PUBLISHED, PublishedRow, published_rows
 from dpgen_bench.tables.rows import expand, load_table
@@ -72,7 +72,7 @@ def rows(name: str) -> list[PublishedRow]:
 
 @cache
 def specified(*words: str) -> RunSpec:
-    return specify(compose_config(list(words)))
+    return build_spec(compose_config(list(words)))
 
 
 def first(line: str) -> RunSpec:
@@ -245,7 +245,7 @@ PINNED = {
 
 @pytest.mark.parametrize("name", WITH_NUMBERS)
 def test_settings_and_protocol_are_those_that_were_checked_against_the_paper(name: str) -> None:
-    record = [plain_protocol(str(table(name).protocol))]
+    record = [current_protocol(str(table(name).protocol))]
     for _, entry in answers(name):
         found = first(entry.run).config
         config = OmegaConf.to_container(found)

@@ -82,8 +82,8 @@ def test_lines_are_named_by_what_sets_them_apart_and_never_join_protocols(tmp_pa
             if "protocol" in words:  # the same run, measured again
                 rows.append(row_of(tmp_path, line))
                 folder, spec = rows[-1].folders[0], rows[-1].specs[0]
-                report = next(iter(folder.reports.all()))
-                folder.reports.write({**report, "protocol": spec.protocol_record()})
+                measurement = next(iter(folder.measurements.all()))
+                folder.measurements.write({**measurement, "protocol": spec.protocol_record()})
                 rows[-1] = row_of(tmp_path, line)
             else:
                 make_run(tmp_path, line, {"fid": 9.0})

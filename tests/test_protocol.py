@@ -15,8 +15,8 @@ from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each
 from dpgen_bench.runs.measure import repeat_seed
 from dpgen_bench.runs.measurements import Measurements
 from dpgen_bench.runs.store import RunFolder, Store
-from dpgen_bench.runs.values import figures, headline, notes
-from tests.protocol_toys import generator, metric, released, run, spec_for, the_report
+from dpgen_bench.runs.values import mean_values, metric_values, notes
+from tests.protocol_toys import generator, metric, released, run, spec_for, the_measurement
 
 
 @pytest.fixture
@@ -28,16 +28,16 @@ def folder(tmp_path) -> RunFolder:
 
 
 def test_each_repeat_draws_its_own_samples_from_one_generator(tmp_path, folder):
-    report = run(spec_for(tmp_path, {"mean": metric("Mean")}, repeats=3), folder)
-    seeds = [repeat["seed"] for repeat in report["repeats"]]
+    measurement = run(spec_for(tmp_path, {"mean": metric("Mean")}, repeats=3), folder)
+    seeds = [repeat["seed"] for repeat in measurement["repeats"]]
     assert seeds == [repeat_seed(0, r) for r in range(3)]
     assert seeds[0] == 0
     assert len(set(seeds)) == 3
-    values = figures(the_report(folder))["mean_pixel"]
+    values = metric_values(the_measurement(folder))["mean_pixel"]
     expected = [float(generator().sample(torch.arange(40) % 10, seed).float().mean()) for seed in seeds]
     assert values == pytest.approx(expected, rel=1e-6)
     assert len(set(values)) == 3
-    assert headline(the_report(folder))["mean_pixel"] == pytest.approx(np.mean(values))
+    assert mean_values(the_measurement(folder))["mean_pixel"] == pytest.approx(np.mean(values))
 
 
 def test_the_kept_samples_are_those_of_the_first_repeat(tmp_path, folder):
@@ -84,9 +84,9 @@ def test_killed_after_any_write_every_metric_still_runs_once(tmp_path, monkeypat
         monkeypatch.setattr(Measurements, "write", killing)
         with pytest.raises(Killed):
             run(spec, folder)
-        report = run(spec, folder)
+        measurement = run(spec, folder)
         assert sorted(tally.read_text().split()) == sorted(["one", "two", "three"] * 2)
-        without_times = json.loads(json.dumps(report))
+        without_times = json.loads(json.dumps(measurement))
         for repeat in without_times["repeats"]:
             for result in repeat["metrics"].values():
                 result["seconds"] = 0
@@ -115,12 +115,12 @@ def test_only_what_failed_is_tried_again(tmp_path, folder):
     results = run(spec, folder)["repeats"][0]["metrics"]
     assert results["fails"]["status"] == "failed"
     assert results["sum"]["status"] == "not measured"
-    assert "sum: not measured: missing failing" in notes(the_report(folder))
-    assert not folder.reports.settled(spec.protocol_record())
+    assert "sum: not measured: missing failing" in notes(the_measurement(folder))
+    assert not folder.measurements.fully_measured(spec.protocol_record())
     unless.touch()
     results = run(spec, folder)["repeats"][0]["metrics"]
     assert results["sum"]["values"]["sum"] == pytest.approx(results["mean"]["values"]["mean_pixel"] + 1)
-    assert folder.reports.settled(spec.protocol_record())
+    assert folder.measurements.fully_measured(spec.protocol_record())
     assert tally.read_text().split() == ["mean_pixel"]
 
 
@@ -130,7 +130,7 @@ def test_figures_of_another_setting_are_never_mixed_in(tmp_path, folder, change)
     metrics = {"mean": metric("Mean", tally=str(tally))}
     first = run(spec_for(tmp_path, metrics), folder)
     changed = spec_for(tmp_path, metrics, **change)
-    assert not folder.reports.of(changed.protocol_record())
+    assert not folder.measurements.of(changed.protocol_record())
     second = run(changed, folder)
     assert len(tally.read_text().split()) == 2
     assert second["protocol"] != first["protocol"]
@@ -140,7 +140,7 @@ def test_a_harness_that_measures_otherwise_measures_anew(tmp_path, folder, monke
     spec = spec_for(tmp_path, {"mean": metric("Mean")})
     run(spec, folder)
     monkeypatch.setattr("dpgen_bench.runs.config.EVALUATION_VERSION", -1)
-    assert not folder.reports.of(spec.protocol_record())
+    assert not folder.measurements.of(spec.protocol_record())
 
 
 def test_measuring_anew_keeps_the_old_report_until_the_new_one_is_complete(tmp_path, folder, monkeypatch):
@@ -150,28 +150,28 @@ def test_measuring_anew_keeps_the_old_report_until_the_new_one_is_complete(tmp_p
     old = run(spec, folder)
     write = Measurements.write
 
-    def stopped(self, report):
-        write(self, report)
+    def stopped(self, measurement):
+        write(self, measurement)
         raise Killed
 
     with monkeypatch.context() as patched:
         patched.setattr(Measurements, "write", stopped)
         with pytest.raises(Killed):
-            run(spec, folder, anew=True)
-    assert the_report(folder) == old
-    run(spec, folder, anew=True)
+            run(spec, folder, again=True)
+    assert the_measurement(folder) == old
+    run(spec, folder, again=True)
     assert tally.read_text().split() == ["one", "two", "one", "two"]
-    assert not folder.reports.unfinished(spec.protocol_record())
+    assert not folder.measurements.unfinished(spec.protocol_record())
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"complete": true}', '{"repeats": [{}], "complete": true}'])
 def test_a_damaged_report_is_said_and_made_again(tmp_path, folder, damage):
     spec = spec_for(tmp_path, {"mean": metric("Mean")})
     good = run(spec, folder)
-    folder.reports.file_of(spec.protocol_record()).write_text(damage)
-    with pytest.warns(UserWarning, match="counts as not there"):
-        assert folder.reports.all() == []
-    with pytest.warns(UserWarning, match="counts as not there"):
+    folder.measurements.file_of(spec.protocol_record()).write_text(damage)
+    with pytest.warns(UserWarning, match="it is ignored"):
+        assert folder.measurements.all() == []
+    with pytest.warns(UserWarning, match="it is ignored"):
         again = run(spec, folder)
     assert again["repeats"][0]["metrics"]["mean"]["values"] == good["repeats"][0]["metrics"]["mean"]["values"]
 
@@ -181,9 +181,9 @@ def test_reports_of_two_texts_of_a_protocol_stand_beside_each_other(tmp_path, fo
     first, second = spec_for(tmp_path, metrics), spec_for(tmp_path, metrics, num_samples=20)
     kept = run(first, folder)
     run(second, folder)
-    assert folder.reports.of(first.protocol_record()) == kept
-    assert folder.reports.settled(first.protocol_record())
-    assert folder.reports.settled(second.protocol_record())
+    assert folder.measurements.of(first.protocol_record()) == kept
+    assert folder.measurements.fully_measured(first.protocol_record())
+    assert folder.measurements.fully_measured(second.protocol_record())
 
 
 # Metrics beside each other
@@ -207,7 +207,7 @@ def test_a_report_holds_no_path_of_this_machine(tmp_path, folder, capsys):
 def test_metrics_of_one_core_run_in_other_processes_and_others_here(tmp_path, folder):
     metrics = {"here": metric("Process", name="here", apart=False), "there": metric("Process", name="there")}
     run(spec_for(tmp_path, metrics, "runtime.workers=1"), folder)
-    values = headline(the_report(folder))
+    values = mean_values(the_measurement(folder))
     assert values["here_pid"] != values["there_pid"]
 
 

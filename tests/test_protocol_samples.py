@@ -11,8 +11,8 @@ from dpgen_bench.data.records import Records
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.runs.samples import describe_samples, draw_samples, sample_labels
 from dpgen_bench.runs.store import RunFolder
-from dpgen_bench.runs.values import headline, notes
-from tests.protocol_toys import metric, released, run, spec_for, the_report
+from dpgen_bench.runs.values import mean_values, notes
+from tests.protocol_toys import metric, released, run, spec_for, the_measurement
 from tests.toys import Painter
 
 
@@ -125,13 +125,13 @@ def release(folder: RunFolder, net: torch.nn.Module) -> None:
 def test_a_collapsed_generator_gets_every_figure_and_says_so(tmp_path, folder, coarse):
     release(folder, Collapsed(10, [1, 28, 28]))
     run(spec_for(tmp_path, REAL_METRICS, num_samples=100), folder)
-    values = headline(the_report(folder))
+    values = mean_values(the_measurement(folder))
     test_labels = spec_for(tmp_path, {}).dataset().load("test").labels
     assert values["acc_logreg_pct"] == pytest.approx(100 * float((test_labels == 0).double().mean()))
     assert values["acc_calibrated_pct"] == pytest.approx(100 * values["acc_logreg_pct"] / values["acc_logreg_real_pct"])
     assert values["coverage"] == values["precision"] == values["nn_copies_pct"] == 0.0
     assert values["fid"] > 0.1
-    said = notes(the_report(folder))
+    said = notes(the_measurement(folder))
     assert "only 1 different images among 100 samples" in said
     assert "100 samples are of one colour" in said
 
@@ -142,12 +142,12 @@ def test_a_generator_of_nan_is_an_error_and_no_figure(tmp_path, folder, coarse):
     release(folder, net)
     with pytest.raises(ValueError, match="finite pixels, got NaN or infinite ones in 100 of 100 images"):
         run(spec_for(tmp_path, REAL_METRICS, num_samples=100), folder)
-    assert folder.reports.all() == []
+    assert folder.measurements.all() == []
 
 
 def test_samples_too_few_for_one_metric_are_no_harm_to_the_others(tmp_path, folder, coarse):
-    report = run(spec_for(tmp_path, REAL_METRICS, num_samples=30), folder)
-    results = report["repeats"][0]["metrics"]
+    measurement = run(spec_for(tmp_path, REAL_METRICS, num_samples=30), folder)
+    results = measurement["repeats"][0]["metrics"]
     assert results["kid"]["status"] == "failed"
     assert "expected at least subset_size=50 of the samples, got 30" in results["kid"]["reason"]
     assert {key for key, result in results.items() if result["status"] == "measured"} == set(REAL_METRICS) - {"kid"}
@@ -156,12 +156,12 @@ def test_samples_too_few_for_one_metric_are_no_harm_to_the_others(tmp_path, fold
 def test_a_class_without_samples_is_said_and_measured(tmp_path, folder, coarse, monkeypatch):
     monkeypatch.setattr(NetGenerator, "draw_labels", lambda self, n, seed: torch.arange(n) % 9)
     run(spec_for(tmp_path, REAL_METRICS, num_samples=90), folder)
-    assert "no sample of class 9" in notes(the_report(folder))
-    assert set(headline(the_report(folder))) > {"acc_logreg_pct", "fid", "kid", "recall", "nn_train"}
+    assert "no sample of class 9" in notes(the_measurement(folder))
+    assert set(mean_values(the_measurement(folder))) > {"acc_logreg_pct", "fid", "kid", "recall", "nn_train"}
 
 
 def test_fewer_samples_than_asked_for_are_said(tmp_path, folder, monkeypatch):
     monkeypatch.setattr(NetGenerator, "draw_labels", lambda self, n, seed: torch.arange(min(n, 30)) % 10)
     run(spec_for(tmp_path, {"mean": metric("Mean")}), folder)
     said = "30 samples, where the protocol asks for 40: the generator has no more"
-    assert said in notes(the_report(folder))
+    assert said in notes(the_measurement(folder))

@@ -73,7 +73,7 @@ def test_seeds_share_a_line_and_epsilons_do_not(bench):
 
 def test_two_protocols_are_two_lines_and_never_one_figure(results):
     folder = Store(results).runs()[0]
-    protocol = {**folder.reports.all()[0]["protocol"], "name": "mine", "num_samples": 5}
+    protocol = {**folder.measurements.all()[0]["protocol"], "name": "mine", "num_samples": 5}
     write_report(folder, protocol, {"fid": 99.0})
     of_run = [line for line in collect(results)["lines"] if folder.id in [run["id"] for run in line["runs"]]]
     assert {line["filters"]["protocol"]: len(line["runs"]) for line in of_run}["mine"] == 1
@@ -104,9 +104,9 @@ def test_lines_say_all_that_they_must_share_to_be_compared(results):
 
 def test_two_changed_texts_of_a_protocol_are_two_protocols(results):
     folder = Store(results).runs()[0]
-    (report_,) = folder.reports.all()
+    (measurement,) = folder.measurements.all()
     for number in (5, 6):
-        write_report(folder, {**report_["protocol"], "num_samples": number}, {"fid": 99.0})
+        write_report(folder, {**measurement["protocol"], "num_samples": number}, {"fid": 99.0})
     lines = [line for line in collect(results)["lines"] if folder.id in [run["id"] for run in line["runs"]]]
     names = {line["terms"]["protocol"] for line in lines}
     assert len(names) == 3
@@ -199,9 +199,9 @@ def odd_entry(folder: RunFolder) -> None:
 
 
 def words_for_figures(folder: RunFolder) -> None:
-    (report,) = folder.reports.all()
-    report["repeats"][0]["metrics"]["all"]["values"]["fid"] = "50.0"
-    folder.reports.write(report)
+    (measurement,) = folder.measurements.all()
+    measurement["repeats"][0]["metrics"]["all"]["values"]["fid"] = "50.0"
+    folder.measurements.write(measurement)
 
 
 def words_for_epsilon(folder: RunFolder) -> None:
@@ -237,7 +237,7 @@ def test_a_damaged_report_is_no_damaged_run(results):
     content = collect(results)
     run = next(run for run in content["runs"] if run["id"] == folder.id)
     assert run["state"] == "finished"
-    assert run["remarks"] == ["1 of its reports cannot be read and count as not there"]
+    assert run["remarks"] == ["1 of its measurements cannot be read and are ignored"]
     assert "not measured" in [line["filters"]["protocol"] for line in content["lines"]]
 
 

@@ -40,7 +40,7 @@ def site(tmp_path_factory):
         folder = make_run(results, DEMO, f"privacy.epsilon={epsilon}", f"seed={seed}", fid=fid)
         ids.setdefault(epsilon, folder.id)
         if epsilon == "inf":
-            (measured,) = folder.reports.all()
+            (measured,) = folder.measurements.all()
             shutil.rmtree(folder.path / "metrics")
             write_report(folder, {**measured["protocol"], "name": "another"}, {"acc_mlp_pct": 90.0})
     failed = make_run(results, DEMO, "privacy.epsilon=3", finish=False)

@@ -71,7 +71,7 @@ def edit(folder: RunFolder, name: str, change) -> None:
     ],
 )
 def test_stored_overrides_hold_no_folder_of_this_machine(word, stored):
-    assert overrides.without_folders([word]) == stored
+    assert overrides.without_local_paths([word]) == stored
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,9 @@ def test_a_figure_of_a_metric_that_the_protocol_has_not_does_not_count(tmp_path)
 
 def test_a_metric_that_failed_has_no_figure_and_a_run_that_is_not_done_none_at_all(tmp_path):
     folder = Store(tmp_path).folder(measured(tmp_path, RUN, "dpgan_revisited", FIGURES))
-    (report,) = folder.reports.all()
-    report["repeats"][0]["metrics"]["fid"]["status"] = "failed"
-    folder.reports.write(report)
+    (measurement,) = folder.measurements.all()
+    measurement["repeats"][0]["metrics"]["fid"]["status"] = "failed"
+    folder.measurements.write(measurement)
     line = the_line(tmp_path, {"run": RUN})
     assert (line.cells["fid"].ours, line.cells["acc_cnn_pct"].ours.mean) == (None, 40.0)
     (folder.path / "DONE").unlink()

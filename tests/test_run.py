@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from dpgen_bench.generator import Generator
 from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs.config import RunSpec, compose_config, specify
+from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
 from dpgen_bench.runs.execute import RunFailed, evaluate_run, execute
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.runs.release import NotForRelease, sample_run
@@ -28,7 +28,7 @@ def undisturbed(tmp_path_factory):
 
 def names(folder) -> list[str]:
     """The protocols of a run's complete reports."""
-    return [report["protocol"]["name"] for report in folder.reports.all()]
+    return [measurement["protocol"]["name"] for measurement in folder.measurements.all()]
 
 
 def test_a_run_leaves_what_the_store_promises(undisturbed):
@@ -72,15 +72,15 @@ def test_a_run_can_be_measured_again_by_its_id(undisturbed, tmp_path):
     shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
     evaluate_run(tmp_path, undisturbed.id[:5], ["protocol=quick", "protocol.num_samples=60"])
     folder = Store(tmp_path).folder(undisturbed.id)
-    (report,) = [report for report in folder.reports.all() if report["protocol"]["name"] == "quick"]
-    assert report["protocol"]["num_samples"] == 60
+    (measurement,) = [each for each in folder.measurements.all() if each["protocol"]["name"] == "quick"]
+    assert measurement["protocol"]["num_samples"] == 60
 
 
 def test_changed_protocol_settings_are_measured_again(undisturbed, tmp_path, capsys):
     shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
     folder = execute(config(tmp_path, "protocol.num_samples=20"))
     assert "skipped" not in capsys.readouterr().out
-    assert sorted(report["protocol"]["num_samples"] for report in folder.reports.all()) == [20, 40]
+    assert sorted(measurement["protocol"]["num_samples"] for measurement in folder.measurements.all()) == [20, 40]
     with np.load(folder.path / "samples.npz") as made:
         assert len(made["images"]) == 20
 
@@ -112,27 +112,27 @@ def test_without_a_protocol_evaluate_takes_the_runs_own_and_agrees_with_run(undi
     """What `evaluate` makes is what `run` and the tables look for, and the other way round."""
     shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
     folder = evaluate_run(tmp_path, undisturbed.id, [])
-    (report,) = folder.reports.all()
-    assert report["protocol"] == specify(config(tmp_path)).protocol_record()
+    (measurement,) = folder.measurements.all()
+    assert measurement["protocol"] == build_spec(config(tmp_path)).protocol_record()
     small = ["protocol=standard_2k", "protocol.num_samples=20", "~protocol.metrics.fid", "~protocol.metrics.kid"]
     others = [
         key for key in compose_config(["protocol=standard_2k"]).protocol.metrics if key not in ("fid", "kid", "lda")
     ]
     small += [f"~protocol.metrics.{key}" for key in others]
     folder = evaluate_run(tmp_path, undisturbed.id, small)
-    record = RunSpec(specify(compose_config(small)).config, training={}).protocol_record()
-    assert folder.reports.settled(record)
+    record = RunSpec(build_spec(compose_config(small)).config, training={}).protocol_record()
+    assert folder.measurements.fully_measured(record)
 
 
 def test_a_failed_metric_is_tried_again_and_a_lost_generator_is_noticed(undisturbed, tmp_path):
     shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
     folder = Store(tmp_path).folder(undisturbed.id)
-    (report,) = [report for report in folder.reports.all() if report["protocol"]["num_samples"] == 40]
-    report["repeats"][0]["metrics"]["brightness"] |= {"status": "failed", "values": {}, "reason": "no"}
-    folder.reports.write(report)
-    assert not folder.reports.settled(report["protocol"])
+    (measurement,) = [each for each in folder.measurements.all() if each["protocol"]["num_samples"] == 40]
+    measurement["repeats"][0]["metrics"]["brightness"] |= {"status": "failed", "values": {}, "reason": "no"}
+    folder.measurements.write(measurement)
+    assert not folder.measurements.fully_measured(measurement["protocol"])
     execute(config(tmp_path))
-    assert folder.reports.settled(report["protocol"])
+    assert folder.measurements.fully_measured(measurement["protocol"])
     (folder.path / "generator.safetensors").unlink()
     assert contents(execute(config(tmp_path))) == contents(undisturbed)
 
@@ -145,14 +145,14 @@ def test_cheats_that_a_run_itself_refuses(tmp_path, cheat):
 
 
 def test_the_id_is_the_training_config_and_nothing_else(tmp_path):
-    first = specify(config(tmp_path)).id
+    first = build_spec(config(tmp_path)).id
     same = ["runtime.checkpoint_s=5", "protocol.num_samples=7", "runtime.device=cpu", "privacy.population=staff"]
-    assert {specify(config(tmp_path / "elsewhere", word)).id for word in same} == {first}
+    assert {build_spec(config(tmp_path / "elsewhere", word)).id for word in same} == {first}
     other = ["seed=1", "privacy.epsilon=3", "privacy.noise=os", "scale.max_steps=2", "method.steps=5"]
-    ids = {specify(config(tmp_path, word)).id for word in other}
+    ids = {build_spec(config(tmp_path, word)).id for word in other}
     assert len(ids) == len(other)
     assert first not in ids
-    assert specify(config(tmp_path, "privacy.epsilon=10.0")).id == first
+    assert build_spec(config(tmp_path, "privacy.epsilon=10.0")).id == first
 
 
 def test_a_failed_run_keeps_its_error_and_is_tried_again(tmp_path):

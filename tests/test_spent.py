@@ -13,12 +13,12 @@ from dpgen_bench import cli
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Full, OneClient, Poisson
-from dpgen_bench.runs.config import compose_config, identify, population_of, specify
+from dpgen_bench.runs.config import build_spec, compose_config, identify, population_of
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.release import sample_run
 from dpgen_bench.runs.spent import describe_total, print_spent, read_spent, total
 from dpgen_bench.runs.store import Store
-from dpgen_bench.runs.validation import damage
+from dpgen_bench.runs.validation import folder_problem
 from tests.run_toys import config
 
 GAUSSIAN = Event(Full(), Sensitivity(1.0, 2.0), 5.0, 1)
@@ -144,9 +144,9 @@ def test_a_population_is_the_data_sets_name_and_path_unless_it_is_named():
 def test_the_id_is_the_one_from_before_populations_had_names(tmp_path):
     older = config(tmp_path)
     del older.privacy["population"]
-    assert specify(older).id == specify(config(tmp_path, "privacy.population=staff")).id
-    assert specify(older).training == specify(config(tmp_path)).training
-    assert "population" not in specify(config(tmp_path)).training["privacy"]
+    assert build_spec(older).id == build_spec(config(tmp_path, "privacy.population=staff")).id
+    assert build_spec(older).training == build_spec(config(tmp_path)).training
+    assert "population" not in build_spec(config(tmp_path)).training["privacy"]
 
 
 def test_a_run_keeps_its_population_which_can_be_named_later_and_is_printed_with_samples(tmp_path, capsys):
@@ -161,7 +161,7 @@ def test_a_run_keeps_its_population_which_can_be_named_later_and_is_printed_with
     ledger = Ledger.load(run.path / "ledger.json")
     assert (ledger.population, ledger.epsilon) == ("staff", epsilon)
     assert (run.path / "generator.safetensors").read_bytes() == generator
-    assert damage(run) == ""
+    assert folder_problem(run) == ""
     assert identify(run.read_json("identity.json")) == run.id
     left(tmp_path, "a" * 12, GAUSSIAN)
     capsys.readouterr()
@@ -176,6 +176,6 @@ def test_a_run_keeps_its_population_which_can_be_named_later_and_is_printed_with
 
 
 def test_a_seeded_run_names_no_population(tmp_path):
-    ledger = specify(config(tmp_path, "privacy.population=staff")).new_ledger(12)
+    ledger = build_spec(config(tmp_path, "privacy.population=staff")).new_ledger(12)
     assert ledger.population is None
     assert describe_total(tmp_path, execute(config(tmp_path))) == []

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from dpgen_bench.cli import main
 from dpgen_bench.runs.config import compose_config
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.overrides import parse_override, quoted
+from dpgen_bench.runs.overrides import parse_override, quote_value
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables import rows, sweeps
 from dpgen_bench.tables.jobs import plan_sweep
@@ -72,7 +72,7 @@ def test_a_line_of_finished_runs_is_not_launched(tmp_path):
         "privacy.epsilon=1",
         "seed=0,1",
         "protocol=quick",
-        f"results={quoted(str(tmp_path))}",
+        f"results={quote_value(str(tmp_path))}",
         "runtime.device=cpu",
     ]
 
@@ -93,7 +93,7 @@ def test_steps_are_capped_by_the_scale_and_unknown_where_the_budget_sets_them(tm
 @given(st.text() | st.text(alphabet="\\'\"a1 ,=[]{}()$%:./\n"))
 def test_a_quoted_value_is_one_value_and_the_same(text):
     """A law of Hydra's own parser, also for what its sweeper hands on to each job of a multirun."""
-    override = parse_override(f"results={quoted(text)}")
+    override = parse_override(f"results={quote_value(text)}")
     again = parse_override(f"results={override.get_value_element_as_str()}")
     assert not override.is_sweep_override()
     assert str(override.value()) == str(again.value()) == text
@@ -141,7 +141,7 @@ def test_the_lines_printed_are_the_ones_launched(tmp_path, monkeypatch, capsys, 
     assert printed[0] == printed[1]
     assert [shlex.split(line)[2:] for line in printed[1]] == launched
     assert [words[-3:] for words in launched] == [
-        [f"results={quoted(str(results))}", "runtime.device=cpu", "hydra/launcher=joblib"]
+        [f"results={quote_value(str(results))}", "runtime.device=cpu", "hydra/launcher=joblib"]
     ] * 2
     assert ["seed=7" in words for words in launched] == [True, False]  # the parent first
     assert compose_config(launched[0][1:]).results == str(results)

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.report.written import write_table
-from dpgen_bench.runs.config import compose_config, specify
+from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.listing import describe_run
 from dpgen_bench.runs.statistics import t_interval
 from dpgen_bench.runs.store import Store
@@ -33,7 +33,7 @@ def test_a_table_tells_repeats_from_seeds_and_shows_no_other_protocols_figures(t
     first = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"]
     fake_run(tmp_path, [*first, "seed=0"], [89.0, 91.0])
     fake_run(tmp_path, [*first, "seed=1"], [91.0, 97.0])
-    other = specify(compose_config([*first, "protocol.num_samples=1000"])).protocol_record()
+    other = build_spec(compose_config([*first, "protocol.num_samples=1000"])).protocol_record()
     fake_run(tmp_path, ["experiment=demo/dp_merf", "privacy.epsilon=1", "protocol=quick", "seed=0"], 99.0, other)
     one, ten, *_ = side_by_side(assemble("demo", table, tmp_path)).to_dict("records")
     assert ten["acc_logreg_pct"] == "92.0 ± 2.8 (repeats ± 3.2)"
@@ -55,9 +55,9 @@ def test_a_figure_that_one_of_two_seeds_lacks_says_so(tmp_path):
     first = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"]
     fake_run(tmp_path, [*first, "seed=0"], 90.0)
     run = Store(tmp_path).folder(fake_run(tmp_path, [*first, "seed=1"], 94.0))
-    (report,) = run.reports.all()
-    report["repeats"][0]["metrics"]["logreg"] |= {"status": "failed", "values": {}, "reason": "no"}
-    run.reports.write(report)
+    (measurement,) = run.measurements.all()
+    measurement["repeats"][0]["metrics"]["logreg"] |= {"status": "failed", "values": {}, "reason": "no"}
+    run.measurements.write(measurement)
     table = OmegaConf.merge(load_table("demo"), {"sweeps": ["experiment=demo/dp_merf privacy.epsilon=10 seed=0,1"]})
     built = assemble("demo", table, tmp_path)
     (line,) = side_by_side(built).to_dict("records")

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.report.written import write_table
-from dpgen_bench.runs.config import compose_config, specify
+from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables import formats, rows
 from dpgen_bench.tables.assembly import assemble, build
@@ -86,22 +86,22 @@ def test_what_others_reported_is_no_reproduction_under_this_papers_protocol(tmp_
 
 def test_a_part_that_draws_other_samples_does_not_count(tmp_path):
     run_id = measured(tmp_path, RUN, "dpgan_revisited_utility", {"cnn": {"acc_cnn_pct": 40.0}})
-    reports = Store(tmp_path).folder(run_id).reports
-    (report,) = reports.all()
-    reports.file_of(report["protocol"]).unlink()
-    reports.write({**report, "protocol": {**report["protocol"], "num_samples": 59999}})
+    measurements = Store(tmp_path).folder(run_id).measurements
+    (measurement,) = measurements.all()
+    measurements.file_of(measurement["protocol"]).unlink()
+    measurements.write({**measurement, "protocol": {**measurement["protocol"], "num_samples": 59999}})
     assert line_for(assemble("t", a_table({"of": ROW, "run": RUN}), tmp_path), **ROW).row.measured == []
 
 
 def test_fid_by_another_tool_is_not_shown_and_what_the_texts_share_is(tmp_path):
     """A report by a text of the protocol with another FID tool: its accuracy is the protocol's, its FID is not."""
     run_id = measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}})
-    reports = Store(tmp_path).folder(run_id).reports
-    (report,) = reports.all()
-    reports.file_of(report["protocol"]).unlink()
-    metrics = report["protocol"]["metrics"]
+    measurements = Store(tmp_path).folder(run_id).measurements
+    (measurement,) = measurements.all()
+    measurements.file_of(measurement["protocol"]).unlink()
+    metrics = measurement["protocol"]["metrics"]
     other = {**metrics, "fid": {**metrics["fid"], "tool": "tensorflow1"}}
-    reports.write({**report, "protocol": {**report["protocol"], "metrics": other}})
+    measurements.write({**measurement, "protocol": {**measurement["protocol"], "metrics": other}})
     line = line_for(assemble("t", a_table({"of": ROW, "run": RUN}), tmp_path), **ROW)
     assert line.cells["fid"].ours is None
     assert (line.cells["acc_cnn_pct"].ours.mean, line.cells["acc_cnn_pct"].alike) == (40.0, True)
@@ -121,7 +121,7 @@ def test_missing_failed_damaged_and_duplicate_runs(tmp_path):
     shutil.rmtree(store.folder(second).path)
     shutil.copytree(store.folder(first).path, store.folder(second).path)  # another run's content under a run's name
     (store.folder(third).path / "ledger.json").write_text("{")
-    failing = specify(compose_config([*RUN.split(), "seed=3", f"results={tmp_path}"]))
+    failing = build_spec(compose_config([*RUN.split(), "seed=3", f"results={tmp_path}"]))
     folder = store.folder(failing.id)
     folder.path.mkdir()
     folder.mark("failed", "train", ValueError("cannot read /home/someone/data/x.bin\nand more"))
@@ -226,7 +226,7 @@ def test_parents_stand_for_the_ids_of_runs_that_need_not_be_there(tmp_path):
             "metrics": ["acc_mlp_pct"],
         }
     )
-    parent = specify(compose_config(["experiment=demo/dpgan", "privacy.epsilon=inf", f"results={tmp_path}"])).id
+    parent = build_spec(compose_config(["experiment=demo/dpgan", "privacy.epsilon=inf", f"results={tmp_path}"])).id
     assert parent_ids(table, tmp_path) == {"pretrain": parent}
     built = assemble("t", table, tmp_path)
     (row,) = built.rows

@@ -12,7 +12,7 @@ import torch
 from dpgen_bench.generator import Generator
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs.config import compose_config, specify
+from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.execute import evaluate_run, execute
 from dpgen_bench.runs.kept import extract, kept, trajectory
 from dpgen_bench.runs.store import RunFolder, Store
@@ -77,10 +77,10 @@ def test_what_was_spent_by_then_is_the_epsilon_of_the_releases_made(runs):
 
 def test_kept_steps_are_measured_and_skipped_when_they_are(tmp_path, capsys):
     words, folder = made(tmp_path, "dpgan", "runtime.measure_kept=true")
-    spec = specify(compose_config(words))
+    spec = build_spec(compose_config(words))
     points = trajectory(folder, spec.protocol_record())
     assert [point.step for point in points] == [2, 4, 6]
-    assert all("acc_logreg_pct" in point.report["repeats"][0]["metrics"]["logreg"]["values"] for point in points)
+    assert all("acc_logreg_pct" in point.measurement["repeats"][0]["metrics"]["logreg"]["values"] for point in points)
     assert points[0].epsilon < points[1].epsilon < points[2].epsilon <= 10
     assert not (folder.path / "cache").exists()  # what is computed for many runs lies beside the runs
     capsys.readouterr()
@@ -97,7 +97,7 @@ def test_kept_steps_are_measured_and_skipped_when_they_are(tmp_path, capsys):
 
 def test_a_finished_runs_kept_steps_are_measured_by_evaluate(tmp_path):
     words, folder = made(tmp_path, "dpgan")
-    record = specify(compose_config(words)).protocol_record()
+    record = build_spec(compose_config(words)).protocol_record()
     assert [point.step for point in trajectory(folder, record)] == [6]
     how = ["protocol=quick", "protocol.num_samples=100", "~protocol.metrics.mlp"]
     evaluate_run(tmp_path, folder.id, [*how, "runtime.measure_kept=true", "runtime.workers=1"])

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from dpgen_bench.plots.parts import epsilon_text
 from dpgen_bench.runs.listing import epsilon_number, is_changed
-from dpgen_bench.runs.soundness import unsound
+from dpgen_bench.runs.soundness import budget_problem
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.tables.rows import TableRow
 
@@ -79,7 +79,7 @@ def _sound(
     rows: Sequence[TableRow], folders: Mapping[int, Sequence[RunFolder]]
 ) -> list[tuple[TableRow, list[RunFolder]]]:
     """Each row that is drawn with its runs; those whose files cannot be trusted are not asked."""
-    kept = [(row, [each for each in folders.get(i, ()) if each.id not in row.damage]) for i, row in enumerate(rows)]
+    kept = [(row, [each for each in folders.get(i, ()) if each.id not in row.unusable]) for i, row in enumerate(rows)]
     return [(row, several) for row, several in kept if several]
 
 
@@ -102,7 +102,8 @@ def _no_reproduction(table: DictConfig, drawn: Sequence[tuple[TableRow, Sequence
         if others := [name for name in _different(others) if name != wanted]:
             reasons.append(f"protocol {', '.join(others)} (the paper's: {wanted})")
         reasons += _said(table)
-    if any(unsound(run.read_json("ledger.json"), row.specs[0].config.privacy) for row, runs in drawn for run in runs):
+    ledgers = [(run.read_json("ledger.json"), row.specs[0].config.privacy) for row, runs in drawn for run in runs]
+    if any(budget_problem(ledger, privacy) for ledger, privacy in ledgers):
         reasons.append("a ledger does not prove what its run was configured with")
     return reasons
 

@@ -48,7 +48,7 @@ def norms(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Pict
     for row in rows:
         for folder in row.folders:
             path = folder.path / "private" / "diagnostics.jsonl"
-            if folder.id in row.damage or not path.exists():
+            if folder.id in row.unusable or not path.exists():
                 continue
             if row.specs[0].config.privacy.noise == "os":
                 closed += 1

@@ -83,7 +83,7 @@ def _grid(row: TableRow, per_class: int) -> tuple[np.ndarray | None, RunFolder |
     damaged = ""
     for folder in row.folders:
         path = folder.path / "samples.npz"
-        if folder.id in row.damage or not folder.trained or not path.exists():
+        if folder.id in row.unusable or not folder.trained or not path.exists():
             continue
         try:
             return montage(path, per_class), folder, ""

@@ -30,7 +30,7 @@ from dpgen_bench.plots.parts import (
 )
 from dpgen_bench.runs.kept import trajectory
 from dpgen_bench.runs.store import RunFolder
-from dpgen_bench.runs.values import figures
+from dpgen_bench.runs.values import metric_values
 from dpgen_bench.tables.leaderboard import unplaced
 from dpgen_bench.tables.rows import TableRow
 
@@ -141,11 +141,11 @@ def steps(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Pict
     for i, row in enumerate(rows):
         unit = _unit(row, per) if per else 1.0
         for folder in row.folders:
-            if folder.id in row.damage:
+            if folder.id in row.unusable:
                 continue
             points = trajectory(folder, row.specs[0].protocol_record())
             if points:
-                way = {point.step / unit: (point.epsilon, figures(point.report)) for point in points}
+                way = {point.step / unit: (point.epsilon, metric_values(point.measurement)) for point in points}
                 ways.setdefault(i, []).append((folder, way))
     ys = listed(spec.get("y"))
     kept = [i for i in ways if any(y in found for _, way in ways[i] for _, found in way.values() for y in ys)]
@@ -227,7 +227,7 @@ def log(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Pictur
     folders: dict[int, list[RunFolder]] = {}
     for i, row in enumerate(rows):
         for folder in row.folders:
-            if folder.id in row.damage or not folder.trained:
+            if folder.id in row.unusable or not folder.trained:
                 continue
             values = {y: read_log(folder.path / "log.jsonl", y)[:last] for y in ys}
             if any(len(found) for found in values.values()):

@@ -12,9 +12,9 @@ from dpgen_bench.report.runs import Run
 from dpgen_bench.report.text import describe_value, described, flatten, once, plain
 from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, format_epsilon, is_changed
 from dpgen_bench.runs.measurements import Measurement, Protocol
-from dpgen_bench.runs.soundness import unsound
+from dpgen_bench.runs.soundness import budget_problem
 from dpgen_bench.runs.statistics import summarise
-from dpgen_bench.runs.values import figures
+from dpgen_bench.runs.values import metric_values
 from dpgen_bench.training.cost import cost_values
 
 # Columns by key: their heading, and how they sort. Figures come between `scale` and `runs`.
@@ -72,18 +72,18 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True)
 class _Line:
-    """Runs that differ in seed alone, with each one's report by one protocol (None: not measured)."""
+    """Runs that differ in seed alone, with the measurement of each by one protocol (None: not measured)."""
 
     runs: tuple[Run, ...]
-    reports: tuple[Measurement | None, ...]
+    measurements: tuple[Measurement | None, ...]
 
     @property
     def first(self) -> Run:
         return self.runs[0]
 
     @property
-    def report(self) -> Measurement | None:
-        return self.reports[0]
+    def measurement(self) -> Measurement | None:
+        return self.measurements[0]
 
     @property
     def family(self) -> tuple[str, ...]:
@@ -108,14 +108,14 @@ def leaderboard(runs: Sequence[Run]) -> list[dict[str, Any]]:
     grouped: dict[str, list[tuple[Run, Measurement | None]]] = {}
     for run in runs:
         if run.state == "finished":
-            reports: list[Measurement | None] = [*run.reports]
-            for report in reports or [None]:
-                alike = [report and report["protocol"], {**run.identity, "seed": None}]
-                grouped.setdefault(json.dumps(plain(alike)), []).append((run, report))
+            measurements: list[Measurement | None] = [*run.measurements]
+            for measurement in measurements or [None]:
+                alike = [measurement and measurement["protocol"], {**run.identity, "seed": None}]
+                grouped.setdefault(json.dumps(plain(alike)), []).append((run, measurement))
     found = []
     for pairs in grouped.values():
         ordered = sorted(pairs, key=lambda pair: (int(pair[0].config.seed), pair[0].id))
-        found.append(_Line(tuple(run for run, _ in ordered), tuple(report for _, report in ordered)))
+        found.append(_Line(tuple(run for run, _ in ordered), tuple(measurement for _, measurement in ordered)))
     families: dict[tuple[str, ...], list[_Line]] = {}
     for each in found:
         families.setdefault(each.family, []).append(each)
@@ -142,7 +142,7 @@ def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
     private = run.budget != "inf"
     counted = {key: _together(_counted_by(each)[key] for each in line.runs) for key in COUNTED}
     relation = counted["relation"] if private else NO_RELATION
-    record = line.report and line.report["protocol"]
+    record = line.measurement and line.measurement["protocol"]
     protocol = _protocol(run, record) if record else "not measured"
     worst = max(line.runs, key=lambda each: _number(each.epsilon.get("proven"), math.inf))
     words = {
@@ -199,7 +199,7 @@ def _not_as_configured(line: _Line) -> str:
     """Which seeds' ledgers do not prove what was configured, and why; "" if all do."""
     reasons: dict[str, list[str]] = {}
     for run in line.runs:
-        if why := unsound(run.ledger, run.config.privacy):
+        if why := budget_problem(run.ledger, run.config.privacy):
             reasons.setdefault(why, []).append(str(run.config.seed))
     told = (f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}: {why}" for why, seeds in reasons.items())
     return f"not as configured: {'; '.join(told)}" if reasons else ""
@@ -209,14 +209,17 @@ def _protocol(run: Run, record: Protocol) -> str:
     """Its name; where its text is another than the one of that name now, also which: two changed ones are two."""
     if not is_changed(record):
         return str(record["name"])
-    return f"{record['name']} (changed: {run.folder.reports.file_of(record).stem.rsplit('-', 1)[-1]})"
+    return f"{record['name']} (changed: {run.folder.measurements.file_of(record).stem.rsplit('-', 1)[-1]})"
 
 
 def _figures(line: _Line) -> dict[str, dict[str, Any]]:
     """The cells of `FIGURES`: mean and spreads, and how many seeds have the figure if not all do."""
     known = [
-        {**{name: [value] for name, value in cost_values(run.training).items()}, **(figures(report) if report else {})}
-        for run, report in zip(line.runs, line.reports, strict=True)
+        {
+            **{name: [value] for name, value in cost_values(run.training).items()},
+            **(metric_values(measurement) if measurement else {}),
+        }
+        for run, measurement in zip(line.runs, line.measurements, strict=True)
     ]
     cells: dict[str, dict[str, Any]] = {}
     for name in FIGURES:

@@ -36,11 +36,11 @@ from dpgen_bench.runs.listing import (
     is_changed,
 )
 from dpgen_bench.runs.measurements import Measurement
-from dpgen_bench.runs.soundness import not_for_release
+from dpgen_bench.runs.soundness import release_problems
 from dpgen_bench.runs.statistics import summarise
 from dpgen_bench.runs.store import RunFolder
-from dpgen_bench.runs.validation import unreadable
-from dpgen_bench.runs.values import figures, notes
+from dpgen_bench.runs.validation import file_problem
+from dpgen_bench.runs.values import metric_values, notes
 from dpgen_bench.training.cost import cost_values
 from dpgen_bench.utils.errors import describe_error
 
@@ -65,7 +65,7 @@ class Run:
     identity: dict[str, Any] = field(default_factory=dict)
     ledger: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
-    reports: list[Measurement] = field(default_factory=list)
+    measurements: list[Measurement] = field(default_factory=list)
     unread: int = 0
 
     @property
@@ -110,7 +110,7 @@ def read_runs(results: Path) -> list[Run]:
 def _read(folder: RunFolder) -> Run:
     run = Run(folder, folder.id)
     try:
-        if problem := unreadable(folder):  # a folder with another name than its run's is told apart by `read_runs`
+        if problem := file_problem(folder):  # a folder with another name than its run's is told apart by `read_runs`
             run.remark = problem
             return run
         if not (folder.path / "config.yaml").exists():
@@ -123,9 +123,9 @@ def _read(folder: RunFolder) -> Run:
         run.training = folder.read_json("training.json")
         files = len(list((folder.path / "metrics").glob("*.json")))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the store's warning of a damaged report; the run's panel says it
-            run.reports = folder.reports.all()
-        run.unread = files - len(run.reports)
+            warnings.simplefilter("ignore")  # the store warns of unreadable measurements; the run's panel counts them
+            run.measurements = folder.measurements.all()
+        run.unread = files - len(run.measurements)
         if folder.done and not run.ledger:
             raise ValueError("expected the ledger.json of a finished run, got none")
         _ = run.budget, values_by_protocol(run), cost_values(run.training), ledger_panel(run)
@@ -141,15 +141,18 @@ def _read(folder: RunFolder) -> Run:
 
 
 def values_by_protocol(run: Run) -> list[dict[str, Any]]:
-    """All figures of a run, report by report, with what must be known besides."""
+    """All values of a run, one entry for each of its measurements, with their notes."""
     return [
         {
-            "protocol": str(report["protocol"]["name"]) + (" (changed)" if is_changed(report["protocol"]) else ""),
-            "samples": f"{report['protocol'].get('num_samples', '?')} samples, {len(report['repeats'])} drawing(s)",
-            "figures": [[name, described(summarise([values]))] for name, values in sorted(figures(report).items())],
-            "notes": notes(report),
+            "protocol": str(protocol["name"]) + (" (changed)" if is_changed(protocol) else ""),
+            "samples": f"{protocol.get('num_samples', '?')} samples, {len(measurement['repeats'])} drawing(s)",
+            "figures": [
+                [name, described(summarise([values]))] for name, values in sorted(metric_values(measurement).items())
+            ],
+            "notes": notes(measurement),
         }
-        for report in run.reports
+        for measurement in run.measurements
+        for protocol in [measurement["protocol"]]
     ]
 
 
@@ -159,7 +162,7 @@ def panel(run: Run) -> dict[str, Any]:
     if not run.sound:
         return content
     config, environment = run.config, run.folder.read_json("environment.json")
-    remarks = [f"{run.unread} of its reports cannot be read and count as not there"] if run.unread else []
+    remarks = [f"{run.unread} of its measurements cannot be read and are ignored"] if run.unread else []
     return {
         **content,
         "method": str(config.method.name),
@@ -234,7 +237,7 @@ def ledger_panel(run: Run) -> dict[str, Any]:
     budget, unit = ledger["budget"], run.unit
     mode = ledger["noise"]["mode"]
     # That nothing is proven is said below, with the reason.
-    warnings_ = [f"not for release: {why}" for why in not_for_release(ledger) if "epsilon" not in why]
+    warnings_ = [f"not for release: {why}" for why in release_problems(ledger) if "epsilon" not in why]
     reasons = unproven_reasons(ledger)
     if epsilon.get("reason", "; ".join(reasons)) != "; ".join(reasons):
         warnings_.append(f"nothing is proven: {epsilon['reason']}")
@@ -258,7 +261,7 @@ def ledger_panel(run: Run) -> dict[str, Any]:
             ["unit", f"{unit}; {ledger['records']:,} {unit}s"],
             ["ε proven", describe_proven(epsilon)],
             ["ε claimed", describe_claims(epsilon)],
-            ["noise", f"{mode}: not for release" if not_for_release(ledger) else str(mode)],
+            ["noise", f"{mode}: not for release" if release_problems(ledger) else str(mode)],
         ],
         "warnings": once(warnings_),
         "events": {

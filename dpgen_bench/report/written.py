@@ -11,7 +11,7 @@ import pandas as pd
 from dpgen_bench.plots.draw import draw
 from dpgen_bench.runs.listing import make_console
 from dpgen_bench.runs.store import Store
-from dpgen_bench.runs.validation import damage
+from dpgen_bench.runs.validation import folder_problem
 from dpgen_bench.tables.assembly import build
 from dpgen_bench.tables.formats import WRITERS, expect_formats, show, to_markdown
 from dpgen_bench.tables.lines import Built
@@ -95,7 +95,7 @@ def would_lose(csv: Path, built: Built, results: Path) -> str:
         return ""
     figures = frame[frame["mean"].notna() & frame["runs"].notna()]
     folders = {run: Store(results).folder(run) for runs in figures["runs"].unique() for run in runs.split()}
-    gone = {run for run, folder in folders.items() if not folder.done or damage(folder)}
+    gone = {run for run, folder in folders.items() if not folder.done or folder_problem(folder)}
     if lines := sum(bool(gone & set(runs.split())) for runs in figures["runs"].unique()):
         return f"it has figures of {lines} lines whose runs are not all in {results / 'runs'}"
     asked = {folder.id for row in built.rows for folder in row.folders}

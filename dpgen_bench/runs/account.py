@@ -18,7 +18,7 @@ from dpgen_bench.privacy.accountants.table import Table, claimed_epsilon, condit
 from dpgen_bench.privacy.events import RELATIONS, Event, Sensitivity, budget_text
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson, Sampling
-from dpgen_bench.runs.config import compose_config, specify
+from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.plan import plan
 
 EPILOG = """\
@@ -230,7 +230,7 @@ def _claims(
     """
     if overrides:
         config = compose_config(overrides)
-        name, method, events, delta = config.method.name, specify(config).method(), plan.events, plan.delta
+        name, method, events, delta = config.method.name, build_spec(config).method(), plan.events, plan.delta
         claimed = claimed_epsilon(method, events, delta)
         figure = conditional_epsilon(method, events, delta)
         if claimed is None and figure is None:

@@ -132,7 +132,7 @@ def compose_config(overrides: list[str]) -> DictConfig:
         return compose("config", rest)
 
 
-def specify(config: DictConfig, planned: bool = False) -> RunSpec:
+def build_spec(config: DictConfig, planned: bool = False) -> RunSpec:
     """Resolve and check a config, and work out the run's identity.
 
     Identity: the method's resolved arguments and its version (see `runs.identity`), dataset, privacy, scale, seed,

@@ -20,25 +20,25 @@ from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.cautions import caution_unassigned
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs.config import RunSpec, check_evaluation, compose_config, specify
+from dpgen_bench.runs.config import RunSpec, build_spec, check_evaluation, compose_config
 from dpgen_bench.runs.diagnostics import draw_norms
 from dpgen_bench.runs.epsilon import account_run
 from dpgen_bench.runs.failures import PrivateFailure, failures_to_settle, keep_private, settle_failures
-from dpgen_bench.runs.kept import extract, kept_steps, settled_steps
+from dpgen_bench.runs.kept import extract, kept_steps, kept_steps_measured
 from dpgen_bench.runs.measure import measure
-from dpgen_bench.runs.overrides import without_folders
+from dpgen_bench.runs.overrides import without_local_paths
 from dpgen_bench.runs.prepare import (
     expect_same_source,
     inherited_ledger,
-    name_to_record,
     open_data,
     open_ledger,
     parent_checkpoint,
-    record_name,
+    population_to_record,
+    record_population,
     results_of,
 )
 from dpgen_bench.runs.store import RunFolder, Store
-from dpgen_bench.runs.validation import damage
+from dpgen_bench.runs.validation import folder_problem
 from dpgen_bench.runs.values import unmeasured
 from dpgen_bench.training.cost import PeakMemory
 from dpgen_bench.training.progress import NoProgress, ProgressBar
@@ -65,16 +65,16 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None) -> RunFo
         RunFailed: an error while it ran, kept in the run's folder.
         Preempted: stopped by a signal after a checkpoint.
     """
-    spec = specify(config)
+    spec = build_spec(config)
     if config.runtime.threads is not None:
         torch.set_num_threads(int(config.runtime.threads))
     folder = Store(results_of(spec)).folder(spec.id)
-    if problem := damage(folder):
+    if problem := folder_problem(folder):
         raise ValueError(
             f"run {spec.id} is damaged: {problem}. Restore {folder.path}, or delete it to make the run again."
         )
-    to_note = failures_to_settle(spec, folder) or name_to_record(spec, folder)
-    settled = folder.reports.settled(spec.protocol_record()) and settled_steps(spec, folder)
+    to_note = failures_to_settle(spec, folder) or population_to_record(spec, folder)
+    settled = folder.measurements.fully_measured(spec.protocol_record()) and kept_steps_measured(spec, folder)
     if folder.done and folder.trained and settled and not to_note:
         print(f"run {spec.id} ({_title(spec)}) is finished: skipped")
         return folder
@@ -89,7 +89,7 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None) -> RunFo
                 folder.mark("running", phase)
                 _write_config(spec, folder)
                 settle_failures(spec, folder)
-                record_name(spec, folder)
+                record_population(spec, folder)
                 if not folder.trained:
                     phase = "train"
                     folder.mark("running", phase)
@@ -99,7 +99,7 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None) -> RunFo
                 account_run(spec, folder)
                 phase = "measure"
                 folder.mark("running", phase)
-                report = measure(spec, folder, _device(spec))
+                measurement = measure(spec, folder, _device(spec))
                 _measure_kept(spec, folder)
                 folder.finish()
         except Preempted as stopped:
@@ -108,7 +108,7 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None) -> RunFo
             raise
         except Exception as error:
             _fail(spec, folder, phase, error)
-    missing = unmeasured(report)
+    missing = unmeasured(measurement)
     but = f", but not measured: {', '.join(missing)} (the same command tries again)" if missing else ""
     print(f"run {spec.id} ({_title(spec)}) finished{but}: {folder.path}")
     return folder
@@ -133,21 +133,21 @@ def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
     if config.runtime.threads is not None:
         torch.set_num_threads(int(config.runtime.threads))
     with folder.locked():
-        done = bool(folder.reports.of(spec.protocol_record()))
-        measure(spec, folder, choose_device(config.runtime.device), anew=done)
-        _measure_kept(spec, folder, anew=done)
+        done = bool(folder.measurements.of(spec.protocol_record()))
+        measure(spec, folder, choose_device(config.runtime.device), again=done)
+        _measure_kept(spec, folder, again=done)
     return folder
 
 
-def _measure_kept(spec: RunSpec, folder: RunFolder, anew: bool = False) -> None:
+def _measure_kept(spec: RunSpec, folder: RunFolder, again: bool = False) -> None:
     """With `runtime.measure_kept`, measure the generator of each kept step as the run's own was."""
     if not spec.config.runtime.get("measure_kept", False):
         return
     for step in kept_steps(spec, folder):
         place = extract(folder, step)
-        done = place.reports.settled(spec.protocol_record())
-        print(f"  {spec.id}: step {step:,}" + (" is measured" if done and not anew else ""), flush=True)
-        measure(spec, place, _device(spec), anew=anew, cache=folder.path.parent.parent / "cache")
+        done = place.measurements.fully_measured(spec.protocol_record())
+        print(f"  {spec.id}: step {step:,}" + (" is measured" if done and not again else ""), flush=True)
+        measure(spec, place, _device(spec), again=again, cache=folder.path.parent.parent / "cache")
 
 
 def _config_to_measure(config: DictConfig, overrides: list[str]) -> DictConfig:
@@ -188,7 +188,7 @@ def _train(
 ) -> None:
     device = _device(spec)
     memory = PeakMemory(device)
-    made_by = {} if overrides is None else {"overrides": without_folders(overrides)}
+    made_by = {} if overrides is None else {"overrides": without_local_paths(overrides)}
     folder.write_json("environment.json", {**describe_environment(device), **made_by})
     ledger = open_ledger(spec, folder)
     expect_same_source(spec, folder, ledger)

@@ -31,20 +31,21 @@ class Point:
 
     step: int
     epsilon: float
-    report: Measurement
+    measurement: Measurement
 
 
 def trajectory(folder: RunFolder, wanted: Protocol) -> list[Point]:
     """The kept steps that were measured by exactly this protocol, in their order, and at the end the run itself."""
     points = []
     for step in measured_steps(folder):
-        report = kept(folder, step).reports.assembled(wanted)
-        if report:
-            points.append(Point(step, _number(kept(folder, step).read_json("step.json").get("epsilon")), report))
-    final, report = folder.read_json("training.json").get("steps", {}).get("train"), folder.reports.assembled(wanted)
-    if final and report and all(point.step != final for point in points):
+        measurement = kept(folder, step).measurements.assembled(wanted)
+        if measurement:
+            points.append(Point(step, _number(kept(folder, step).read_json("step.json").get("epsilon")), measurement))
+    final = folder.read_json("training.json").get("steps", {}).get("train")
+    measurement = folder.measurements.assembled(wanted)
+    if final and measurement and all(point.step != final for point in points):
         proven = (folder.read_json("ledger.json").get("epsilon") or {}).get("proven")
-        points.append(Point(int(final), _number(proven), report))
+        points.append(Point(int(final), _number(proven), measurement))
     return sorted(points, key=lambda point: point.step)
 
 
@@ -67,12 +68,12 @@ def kept_steps(spec: RunSpec, folder: RunFolder) -> list[int]:
     return [step for step in there if step in wanted or not wanted]
 
 
-def settled_steps(spec: RunSpec, folder: RunFolder) -> bool:
+def kept_steps_measured(spec: RunSpec, folder: RunFolder) -> bool:
     """Whether every kept step that the config wants measured has a settled report of its protocol."""
     if not spec.config.runtime.get("measure_kept", False):
         return True
     record = spec.protocol_record()
-    return all(kept(folder, step).reports.settled(record) for step in kept_steps(spec, folder))
+    return all(kept(folder, step).measurements.fully_measured(record) for step in kept_steps(spec, folder))
 
 
 def extract(folder: RunFolder, step: int) -> RunFolder:

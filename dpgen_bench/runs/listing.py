@@ -18,7 +18,7 @@ from dpgen_bench.runs.identity import is_stale
 from dpgen_bench.runs.measurements import Measurement, Protocol
 from dpgen_bench.runs.statistics import format_value, summarise
 from dpgen_bench.runs.store import RunFolder, Store
-from dpgen_bench.runs.values import figures, headline, notes, unmeasured
+from dpgen_bench.runs.values import mean_values, metric_values, notes, unmeasured
 
 HEADLINES = ("fid", "inception_score", "acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct", "acc_avg_pct")
 
@@ -92,7 +92,7 @@ def describe_run(folder: RunFolder) -> list[str]:
         budget_text(config.privacy.epsilon),
         describe_proven(epsilon),
         describe_claims(epsilon),
-        "\n".join(describe_report(report) for report in folder.reports.all()),
+        "\n".join(describe_measurement(measurement) for measurement in folder.measurements.all()),
     ]
 
 
@@ -112,43 +112,43 @@ def describe_status(folder: RunFolder) -> str:
     return status
 
 
-def describe_report(report: Measurement) -> str:
+def describe_measurement(measurement: Measurement) -> str:
     """`protocol: fid 12.3, acc_cnn_pct 94.5 (mean of 3)`: headlines, or else the first figures that there are.
 
     A text of the protocol that differs from the one in conf/protocol is marked as changed; what was not measured is
     named.
     """
-    protocol, values = report["protocol"], headline(report)
+    protocol, values = measurement["protocol"], mean_values(measurement)
     shown = [name for name in HEADLINES if name in values] or list(values)[:3]
     words = ", ".join(f"{name} {format_value(values[name])}" for name in shown)
-    repeats = f" (mean of {len(report['repeats'])})" if len(report["repeats"]) > 1 else ""
+    repeats = f" (mean of {len(measurement['repeats'])})" if len(measurement["repeats"]) > 1 else ""
     changed = " (changed)" if is_changed(protocol) else ""
-    missing = f"; not measured: {', '.join(unmeasured(report))}" if unmeasured(report) else ""
+    missing = f"; not measured: {', '.join(unmeasured(measurement))}" if unmeasured(measurement) else ""
     return f"{protocol['name']}{changed}: {words or 'nothing measured'}{repeats}{missing}"
 
 
 def is_changed(protocol: Protocol) -> bool:
     """Whether a protocol differs from the one of its name in conf/protocol now (one that is not there is not known)."""
     name = str(protocol["name"])
-    return (CONF / "protocol" / f"{name}.yaml").exists() and protocol != plain_protocol(name)
+    return (CONF / "protocol" / f"{name}.yaml").exists() and protocol != current_protocol(name)
 
 
 @lru_cache
-def plain_protocol(name: str) -> Protocol:
+def current_protocol(name: str) -> Protocol:
     """The protocol of that name in conf/protocol, as a report of it would hold it."""
     return RunSpec(compose_config([f"protocol={name}"]), training={}).protocol_record()
 
 
 def print_metrics(folder: RunFolder) -> None:
     """All figures of the run's latest report, with the spread over repeats, and what is to be said of them."""
-    files = {folder.reports.file_of(report["protocol"]): report for report in folder.reports.all()}
-    report = files[max(files, key=lambda path: path.stat().st_mtime)]
+    measurements = folder.measurements
+    measurement = max(measurements.all(), key=lambda each: measurements.file_of(each["protocol"]).stat().st_mtime)
     console = make_console()
-    table = Table("figure", "value", title=f"run {folder.id}, protocol {report['protocol']['name']}")
-    for name, values in sorted(figures(report).items()):
+    table = Table("figure", "value", title=f"run {folder.id}, protocol {measurement['protocol']['name']}")
+    for name, values in sorted(metric_values(measurement).items()):
         table.add_row(name, summarise([values]).text())
     console.print(table)
-    for note in notes(report):
+    for note in notes(measurement):
         console.print(f"  {note}", highlight=False, soft_wrap=True)
 
 

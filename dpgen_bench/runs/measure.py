@@ -28,7 +28,7 @@ FOR_RELEASE = (
 
 
 def measure(
-    spec: RunSpec, folder: RunFolder, device: torch.device, anew: bool = False, cache: Path | None = None
+    spec: RunSpec, folder: RunFolder, device: torch.device, again: bool = False, cache: Path | None = None
 ) -> Measurement:
     """Write the run's report by its config's protocol, metric by metric: killed, it goes on where it was.
 
@@ -41,20 +41,20 @@ def measure(
         cache: see `EvalContext`; None is the one beside the runs.
     """
     protocol, wanted = spec.config.protocol, spec.protocol_record()
-    if folder.reports.settled(wanted) and not anew:
-        return folder.reports.of(wanted)
+    if folder.measurements.fully_measured(wanted) and not again:
+        return folder.measurements.of(wanted)
     metrics = build_metrics(protocol)
-    report = folder.reports.unfinished(wanted) or ({} if anew else folder.reports.of(wanted))
-    report = {"protocol": wanted, "repeats": report.get("repeats", [])}
+    measurement = folder.measurements.unfinished(wanted) or ({} if again else folder.measurements.of(wanted))
+    measurement = {"protocol": wanted, "repeats": measurement.get("repeats", [])}
     dataset = spec.dataset()
     test = dataset.load("test")
     scratch = folder.path / "scratch"
     repeats = int(protocol.get("repeats", 1))
     for repeat in range(repeats):
         seed = repeat_seed(spec.seed, repeat)
-        if repeat == len(report["repeats"]):
-            report["repeats"].append({"seed": seed, "samples": {}, "metrics": {}})
-        entry = report["repeats"][repeat]
+        if repeat == len(measurement["repeats"]):
+            measurement["repeats"].append({"seed": seed, "samples": {}, "metrics": {}})
+        entry = measurement["repeats"][repeat]
         results = entry["metrics"]
         if metrics.keys() == results.keys() and all(kept["status"] == "measured" for kept in results.values()):
             continue
@@ -80,15 +80,15 @@ def measure(
             notes = [without_paths(note) for note in result.notes]
             reason = None if result.reason is None else without_paths(result.reason)
             results[key] = {**asdict(result), "notes": notes, "reason": reason}
-            folder.reports.write(report)
+            folder.measurements.write(measurement)
             if result.status != "measured":
                 print(f"  {title} {key}: {result.status}: {result.reason}", flush=True)
             for note in result.notes:
                 print(f"  {title} {key}: {note}", flush=True)
-    report["complete"] = True
-    folder.reports.write(report)
+    measurement["complete"] = True
+    folder.measurements.write(measurement)
     shutil.rmtree(scratch, ignore_errors=True)
-    return report
+    return measurement
 
 
 def is_for_release(config: DictConfig) -> bool:

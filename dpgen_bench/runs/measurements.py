@@ -44,11 +44,11 @@ class Measurements:
         """What was measured by an evaluation that did not end, or {}."""
         return self._read(self._unfinished(protocol), protocol)
 
-    def write(self, report: Measurement) -> None:
+    def write(self, measurement: Measurement) -> None:
         """Keep a report: beside the complete ones if it is complete, and then no longer as unfinished."""
-        protocol = report["protocol"]
-        complete = bool(report.get("complete"))
-        content = json.dumps(report, indent=2)
+        protocol = measurement["protocol"]
+        complete = bool(measurement.get("complete"))
+        content = json.dumps(measurement, indent=2)
         write_atomic(self.file_of(protocol) if complete else self._unfinished(protocol), content)
         if complete:
             self._unfinished(protocol).unlink(missing_ok=True)
@@ -56,7 +56,7 @@ class Measurements:
     def all(self) -> list[Measurement]:
         """Every complete report, by its protocol's name and hash."""
         found = [self._read(path) for path in sorted((self.path / "metrics").glob("*.json"))]
-        return [report for report in found if report.get("complete")]
+        return [measurement for measurement in found if measurement.get("complete")]
 
     def assembled(self, wanted: Protocol) -> Measurement:
         """The complete report of exactly this protocol; what it lacks is taken from complete ones of its parts. Or {}.
@@ -67,7 +67,7 @@ class Measurements:
         """
         whole = self.of(wanted)
         for part in self.all():
-            if part["protocol"] == wanted or drawing(part["protocol"]) != drawing(wanted):
+            if part["protocol"] == wanted or sampling_settings(part["protocol"]) != sampling_settings(wanted):
                 continue
             shared = _shared_metrics(part["protocol"], wanted)
             whole = _with_part(whole or {"protocol": wanted, "repeats": [], "complete": True}, part, shared)
@@ -79,11 +79,11 @@ class Measurements:
         kept = [repeat["metrics"].get(key, {}) for repeat in repeats for key in wanted["metrics"]]
         return len(repeats) == int(wanted.get("repeats", 1)) and all(each.get("status") == "measured" for each in kept)
 
-    def settled(self, protocol: Protocol) -> bool:
+    def fully_measured(self, protocol: Protocol) -> bool:
         """Whether there is a complete report of exactly this protocol in which every metric was measured."""
-        report = self.of(protocol)
-        results = [result for repeat in report.get("repeats", []) for result in repeat["metrics"].values()]
-        return bool(report) and all(result["status"] == "measured" for result in results)
+        measurement = self.of(protocol)
+        results = [result for repeat in measurement.get("repeats", []) for result in repeat["metrics"].values()]
+        return bool(measurement) and all(result["status"] == "measured" for result in results)
 
     def _unfinished(self, protocol: Protocol) -> Path:
         return self.path / "metrics" / "unfinished" / self.file_of(protocol).name
@@ -93,20 +93,20 @@ class Measurements:
         if not path.exists():
             return {}
         try:
-            report = json.loads(path.read_text())
-            for repeat in report["repeats"]:
+            measurement = json.loads(path.read_text())
+            for repeat in measurement["repeats"]:
                 for result in repeat["metrics"].values():
                     _ = result["status"], result["values"], result["notes"], result["reason"], repeat["samples"]
-            if protocol is None or report["protocol"] == protocol:
-                return report
+            if protocol is None or measurement["protocol"] == protocol:
+                return measurement
             problem = "is of another protocol than its name says"
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"cannot be read ({type(error).__name__}: {error})"
-        warnings.warn(f"the report {path} {problem}; it counts as not there.", stacklevel=3)
+        warnings.warn(f"the measurement {path} {problem}; it is ignored.", stacklevel=3)
         return {}
 
 
-def drawing(protocol: Protocol) -> dict[str, Any]:
+def sampling_settings(protocol: Protocol) -> dict[str, Any]:
     """What says how samples are drawn, and how often."""
     return {key: value for key, value in protocol.items() if key not in ("name", "metrics")}
 

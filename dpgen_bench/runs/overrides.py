@@ -16,16 +16,16 @@ _PATH = re.compile(r"~?[/\\]|[A-Za-z]:[\\/]|file:")
 _SPECIAL = {"null", "true", "false", "inf", "nan"}
 
 
-def quoted(value: Any) -> str:
+def quote_value(value: Any) -> str:
     """A value as it stands after the = of an override."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(quoted, value))}]"
+        return f"[{','.join(map(quote_value, value))}]"
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{quoted(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{quote_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, str):
         if _WORD.fullmatch(value) and value.lower() not in _SPECIAL:
             return value
@@ -48,7 +48,7 @@ def parse_override(word: str) -> Override:
         ) from None
 
 
-def without_folders(overrides: Sequence[str]) -> list[str]:
+def without_local_paths(overrides: Sequence[str]) -> list[str]:
     """The overrides as another machine can use them: data_root and results are dropped, any other path becomes PATH."""
     kept = []
     for word in overrides:

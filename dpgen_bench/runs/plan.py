@@ -11,7 +11,7 @@ from dpgen_bench.privacy.allowance import Observer
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import compose_config, specify
+from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.prepare import inherited_ledger, new_ledger
 
 
@@ -20,7 +20,7 @@ def plan(overrides: list[str]) -> Ledger:
 
     Nothing is released: `fit` is stopped where it would first touch a record.
     """
-    spec = specify(compose_config(overrides))
+    spec = build_spec(compose_config(overrides))
     inherited_ledger(spec)
     dataset = spec.dataset()
     records = dataset.load("train")

@@ -133,7 +133,7 @@ def _key(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> Key:
     return Key.from_os(path.read_bytes())
 
 
-def name_to_record(spec: RunSpec, folder: RunFolder) -> str | None:
+def population_to_record(spec: RunSpec, folder: RunFolder) -> str | None:
     """The population's name, if the operator now gives one that the run's ledger does not have yet."""
     path = folder.path / "ledger.json"
     if spec.config.privacy.get("population") is None or not path.exists():
@@ -142,9 +142,9 @@ def name_to_record(spec: RunSpec, folder: RunFolder) -> str | None:
     return named if ledger.noise == "os" and ledger.population != named else None
 
 
-def record_name(spec: RunSpec, folder: RunFolder) -> None:
+def record_population(spec: RunSpec, folder: RunFolder) -> None:
     """Write that name into the ledger. It is no part of a run's identity, so it can be given or corrected later."""
-    if (named := name_to_record(spec, folder)) is not None:
+    if (named := population_to_record(spec, folder)) is not None:
         ledger = Ledger.load(folder.path / "ledger.json")
         print(f"run {spec.id}: its population was {ledger.population!r} and is now {named!r}")
         ledger.population = named

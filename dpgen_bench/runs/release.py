@@ -9,7 +9,7 @@ import numpy as np
 
 from dpgen_bench.generator import Generator
 from dpgen_bench.runs.samples import sample_labels
-from dpgen_bench.runs.soundness import not_for_release
+from dpgen_bench.runs.soundness import release_problems
 from dpgen_bench.runs.spent import describe_total
 from dpgen_bench.runs.store import Store
 from dpgen_bench.utils.files import atomic
@@ -32,7 +32,7 @@ def sample_run(results: Path, run: str, n: int, seed: int, out: Path, labels: st
     folder = Store(results).find(run)
     if not folder.done:
         raise ValueError(f"run {folder.id} is {folder.status()}, not finished; finish it with `dpgen run` first.")
-    if not benchmark and (why := not_for_release(folder.read_json("ledger.json"))):
+    if not benchmark and (why := release_problems(folder.read_json("ledger.json"))):
         raise NotForRelease(
             f"run {folder.id} is not for release: {'; '.join(why)}. Train with privacy.noise=os and a finite epsilon "
             "for images that are, or pass --benchmark if the training data are public."

@@ -13,7 +13,7 @@ from dpgen_bench.privacy.ledger import entry_modes, unproven_reasons
 from dpgen_bench.runs.listing import epsilon_number
 
 
-def unsound(ledger: Mapping[str, Any], privacy: DictConfig, unit: str | None = None) -> str:
+def budget_problem(ledger: Mapping[str, Any], privacy: DictConfig, unit: str | None = None) -> str:
     """Why a ledger, by its own words, does not prove the budget that the run was configured with; "" if it does.
 
     Its words are believed: whoever edits a ledger by hand can lie here.
@@ -50,7 +50,7 @@ def unsound(ledger: Mapping[str, Any], privacy: DictConfig, unit: str | None = N
     return f"proven {proven:.4g} is above {budget:g}" if budget is not None and proven > budget else ""
 
 
-def not_for_release(ledger: Mapping[str, Any]) -> list[str]:
+def release_problems(ledger: Mapping[str, Any]) -> list[str]:
     """Why images of a run must not be given away as private, by all entries of its ledger; [] if they may.
 
     Args:

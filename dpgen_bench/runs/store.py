@@ -1,7 +1,7 @@
 """The store: one directory per run, named by its id. What a file there means never depends on when it was written.
 
 config.yaml ledger.json environment.json log.jsonl generator.safetensors generator.json checkpoints/ samples.npz
-samples.png metrics/ (see `reports`) status.json, private/ (never to be shared) and, last, DONE.
+samples.png metrics/ (see `measurements`) status.json, private/ (never to be shared) and, last, DONE.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RunFolder:
         return loaded
 
     @property
-    def reports(self) -> Measurements:
+    def measurements(self) -> Measurements:
         """By which protocols the run was measured, and what came of it."""
         return Measurements(self.path)
 

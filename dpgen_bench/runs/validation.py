@@ -11,18 +11,18 @@ from dpgen_bench.runs.store import RunFolder
 FILES = ("identity", "ledger", "training", "status", "environment")  # the JSON files that a run leaves
 
 
-def damage(folder: RunFolder) -> str:
+def folder_problem(folder: RunFolder) -> str:
     """Why a run folder cannot be used, without a path; "" if it can, or if there is no run yet. Raises nothing.
 
     A report that cannot be read is no damage: it counts as not there.
     """
-    problem = unreadable(folder)
+    problem = file_problem(folder)
     if problem or not folder.path.exists() or not (identity := folder.read_json("identity.json")):
         return problem
     return "" if identify(identity) == folder.id else f"it holds run {identify(identity)}"
 
 
-def unreadable(folder: RunFolder) -> str:
+def file_problem(folder: RunFolder) -> str:
     """`damage` for readers that take a run for what it holds, whatever the name of its folder is."""
     if not folder.path.exists():
         return ""

@@ -7,10 +7,10 @@ from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.training.cost import cost_values
 
 
-def figures(report: Measurement) -> dict[str, list[float]]:
+def metric_values(measurement: Measurement) -> dict[str, list[float]]:
     """All measured values of a report by name, one for each repeat in which it was measured."""
     found: dict[str, list[float]] = {}
-    for repeat in report.get("repeats", []):
+    for repeat in measurement.get("repeats", []):
         for result in repeat["metrics"].values():
             for name, value in result["values"].items() if result["status"] == "measured" else ():
                 found.setdefault(name, []).append(value)
@@ -22,16 +22,16 @@ def cost(folder: RunFolder) -> dict[str, list[float]]:
     return {name: [value] for name, value in cost_values(folder.read_json("training.json")).items()}
 
 
-def headline(report: Measurement) -> dict[str, float]:
+def mean_values(measurement: Measurement) -> dict[str, float]:
     """The mean over repeats of each of `figures`."""
-    return {name: sum(values) / len(values) for name, values in figures(report).items()}
+    return {name: sum(values) / len(values) for name, values in metric_values(measurement).items()}
 
 
-def notes(report: Measurement) -> list[str]:
+def notes(measurement: Measurement) -> list[str]:
     """What must be known besides the figures: of the samples, and of each metric; why one was not measured. No line
     comes twice."""
     lines: dict[str, None] = {}
-    for repeat in report.get("repeats", []):
+    for repeat in measurement.get("repeats", []):
         lines |= dict.fromkeys(repeat["samples"].get("notes", []))
         for key, result in repeat["metrics"].items():
             lines |= dict.fromkeys(f"{key}: {note}" for note in result["notes"])
@@ -40,8 +40,8 @@ def notes(report: Measurement) -> list[str]:
     return list(lines)
 
 
-def unmeasured(report: Measurement) -> list[str]:
+def unmeasured(measurement: Measurement) -> list[str]:
     """Keys of the metrics that failed or could not be measured in some repeat."""
-    repeats = report.get("repeats", [])
+    repeats = measurement.get("repeats", [])
     missing = [key for repeat in repeats for key, result in repeat["metrics"].items() if result["status"] != "measured"]
     return list(dict.fromkeys(missing))

@@ -148,7 +148,7 @@ def _line(
     missing = [cell for cell in wanted if cell.ours is None]
     if tail["status"] == "measured" and missing:
         tail["status"] = "measured in part" if len(missing) < len(wanted) else "none of these figures measured"
-    tail["status"] += "".join(f"; {reason}" for reason in (row.unsound() if row else ()))
+    tail["status"] += "".join(f"; {reason}" for reason in (row.budget_problems() if row else ()))
     return Line(_head(table, printed, row), cells, tail, row, printed)
 
 
@@ -195,7 +195,7 @@ def _tail(row: TableRow | None, why: str) -> dict[str, str]:
     """How the line's figures came about."""
     if row is None:
         return {"seeds": "–", "scale": "–", "protocol": "–", "status": why}
-    parts = sorted({part for report in row.reports.values() for part in report.get("parts", [])})
+    parts = sorted({part for measurement in row.measurements.values() for part in measurement.get("parts", [])})
     parts = ["another text of it" if part == row.protocol else part for part in parts]
     changed = " (changed)" if is_changed(row.specs[0].protocol_record()) else ""
     return {

@@ -8,9 +8,9 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from dpgen_bench.runs.config import RunSpec
-from dpgen_bench.runs.kept import settled_steps
+from dpgen_bench.runs.kept import kept_steps_measured
 from dpgen_bench.runs.store import RunFolder, Store
-from dpgen_bench.runs.validation import damage
+from dpgen_bench.runs.validation import folder_problem
 from dpgen_bench.tables.rows import expand, lines_of, parent_overrides, spec_of_job, with_parents
 
 DAMAGED = "damaged: "
@@ -78,10 +78,10 @@ def _kept_overrides(table: DictConfig, scale: str) -> list[str]:
 
 
 def _state(spec: RunSpec, folder: RunFolder) -> str:
-    if problem := damage(folder):
+    if problem := folder_problem(folder):
         return f"{DAMAGED}{problem}"
     if not folder.done:
         return "not run" if not folder.path.exists() else folder.status()
-    if not folder.reports.covered(spec.protocol_record()):
+    if not folder.measurements.covered(spec.protocol_record()):
         return "trained, not measured"
-    return "finished" if settled_steps(spec, folder) else "kept steps not measured"
+    return "finished" if kept_steps_measured(spec, folder) else "kept steps not measured"

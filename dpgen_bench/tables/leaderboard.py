@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from dpgen_bench.runs.listing import epsilon_number
-from dpgen_bench.runs.soundness import diagnostics_kept, unsound
+from dpgen_bench.runs.soundness import budget_problem, diagnostics_kept
 from dpgen_bench.tables.lines import Line
 from dpgen_bench.tables.rows import TableRow
 
@@ -126,7 +126,7 @@ def unplaced(row: TableRow, by: str, unit: str) -> str:
 
 def _unfit(ledger: Mapping[str, Any], privacy: DictConfig, unit: str) -> str:
     """Why a run's ledger is not what the board compares; "" if it is."""
-    if why := unsound(ledger, privacy, unit):
+    if why := budget_problem(ledger, privacy, unit):
         return why
     if privacy.epsilon is None:
         return "it has no budget that it could share with other lines"

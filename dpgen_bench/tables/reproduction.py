@@ -8,8 +8,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from dpgen_bench.runs.listing import plain_protocol
-from dpgen_bench.runs.measurements import drawing
+from dpgen_bench.runs.listing import current_protocol
+from dpgen_bench.runs.measurements import sampling_settings
 from dpgen_bench.runs.statistics import Summary
 from dpgen_bench.tables.published import METRICS, PublishedRow
 from dpgen_bench.tables.rows import TableRow, line_of, rows_of, settings_apart
@@ -29,7 +29,7 @@ def what_differs(
         theirs = rows_of([line], results, parents)[0].specs[0] if line else None
         apart = settings_apart(row.specs[0], theirs) if theirs else []
         reasons.append(f"scale {row.scale}" + (f" (other {', '.join(apart)})" if apart else ""))
-    return [*reasons, *row.unsound()]
+    return [*reasons, *row.budget_problems()]
 
 
 def check_caveats(table: DictConfig, metrics: Sequence[str]) -> None:
@@ -63,10 +63,10 @@ def caveats_of(
         reasons.append("what is printed is uncertain")
     reasons += differs
     if keys := _keys_of(row, metric):  # else it is a cost, which no protocol measures
-        theirs, here = plain_protocol(str(table.protocol)), row.specs[0].protocol_record()
+        theirs, here = current_protocol(str(table.protocol)), row.specs[0].protocol_record()
         # Both draw the same samples, and have the metric that gives the figure word for word.
         alike = all(key in theirs["metrics"] and theirs["metrics"][key] == here["metrics"].get(key) for key in keys)
-        if drawing(theirs) != drawing(here) or not alike:
+        if sampling_settings(theirs) != sampling_settings(here) or not alike:
             reasons.append(f"protocol {row.protocol} (the paper's: {table.protocol})")
         wanted = int(here.get("repeats", 1))
         if other := sorted({len(found[metric]) for found in row.known if metric in found} - {wanted}):
@@ -82,8 +82,8 @@ def _keys_of(row: TableRow, metric: str) -> set[str]:
     """Keys of the protocol's metrics that gave the row's figure; none for a cost."""
     return {
         key
-        for report in row.reports.values()
-        for repeat in report["repeats"]
+        for measurement in row.measurements.values()
+        for repeat in measurement["repeats"]
         for key, result in repeat["metrics"].items()
         if metric in result["values"]
     }

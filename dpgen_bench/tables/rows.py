@@ -14,14 +14,14 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.runs.config import CONF, RunSpec, compose_config, specify
+from dpgen_bench.runs.config import CONF, RunSpec, build_spec, compose_config
 from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, epsilon_number, format_epsilon
 from dpgen_bench.runs.measurements import Measurement
-from dpgen_bench.runs.soundness import unsound
+from dpgen_bench.runs.soundness import budget_problem
 from dpgen_bench.runs.statistics import Summary, summarise
 from dpgen_bench.runs.store import RunFolder, Store
-from dpgen_bench.runs.validation import damage
-from dpgen_bench.runs.values import cost, figures, notes
+from dpgen_bench.runs.validation import folder_problem
+from dpgen_bench.runs.values import cost, metric_values, notes
 from dpgen_bench.tables.grid import expand_rows
 from dpgen_bench.tables.spec import check_table
 
@@ -47,27 +47,27 @@ class TableRow:
     @property
     def measured(self) -> list[RunFolder]:
         """Those measured by the protocol as it is now; figures of an earlier text of it are not shown."""
-        return [folder for folder in self.folders if folder.id in self.reports and folder.done]
+        return [folder for folder in self.folders if folder.id in self.measurements and folder.done]
 
     @cached_property
-    def damage(self) -> dict[str, str]:
+    def unusable(self) -> dict[str, str]:
         """What is wrong with the folders that cannot be read, or that hold another run than their name says."""
-        return {folder.id: problem for folder in self.folders if (problem := damage(folder))}
+        return {folder.id: problem for folder in self.folders if (problem := folder_problem(folder))}
 
     @cached_property
-    def reports(self) -> dict[str, Measurement]:
-        """The measured runs' reports by run id; read once, however many figures a table takes from them.
+    def measurements(self) -> dict[str, Measurement]:
+        """The measurements of the measured runs by run id; read once, however many values a table takes from them.
 
-        What the row's protocol lacks is taken from reports of its parts, see `Measurements.assembled`.
+        Metrics that the row's own measurement lacks are taken from other protocols, see `Measurements.assembled`.
         """
         wanted = self.specs[0].protocol_record()
-        sound = [folder for folder in self.folders if folder.id not in self.damage]
-        return {folder.id: report for folder in sound if (report := folder.reports.assembled(wanted))}
+        sound = [folder for folder in self.folders if folder.id not in self.unusable]
+        return {folder.id: measurement for folder in sound if (measurement := folder.measurements.assembled(wanted))}
 
     @cached_property
     def known(self) -> list[dict[str, list[float]]]:
-        """All figures of each measured run by name."""
-        return [{**cost(folder), **figures(self.reports[folder.id])} for folder in self.measured]
+        """All values of each measured run by name."""
+        return [{**cost(folder), **metric_values(self.measurements[folder.id])} for folder in self.measured]
 
     def status(self) -> str:
         """`measured`, or how many of the seeds are, and what became of the others: `1 measured, 1 failed: why`."""
@@ -80,8 +80,8 @@ class TableRow:
         return ", ".join([f"{len(self.measured)} measured", *counted])
 
     def _state(self, folder: RunFolder) -> str:
-        if folder.id in self.damage:
-            return f"damaged: {self.damage[folder.id]}"
+        if folder.id in self.unusable:
+            return f"damaged: {self.unusable[folder.id]}"
         state = folder.status()
         if state == "failed":
             return f"failed: {failure(folder)}"
@@ -100,12 +100,13 @@ class TableRow:
         return summary.text() + (f" ({summary.seeds} of {runs} seeds)" if summary.seeds < runs else "")
 
     def notes(self) -> list[str]:
-        """What the runs' reports say besides their figures, and what a conditional epsilon assumes; each line once."""
+        """Notes of the runs' measurements, and the assumptions of conditional epsilons; each line once."""
         ledgers = [folder.read_json("ledger.json").get("epsilon") or {} for folder in self.measured]
         given = [figure["assumption"] for ledger in ledgers if isinstance(figure := ledger.get("conditional"), dict)]
         assumed = [f"ε conditional: {assumption}" for assumption in given]
         assumed += [f"nothing is proven: {ledger['reason']}" for ledger in ledgers if "reason" in ledger]
-        return list(dict.fromkeys([*assumed, *(line for report in self.reports.values() for line in notes(report))]))
+        measured = [line for measurement in self.measurements.values() for line in notes(measurement)]
+        return list(dict.fromkeys([*assumed, *measured]))
 
     @property
     def unit(self) -> str:
@@ -117,10 +118,11 @@ class TableRow:
         found = [epsilon_number(folder.read_json("ledger.json").get("epsilon"), name) for folder in self.measured]
         return max((value for value in found if value is not None), default=None)
 
-    def unsound(self) -> list[str]:
-        """What the measured runs' ledgers do not prove of what was configured, see `results.soundness`; each once."""
-        found = [unsound(folder.read_json("ledger.json"), self.specs[0].config.privacy) for folder in self.measured]
-        return list(dict.fromkeys(why for why in found if why))
+    def budget_problems(self) -> list[str]:
+        """What the measured runs' ledgers do not prove of what was configured, see `runs.soundness`; each once."""
+        privacy = self.specs[0].config.privacy
+        problems = [budget_problem(folder.read_json("ledger.json"), privacy) for folder in self.measured]
+        return list(dict.fromkeys(problem for problem in problems if problem))
 
     def epsilon(self, name: str) -> str:
         """That figure in words (seeds do not change it); if a run's failed, how."""
@@ -327,7 +329,7 @@ def spec_of_job(words: Sequence[str], results: Path) -> RunSpec:
     config.results = str(results)
     if seeds:
         config.seed = int(seeds[-1])
-    return specify(config, planned=True)
+    return build_spec(config, planned=True)
 
 
 @cache

@@ -16,9 +16,9 @@ from typing import Any
 from rich.table import Table
 
 from dpgen_bench.privacy.events import budget_text
-from dpgen_bench.runs.config import RunSpec, compose_config, specify
+from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
 from dpgen_bench.runs.listing import make_console
-from dpgen_bench.runs.overrides import parse_override, quoted
+from dpgen_bench.runs.overrides import parse_override, quote_value
 from dpgen_bench.tables.jobs import Job, plan_sweep
 from dpgen_bench.tables.rows import load_table
 from dpgen_bench.training.signals import STOP_SIGNALS
@@ -40,7 +40,7 @@ def multiruns(jobs: Iterable[Job], results: Path, overrides: Sequence[str]) -> l
 def _place(results: Path) -> list[str]:
     """The override that says where runs go, unless that is where they go in any case."""
     default = "DPGEN_RESULTS" not in os.environ and results == Path("results")
-    return [] if default else [f"results={quoted(str(results))}"]
+    return [] if default else [f"results={quote_value(str(results))}"]
 
 
 def check_overrides(overrides: Sequence[str], jobs: Sequence[Job], results: Path) -> None:
@@ -70,7 +70,7 @@ def check_overrides(overrides: Sequence[str], jobs: Sequence[Job], results: Path
     missing = [job for job in jobs if not job.finished] or jobs[:1]
     seedless = {tuple(word for word in job.words if not word.startswith("seed=")): job for job in missing}
     for job in seedless.values():  # a seed changes nothing of what overrides do
-        composed = specify(compose_config([*job.words, *_place(results), *overrides]), planned=True)
+        composed = build_spec(compose_config([*job.words, *_place(results), *overrides]), planned=True)
         wanted, given = _made(job.spec, job.words), _made(composed, job.words)
         if changed := [what for what in wanted if wanted[what] != given[what]]:
             raise ValueError(
