@@ -1,4 +1,4 @@
-"""A client program that tests give to a federation, data of four clients, and the mechanisms that ask them."""
+"""Helpers for tests of federations: a client program, the data of four clients, and mechanisms that ask them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Odd(torch.Tensor):
 
 @dataclass(frozen=True)
 class Toy:
-    """Answers (number of records, first label, how often it answered) in each row, and counts its answers."""
+    """Each row of an answer is (number of records, first label, number of earlier answers). `wrong` plants a fault."""
 
     shape: tuple[int, ...] = SHAPE
     keeps: bool = True

@@ -23,7 +23,7 @@ def as_json(capsys, *argv: str) -> dict:
 
 
 # The paper's federated setting: N, k_max, epsilon against outsiders (PLD), answers of one client, epsilon against the
-# server. Computed apart from this code, by sums over all numbers of hits in arithmetic of 60 digits.
+# server. Computed independently of this code, by sums over all numbers of participations with 60 digits.
 FEDERATED = [
     (3400, None, 357.5, 30_000, 423_154.9),
     (3400, 21, 341.3, 21, 395.9),
@@ -35,28 +35,28 @@ FEDERATED = [
 
 
 @pytest.mark.parametrize(("clients", "cap", "outsiders", "answers", "server"), FEDERATED)
-def test_gs_wgans_federated_setting(clients, cap, outsiders, answers, server, capsys, monkeypatch) -> None:
+def test_the_federated_setting_of_gs_wgan(clients, cap, outsiders, answers, server, capsys, monkeypatch) -> None:
     monkeypatch.setattr(subprocess, "run", None)  # no cell needs a process
     limit = [] if cap is None else ["--max-answers", str(cap)]
-    found = as_json(capsys, "--clients", str(clients), *CLIENTS[2:], *limit)
-    table = found["epsilon"]
+    report = as_json(capsys, "--clients", str(clients), *CLIENTS[2:], *limit)
+    table = report["epsilon"]
     assert table["add_remove"] == table["replace_one"]  # an answer is any function of the client's records
     assert table["replace_one"]["pld"] == pytest.approx(outsiders, abs=0.05)
     assert table["replace_one"]["pld"] < table["replace_one"]["rdp"] < 1.12 * outsiders
-    assert found["server"]["answers"] == answers
+    assert report["server"]["answers"] == answers
     exact = get_epsilon_gaussian(1.07 / math.sqrt(32 * answers), DELTA)
-    assert found["server"]["epsilon"] == dict.fromkeys(RELATIONS, pytest.approx(exact, rel=1e-9))
+    assert report["server"]["epsilon"] == dict.fromkeys(RELATIONS, pytest.approx(exact, rel=1e-9))
     assert exact == pytest.approx(server, abs=0.05)
-    (mechanism,) = found["mechanisms"]
+    (mechanism,) = report["mechanisms"]
     assert (mechanism["sampling"], mechanism["clients"], mechanism["max_answers"]) == ("oneclient", clients, cap)
 
 
 def test_a_public_schedule_of_clients_needs_no_limit(capsys) -> None:
-    found = as_json(capsys, *CLIENTS, "--schedule", "public_balanced")
-    assert found["server"]["answers"] == 9  # ceil(30,000 / 3400)
+    report = as_json(capsys, *CLIENTS, "--schedule", "public_balanced")
+    assert report["server"]["answers"] == 9  # ceil(30,000 / 3400)
     assert (
-        found["epsilon"]["add_remove"]["pld"]
-        == found["server"]["epsilon"]["add_remove"]
+        report["epsilon"]["add_remove"]["pld"]
+        == report["server"]["epsilon"]["add_remove"]
         == pytest.approx(192.5, abs=0.05)
     )
     sums = as_json(capsys, "--clients", "5", "--sigma", "3", "--steps", "9", "--bound", "record")["server"]["epsilon"]
@@ -74,7 +74,7 @@ def test_both_adversaries_are_printed(capsys) -> None:
     assert "server" not in capsys.readouterr().out
 
 
-def test_the_papers_count_for_clients(capsys) -> None:
+def test_the_claimed_epsilon_counts_as_the_paper_does(capsys) -> None:
     table = as_json(capsys, *CLIENTS, "--published", "--timeout", "0.05")["epsilon"]
     assert table["claimed"] == {
         "claimed (960,000 compositions, without-replacement RDP)": pytest.approx(
@@ -99,6 +99,6 @@ def test_the_papers_count_for_clients(capsys) -> None:
         ([*CLIENTS, "--max-answers", "3", "--published"], "without a limit"),
     ],
 )
-def test_bad_arguments_are_refused_in_words(argv, message, capsys) -> None:
+def test_bad_arguments_are_refused_with_a_message(argv, message, capsys) -> None:
     assert main(argv) == 2
     assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Tests what asking clients costs, by closed forms, enumeration, other bounds and golden numbers."""
+"""Tests the epsilon of releases by clients against closed forms, enumeration, other bounds and golden numbers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def eps(sampling: Sampling, multiplier: float, times: int, name: str = "pld") ->
 
 
 @pytest.mark.parametrize("sampling", [OneClient(7), OneClient(9, "public_balanced", 3, seed=2), FixedSize(3, 40)])
-def test_client_samplings_survive_their_ledger_and_are_not_for_records(sampling) -> None:
+def test_client_samplings_can_be_read_back_from_a_ledger_and_are_not_for_records(sampling) -> None:
     entry = Entry("m", {"kind": "Whole", "C": 1.0}, unit(sampling, 2.0, 5))
     assert Entry.from_dict(json.loads(json.dumps(entry.to_dict()))) == entry
     assert sampling_from_dict(sampling.to_dict()) == sampling
@@ -87,20 +87,20 @@ def test_the_capped_law_is_the_clipped_binomial(rate, times, cap) -> None:
 
 @pytest.mark.parametrize("eps_", [0.2, 1.0, 2.5])
 def test_three_rounds_of_two_clients_with_one_answer_each_by_enumeration(eps_) -> None:
-    """Every sequence of turns, and the density of what it releases on a grid: T = 3, N = 2, k_max = 1.
+    """T = 3, N = 2, k_max = 1: enumerates all sequences of turns, with the density of their releases on a grid.
 
-    Turns are published; the client in question moves its answer by 1, whatever it was before.
+    Turns are published. The client in question changes its answer by 1, for every earlier answer.
     """
     multiplier = 0.8
     grid = np.linspace(-8.0, 9.0, 20_001)
     without, with_ = norm.pdf(grid, 0.0, multiplier), norm.pdf(grid, 1.0, multiplier)
-    delta, hit = 0.0, 0
+    delta, answered = 0.0, 0
     for turns in itertools.product((0, 1), repeat=3):
         answers = min(turns.count(1), 1)
-        hit += answers
+        answered += answers
         if answers:
             delta += np.maximum(with_ - math.exp(eps_) * without, 0.0).sum() * (grid[1] - grid[0]) / 8
-    assert hit == 7  # of eight sequences
+    assert answered == 7  # of eight sequences
     law = shift_law(0.0, [Participations(0.5, multiplier, 3, 1)], 1e-14)
     assert math.exp(mixture_delta(eps_, *law)) == pytest.approx(delta, rel=1e-5)
     with mpmath.workdps(40):
@@ -113,7 +113,7 @@ def test_three_rounds_of_two_clients_with_one_answer_each_by_enumeration(eps_) -
 
 @pytest.mark.parametrize("order", [1.01, 1.5, 4.0, 30.0])
 @pytest.mark.parametrize(("rate", "multiplier", "times", "cap"), [(0.1, 1.0, 40, 3), (0.02, 50.0, 90, 5)])
-def test_rdp_of_capped_hits_against_the_plain_sum(rate, multiplier, times, cap, order) -> None:
+def test_rdp_of_capped_participations_against_the_plain_sum(rate, multiplier, times, cap, order) -> None:
     with mpmath.workdps(40):
         x, q = mpmath.mpf(order) * (mpmath.mpf(order) - 1) / (2 * mpmath.mpf(multiplier) ** 2), mpmath.mpf(rate)
         mean = sum(
@@ -129,7 +129,7 @@ def test_rdp_of_capped_hits_against_the_plain_sum(rate, multiplier, times, cap, 
 def test_without_a_reachable_limit_clients_are_shards(name) -> None:
     for cap in (None, 40, 99):
         assert eps(OneClient(10, "random", cap), 1.0, 40, name) == eps(OneShard(10), 1.0, 40, name)
-    nearly = eps(OneClient(10, "random", 39), 1.0, 40, name)  # 40 hits have probability 1e-40
+    nearly = eps(OneClient(10, "random", 39), 1.0, 40, name)  # 40 participations have probability 1e-40
     assert nearly == pytest.approx(eps(OneShard(10), 1.0, 40, name), rel=1e-6)
 
 
@@ -144,7 +144,7 @@ def test_one_answer_is_at_most_one_gaussian(name) -> None:
 
 @pytest.mark.parametrize("name", ["rdp", "prv", "pld"])
 @pytest.mark.parametrize(("times", "cap", "participations"), [(6, None, 1), (7, None, 2), (40, 3, 3), (7, 3, 2)])
-def test_a_balanced_schedule_is_so_many_unsampled_answers(name, times, cap, participations) -> None:
+def test_a_balanced_schedule_is_a_number_of_unsampled_answers(name, times, cap, participations) -> None:
     assert eps(OneClient(6, "public_balanced", cap), 3.0, times, name) == eps(Full(), 3.0, participations, name)
 
 
@@ -161,7 +161,10 @@ def test_more_answers_more_rounds_and_fewer_clients_cost_more(clients, multiplie
 
 
 def test_limits_do_not_pool() -> None:
-    """Two mechanisms with a limit of 1 each may hit twice; with a limit of 2 in one of twice the rounds it is more."""
+    """Two mechanisms with a limit of 1 each cost less than one with a limit of 2 and twice the rounds.
+
+    In both cases a client answers at most twice.
+    """
     one = unit(OneClient(3, "random", 1), 1.0, 4)
     both = epsilon([one, one], DELTA, "replace_one", "pld")
     law = {h: math.comb(2, h) * (1 - (2 / 3) ** 4) ** h * (2 / 3) ** (4 * (2 - h)) for h in range(3)}
@@ -178,7 +181,7 @@ def test_limits_do_not_pool() -> None:
 
 
 @pytest.mark.parametrize(("size", "of", "multiplier"), [(10, 3400, 0.5), (10, 100, 1.0), (9, 10, 1.0), (30, 100, 4.0)])
-def test_fixed_size_rdp_is_the_general_bound_or_below(size, of, multiplier) -> None:
+def test_fixed_size_rdp_is_at_most_the_general_bound(size, of, multiplier) -> None:
     """1808.00087: Theorem 9 (`claims`) for any mechanism; dp-accounting's Theorem 27 is sharper from order 3 on."""
     for order in range(2, 40):
         general = _wor_log_moment(size / of, multiplier, order) / (order - 1)
@@ -189,7 +192,7 @@ def test_fixed_size_rdp_is_the_general_bound_or_below(size, of, multiplier) -> N
 
 @pytest.mark.parametrize(("of", "std", "within"), [(3400, 1.0, 0.85), (100, 2.0, 0.85), (100, 6.0, 0.7)])
 def test_fixed_size_epsilon_takes_the_replace_one_sensitivity(of, std, within) -> None:
-    """Below Theorem 9's figure for std / replace_one, whose conversion is older, by 15%, or 30% where noise is much."""
+    """Epsilon is below that of Theorem 9, which uses an older conversion, by at most 15%, or 30% with much noise."""
     size = 10
     found = epsilon([Event(FixedSize(size, of), SUM, std, 200)], DELTA, "replace_one", "rdp")
     general = wor_rdp(size / of, std / SUM.replace_one, 200, DELTA)
@@ -249,8 +252,8 @@ def test_fed_avg_gans_published_noise() -> None:
         grid_epsilon(Composition(0.0, ((10 / 3400, 0.01, 1000),)), DELTA, "add_remove", 1e-3)
 
 
-def test_each_relation_moves_a_published_hit_by_its_own_sensitivity() -> None:
-    """Hits of Poisson draws beside a client's: as the mixture over both, written out."""
+def test_each_relation_moves_a_published_participation_by_its_own_sensitivity() -> None:
+    """Participations in Poisson draws together with those of a client, against the mixture over both, written out."""
     for sensitivity, relation, moved in [
         (SUM, "add_remove", 1.0),
         (SUM, "replace_one", 2.0),
@@ -265,8 +268,8 @@ def test_each_relation_moves_a_published_hit_by_its_own_sensitivity() -> None:
         assert total == pytest.approx(DELTA, rel=1e-6)
 
 
-def test_the_smaller_of_grid_and_published_participation_counts() -> None:
-    """Rows at a high rate: replacing moves no further than removing, and dp-accounting's replace-one cannot know."""
+def test_epsilon_is_the_smaller_of_grid_and_published_participation() -> None:
+    """PerRow at a high rate: both relations have one sensitivity, which dp-accounting's replace-one cannot use."""
     row = Event(Poisson(0.95), UNIT, 2.0, 10)
     composed = Composition.of([row], "replace_one")
     assert composed is not None
@@ -279,7 +282,7 @@ def test_the_smaller_of_grid_and_published_participation_counts() -> None:
     )
 
 
-def test_compositions_survive_json_and_are_computed_in_a_process(tmp_path, monkeypatch) -> None:
+def test_compositions_can_be_read_back_from_json_and_are_computed_in_a_process(tmp_path, monkeypatch) -> None:
     events = [
         *(Event(Poisson(0.01), sensitivity, 2.0, 30) for sensitivity in (SUM, UNIT)),
         unit(FixedSize(2, 50), 3.0, 9),

@@ -1,4 +1,4 @@
-"""Releases by clients: how data are grouped, what one client or the sum of clients answers, and what is counted."""
+"""Tests releases by clients: grouping of records, answers of one client, sums over clients, and counters."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_data_without_clients_cannot_be_grouped():
         ("both", OneClient(N), ROWS),
     ],
 )
-def test_combinations_that_nothing_is_proven_of_are_refused(noise_at, sample, bound):
+def test_combinations_that_no_proof_covers_are_refused(noise_at, sample, bound):
     with pytest.raises(ValueError, match="expected"):
         data().grouped("client").mechanism(
             "x", program=Toy(), sample=sample, bound=bound, noise_at=noise_at, times=2, std=1.0
@@ -90,9 +90,9 @@ def test_combinations_that_nothing_is_proven_of_are_refused(noise_at, sample, bo
 def test_each_client_answers_from_its_own_records_and_state():
     ask = ask_one(data())
     answers = [ask(SCALE) for _ in range(8)]
-    seen = sorted(tuple(int(x) for x in answer[0]) for answer in answers)
-    # (records, first label, earlier answers): every client twice, client 3 has no record.
-    assert seen == [(0, -1, 0), (0, -1, 1), (3, 4, 0), (3, 4, 1), (4, 0, 0), (4, 0, 1), (5, 7, 0), (5, 7, 1)]
+    contents = sorted(tuple(int(x) for x in answer[0]) for answer in answers)
+    # (records, first label, earlier answers): every client twice; client 3 has no records.
+    assert contents == [(0, -1, 0), (0, -1, 1), (3, 4, 0), (3, 4, 1), (4, 0, 0), (4, 0, 1), (5, 7, 0), (5, 7, 1)]
     with pytest.raises(AllowanceExhausted):
         ask(SCALE)
 
@@ -101,9 +101,9 @@ def test_noise_is_added_at_the_client_to_the_clipped_answer():
     """Of 600 values the mean has standard error 0.02, the standard deviation 2.9%; false alarm below 1e-6."""
     ask = ask_one(data(), std=0.5, times=400, program=Toy(keeps=False))
     answers = torch.stack([ask(SCALE) for _ in range(400)])
-    whose = torch.tensor([int(clients[0]) for clients in ask._rounds])
+    client_of = torch.tensor([int(clients[0]) for clients in ask._rounds])
     row = torch.tensor([4.0, 0.0, 0.0])
-    noise = answers[whose == 0] - (row / row.norm()).expand(SHAPE)
+    noise = answers[client_of == 0] - (row / row.norm()).expand(SHAPE)
     assert noise.numel() == 600
     assert abs(float(noise.mean())) < 0.11
     assert float(noise.std()) == pytest.approx(0.5, rel=0.16)
@@ -114,19 +114,19 @@ def test_values_that_are_not_finite_count_as_zero():
     assert torch.equal(ask(SCALE), torch.zeros(SHAPE))
 
 
-def test_a_program_that_cannot_travel_is_refused():
+def test_a_program_that_cannot_be_pickled_is_refused():
     with pytest.raises(ValueError, match="can be pickled"):
         ask_one(data(), program=lambda: None)
 
 
-def test_the_server_sums_what_it_has_clipped_itself():
+def test_the_server_sums_rows_that_it_has_clipped():
     ask = ask_many(data(), Full())
     rows = torch.tensor([[4.0, 0.0, 0.0], [3.0, 4.0, 0.0], [5.0, 7.0, 0.0]])  # client 3, without records, adds nothing
     expected = (rows / rows.norm(dim=1, keepdim=True)).sum(0)
     torch.testing.assert_close(ask(SCALE), expected)
 
 
-def test_the_server_adds_its_noise_whoever_answers():
+def test_the_server_adds_noise_also_if_no_client_has_records():
     """The standard deviation of 1,800 values has standard error 1.7%; false alarm below 1e-8."""
     held = PrivateData(
         torch.zeros(0, 1, 28, 28),
@@ -141,19 +141,19 @@ def test_the_server_adds_its_noise_whoever_answers():
     assert float(noise.std()) == pytest.approx(2.0, rel=0.1)
 
 
-def test_clients_that_are_drawn_in_secret_may_keep_no_state(tmp_path):
+def test_clients_keep_no_state_if_their_draw_is_secret(tmp_path):
     ask = ask_many(data(tmp_path=tmp_path), Full(), program=Toy(shape=(3,), keeps=True))
     assert torch.equal(ask(SCALE), torch.zeros(3))
-    assert "leave no state" in (tmp_path / "errors.txt").read_text()
+    assert "to return no state" in (tmp_path / "errors.txt").read_text()
 
 
-def test_what_a_program_writes_into_its_records_is_gone_at_the_next_message():
+def test_the_next_message_sees_the_original_records():
     ask = ask_many(data(), Full(), program=Toy(shape=(3,), keeps=False, wrong="in place"), times=3)
     first = ask(SCALE)
     assert torch.equal(ask(SCALE), first)
 
 
-def test_the_servers_noise_is_of_one_message_and_one_sum():
+def test_the_servers_noise_is_keyed_by_message_and_sum():
     def released(scale):
         return ask_many(data(), Full(), std=5.0, times=1)({"scale": torch.full((1,), scale)})
 
@@ -162,7 +162,7 @@ def test_the_servers_noise_is_of_one_message_and_one_sum():
     assert float(difference.abs().min()) > 1e-2
 
 
-def test_a_number_of_records_that_was_read_cannot_become_private():
+def test_records_cannot_be_grouped_after_their_number_was_read():
     held = data()
     assert held.n == 12
     with pytest.raises(ValueError, match="group the data first"):
@@ -181,7 +181,7 @@ def test_bytes_and_clients_are_counted():
     assert context.counters == {"rounds": 3, "clients_asked": 3}
 
 
-def test_where_draws_are_secret_the_expected_number_of_clients_is_counted():
+def test_the_expected_number_of_clients_is_counted_if_draws_are_secret():
     held = data()
     context = Context(0, services=held._services)
     ask = ask_many(held, Poisson(0.5))
@@ -202,9 +202,9 @@ def test_a_budget_against_the_server_holds_against_it():
     sample = OneClient(N, "random", max_answers=3)
     held = data(budget=budget)
     ask = ask_one(held, times=40, std=None, sample=sample, bound=ROWS, against="server")
-    (seen,) = held._services.ledger.events_seen_by_server()
-    assert seen == Event(Full(), ROWS.sensitivity, ask.std, 3)
-    assert epsilon([seen], 1e-5, "replace_one", "pld") == pytest.approx(5.0, rel=1e-3)
+    (event,) = held._services.ledger.events_seen_by_server()
+    assert event == Event(Full(), ROWS.sensitivity, ask.std, 3)
+    assert epsilon([event], 1e-5, "replace_one", "pld") == pytest.approx(5.0, rel=1e-3)
     assert epsilon(held._services.ledger.events, 1e-5, "replace_one", "pld") <= 5.0
     outsiders = ask_one(data(budget=budget), times=40, std=None, sample=sample, bound=ROWS)
     assert outsiders.std < ask.std
@@ -212,13 +212,13 @@ def test_a_budget_against_the_server_holds_against_it():
         ask_one(data(budget=budget), times=40, std=0.9 * ask.std, sample=sample, bound=ROWS, against="server")
 
 
-def test_a_server_that_adds_the_noise_itself_has_no_figure():
+def test_there_are_no_events_against_a_server_that_adds_the_noise():
     held = data()
     ask_many(held, Poisson(0.5), std=1.0)
     assert held._services.ledger.events_seen_by_server() is None
 
 
-def test_ledgers_of_clients_survive_their_file(tmp_path):
+def test_ledgers_of_clients_can_be_read_back_from_their_file(tmp_path):
     ledger = Ledger(Budget(math.inf), 12, path=tmp_path / "ledger.json")
     ask_one(data(ledger=ledger), std=1.0, sample=OneClient(N, "random", 2))
     ledger.mark_unproven("why")

@@ -1,4 +1,4 @@
-"""Clients that refuse, fail or send malformed answers: the round goes on, and the ledger keeps real faults."""
+"""Tests clients that refuse, fail or send malformed answers: the round goes on, and the ledger records real faults."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_a_round_goes_on_without_a_client_that_fails(tmp_path):
     answers = [ask(SCALE) for _ in context.steps(20)]
     lost = sum(answer is None for answer in answers)
     assert 3 <= lost <= 17
-    assert ask.executed == 20  # each counts as a release all the same
-    assert held._services.ledger.unproven == []  # the coins of injected faults know no records
+    assert ask.executed == 20  # every round counts as a release
+    assert held._services.ledger.unproven == []  # simulated faults do not depend on records
     rows = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
     assert len(rows) == lost == sum("fault" in row for row in context.history)
     assert all(row["injected"] for row in rows)
@@ -50,7 +50,7 @@ def test_the_sum_goes_on_without_clients_that_fail(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["raises", "shape", "global", "subclass", "subclass in state"])
-def test_a_program_that_fails_answers_zeros_and_nobody_hears_of_it(wrong, tmp_path):
+def test_a_program_that_fails_answers_zeros_and_the_failure_stays_private(wrong, tmp_path):
     held = data(tmp_path=tmp_path)
     context = Context(0, services=held._services)
     before = torch.get_rng_state()
@@ -65,7 +65,7 @@ def test_a_program_that_fails_answers_zeros_and_nobody_hears_of_it(wrong, tmp_pa
     assert "secret" not in json.dumps(held._services.ledger.to_dict()) + json.dumps(context.history)
 
 
-def test_an_engine_that_lets_an_error_through_spoils_the_ledger(monkeypatch):
+def test_an_error_that_an_engine_lets_through_invalidates_the_ledger(monkeypatch):
     def broken(*_, **__):
         raise BrokenProgram("found elsewhere")
 
@@ -110,7 +110,7 @@ def test_a_real_fault_leaves_nothing_proven_unless_dropout_is_independent(
     assert (row["kind"], row["injected"]) == ("lost" if answer is None else "malformed", False)
 
 
-def test_a_federation_in_which_nobody_answers_is_stopped(monkeypatch):
+def test_a_federation_without_any_answer_is_stopped(monkeypatch):
     monkeypatch.setattr(Settings, "engine", lambda *_, **__: Unreliable())
     ask = ask_one(data(), times=100)
 
@@ -118,5 +118,5 @@ def test_a_federation_in_which_nobody_answers_is_stopped(monkeypatch):
         for _ in range(100):
             ask(SCALE)
 
-    with pytest.raises(RuntimeError, match="no client gave an answer"):
+    with pytest.raises(RuntimeError, match="expected answers from clients, got none"):
         go_on()

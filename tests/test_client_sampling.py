@@ -1,4 +1,4 @@
-"""Tests which clients each round asks: the laws of their draws, their limits and their schedules."""
+"""Tests the draws of clients: their distributions, limits and schedules."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from dpgen_bench.privacy.sampling import (
 
 
 @pytest.mark.parametrize(("schedule", "cap"), [("random", None), ("random", 3), ("public_balanced", 2)])
-def test_a_client_is_asked_no_more_than_its_limit_and_in_its_turn_only(schedule, cap) -> None:
+def test_a_client_is_asked_at_most_its_limit_and_only_in_its_turn(schedule, cap) -> None:
     sampling, key, ids = OneClient(7, schedule, cap), Key.seeded("turns"), np.arange(7)
     rounds = sampling.rounds(ids, key, 60)
     turns = [sampling.draw(ids, key.derive(t), t) for t in range(60)]
-    seen = np.zeros(7, dtype=int)
+    counts = np.zeros(7, dtype=int)
     for drawn, turn in zip(rounds, turns, strict=True):
-        expected = turn if cap is None or seen[turn[0]] < cap else []
+        expected = turn if cap is None or counts[turn[0]] < cap else []
         assert drawn.tolist() == list(expected)
-        seen[drawn] += 1
-    assert seen.max() == sampling.most_answers(60) if cap else seen.sum() == 60
+        counts[drawn] += 1
+    assert counts.max() == sampling.most_answers(60) if cap else counts.sum() == 60
     assert [list(ids[asked == ids]) for asked in sampling.asked(key, 60)] == [list(drawn) for drawn in rounds]
 
 
 @pytest.mark.parametrize("cap", [None, 1, 2, 4])
-def test_answers_of_a_client_are_the_lesser_of_a_binomial_number_and_the_limit(cap) -> None:
-    """Chi-square; four chances of 1e-7 of a false alarm."""
+def test_the_number_of_answers_of_a_client_is_a_capped_binomial(cap) -> None:
+    """Chi-square test with four cases, each with a probability of 1e-7 of a false alarm."""
     sampling, key, runs, times = OneClient(4, "random", cap), Key.seeded("law"), 1500, 8
     answers = [
         sum(len(drawn) for drawn in sampling.rounds(np.array([2]), key.derive(run), times)) for run in range(runs)
@@ -43,20 +43,22 @@ def test_answers_of_a_client_are_the_lesser_of_a_binomial_number_and_the_limit(c
     assert stats.chisquare(counts, runs * np.array(law)).pvalue > 1e-7
 
 
-def test_a_balanced_schedule_asks_everybody_once_in_n_rounds() -> None:
+def test_a_balanced_schedule_asks_every_client_once_in_n_rounds() -> None:
     asked = OneClient(9, "public_balanced").asked(Key.seeded("a"), 36).reshape(4, 9)
     assert all(sorted(turn) == list(range(9)) for turn in asked)
     assert len({tuple(turn) for turn in asked}) == 4
-    limited = OneClient(9, "public_balanced", 2).asked(Key.seeded("b"), 36).reshape(4, 9)  # public: no key in it
+    limited = (
+        OneClient(9, "public_balanced", 2).asked(Key.seeded("b"), 36).reshape(4, 9)
+    )  # the schedule is public, so the key does not matter
     assert np.array_equal(limited[:2], asked[:2])
     assert (limited[2:] == -1).all()
 
 
 @pytest.mark.parametrize("sampling", [OneClient(12, "random", 2), OneClient(12, "public_balanced"), FixedSize(4, 12)])
-def test_absent_and_unknown_clients_change_nobody_elses_rounds(sampling) -> None:
-    key, everybody = Key.seeded("who"), np.arange(12)
+def test_absent_and_unknown_clients_do_not_change_the_rounds_of_others(sampling) -> None:
+    key, everyone = Key.seeded("who"), np.arange(12)
     some = np.array([1, 4, 5, 11, 12, 40])  # 12 and 40 are no clients
-    for all_of_them, present in zip(sampling.rounds(everybody, key, 50), sampling.rounds(some, key, 50), strict=True):
+    for all_of_them, present in zip(sampling.rounds(everyone, key, 50), sampling.rounds(some, key, 50), strict=True):
         assert set(some[present]) == set(all_of_them) & set(some)
         assert np.array_equal(present, np.sort(present))
 
@@ -68,7 +70,7 @@ def test_rounds_of_other_samplings_are_their_draws() -> None:
 
 
 def test_fixed_size_draws_are_uniform_over_sets_and_fresh() -> None:
-    """Chi-square of single draws and of pairs of draws; two chances of 1e-7 of a false alarm."""
+    """Chi-square tests of single draws and of pairs of draws, each with a probability of 1e-7 of a false alarm."""
     sampling, ids, runs = FixedSize(2, 5), np.arange(5), 4000
     draws = [tuple(drawn) for drawn in sampling.rounds(ids, Key.seeded("sets"), runs)]
     sets = list(itertools.combinations(range(5), 2))
@@ -95,6 +97,6 @@ def test_most_answers_and_participation() -> None:
         *((FixedSize, wrong) for wrong in [(0, 5), (6, 5), (2.0, 5), (True, 5), (1, 0)]),
     ],
 )
-def test_what_asks_nobody_is_refused(make, wrong) -> None:
+def test_invalid_samplings_are_refused(make, wrong) -> None:
     with pytest.raises(ValueError, match="expected"):
         make(*wrong)

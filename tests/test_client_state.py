@@ -1,4 +1,4 @@
-"""What a client keeps between questions: its state, its count of answers, and the noise of an answer."""
+"""Tests what a client stores between questions (its state, its number of answers) and the noise of its answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from tests.client_toys import REFUSAL, ROWS, SCALE, N, Toy, ask_one, data
 from tests.toys import records
 
 
-def client(most: int = 2, std: float = 1.0, place: StatePlace | None = None, program: Toy | None = None) -> Client:
+def client(
+    max_answers: int = 2, std: float = 1.0, place: StatePlace | None = None, program: Toy | None = None
+) -> Client:
     images, labels = records(3)
     return Client(
         ClientSetup(
@@ -32,7 +34,7 @@ def client(most: int = 2, std: float = 1.0, place: StatePlace | None = None, pro
             ROWS,
             std,
             Key.seeded("client"),
-            most,
+            max_answers,
             keeps_state=True,
             place=place or StatePlace(),
             device=torch.device("cpu"),
@@ -44,8 +46,8 @@ def question(round_: int, scale: float = 1.0, committed: int = 0) -> bytes:
     return encode({"scale": torch.full((1,), scale)}, {"round": round_, "committed": committed})
 
 
-def test_the_same_question_has_the_same_answer_and_another_one_other_noise():
-    asked = client(most=3)
+def test_equal_questions_have_equal_answers_and_others_have_other_noise():
+    asked = client(max_answers=3)
     first = asked.handle(question(0))
     assert asked.handle(question(0)) == first
     other = asked.handle(question(0, scale=1e-9))
@@ -55,21 +57,21 @@ def test_the_same_question_has_the_same_answer_and_another_one_other_noise():
     assert float((difference - exact).abs().min()) > 1e-3
 
 
-def test_a_server_that_changes_the_state_behind_a_question_learns_nothing_from_asking_it_again(tmp_path):
+def test_a_question_to_another_state_has_other_noise(tmp_path):
     place = StatePlace(folder=tmp_path)
-    asked = client(most=4, place=place)
+    asked = client(max_answers=4, place=place)
     asked.handle(question(0))
     first = asked.handle(question(5))
-    asked.handle(question(2, scale=2.0))  # as if it went on from an earlier checkpoint: the state before 5 is another
+    asked.handle(question(2, scale=2.0))  # as from an earlier checkpoint: the state before round 5 changes
     again = asked.handle(question(5))
     noise = decode(first)[0]["value"] - decode(again)[0]["value"]
     assert float(noise.abs().min()) > 1e-3  # no component shows the exact difference
-    assert asked.handle(question(6)) == REFUSAL  # it was an answer of its own
+    assert asked.handle(question(6)) == REFUSAL  # the repeated question counted as another answer
 
 
 def test_whether_an_answer_counts_does_not_depend_on_records(tmp_path):
-    """A client without records always answers zeros, and yet the same questions count, with noise of their own."""
-    empty = replace(client(place=StatePlace(folder=tmp_path))._setup, images=torch.zeros(0, 1, 28, 28), most_answers=4)
+    """The exact answers of a client without records are zero, but its questions count, and each has its own noise."""
+    empty = replace(client(place=StatePlace(folder=tmp_path))._setup, images=torch.zeros(0, 1, 28, 28), max_answers=4)
     empty = Client(replace(empty, labels=torch.zeros(0, dtype=torch.int64)))
     empty.handle(question(0))
     first = empty.handle(question(5))
@@ -77,34 +79,34 @@ def test_whether_an_answer_counts_does_not_depend_on_records(tmp_path):
     assert empty.handle(question(5)) != first
 
 
-def test_a_client_counts_its_answers_itself_and_remembers_the_count_on_disk(tmp_path):
+def test_a_client_counts_its_answers_on_disk(tmp_path):
     place = StatePlace(folder=tmp_path)
     asked = client(place=place)
     asked.handle(question(0))
     asked.handle(question(1))
     again = client(place=place)  # as after a kill
-    for t in (0, 1):  # the same questions again, from the checkpoint on, are no further answers
+    for t in (0, 1):  # repeated questions do not count again
         again.handle(question(t))
     assert again.handle(question(2)) == REFUSAL
 
 
-def test_a_client_finds_the_state_of_the_round_that_is_asked_again(tmp_path):
+def test_a_round_that_is_asked_again_meets_the_same_state(tmp_path):
     place = StatePlace(folder=tmp_path)
-    asked = client(most=9, std=0.0, place=place)
+    asked = client(max_answers=9, std=0.0, place=place)
     rows = [decode(asked.handle(question(t, committed=2 if t >= 2 else 0)))[0]["value"] for t in range(4)]
-    again = client(most=9, std=0.0, place=place)
+    again = client(max_answers=9, std=0.0, place=place)
     # Killed after round 3, with a checkpoint at 2: rounds 2 and 3 are asked once more.
     for t in (2, 3):
         assert torch.equal(decode(again.handle(question(t, committed=2)))[0]["value"], rows[t])
 
 
 def test_first_states_are_shared_through_a_cache(tmp_path):
-    made = client(place=StatePlace(folder=tmp_path / "a", cache=tmp_path / "cache"))
-    made.handle(encode({}, {"kind": "start"}))
+    first = client(place=StatePlace(folder=tmp_path / "a", cache=tmp_path / "cache"))
+    first.handle(encode({}, {"kind": "start"}))
     (state,) = (tmp_path / "cache").glob("*/state.npy")
     before = state.stat().st_mtime_ns
-    found = client(place=StatePlace(folder=tmp_path / "b", cache=tmp_path / "cache"))
-    assert found.handle(question(0)) == client().handle(question(0))
+    second = client(place=StatePlace(folder=tmp_path / "b", cache=tmp_path / "cache"))
+    assert second.handle(question(0)) == client().handle(question(0))
     assert state.stat().st_mtime_ns == before
     assert (state.parent / "PRIVATE").exists()
 
@@ -116,7 +118,7 @@ def test_ray_needs_a_place_for_state():
 
 
 def run_rounds(folder, stop_after: int | None):
-    """20 rounds with state and noise, perhaps stopped; the sum of what came."""
+    """Make 20 rounds with state and noise, or stop early; return the sum of the answers and the context."""
     place = StatePlace(folder=folder / "state", cache=folder.parent / "cache")
     held = data(place=place, tmp_path=folder / "federation")
     calls = []
@@ -137,7 +139,7 @@ def run_rounds(folder, stop_after: int | None):
     return net.weight.detach().clone(), context
 
 
-def test_a_run_that_was_stopped_goes_on_with_every_clients_state(tmp_path):
+def test_a_run_that_was_stopped_continues_with_the_state_of_every_client(tmp_path):
     whole, first = run_rounds(tmp_path / "whole", None)
     with pytest.raises(Preempted):
         run_rounds(tmp_path / "stopped", 13)

@@ -1,4 +1,4 @@
-"""Clients in one process, injected faults, and the settings that choose among engines."""
+"""Tests clients that run in one process, simulated faults, and the settings that choose an engine."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ KEY = Key.seeded("faults")
 
 @dataclass
 class Toy:
-    """Answers with what it was sent and how often it was asked since it was opened; `books` outlives it."""
+    """Answers with its number and how often it was asked since it was opened; `events` outlives it."""
 
     client: int
-    books: list[tuple[int, str]]
+    events: list[tuple[int, str]]
     asked: int = 0
 
     def open(self) -> Toy:
-        self.books.append((self.client, "opened"))
-        return Toy(self.client, self.books)
+        self.events.append((self.client, "opened"))
+        return Toy(self.client, self.events)
 
     def handle(self, message: bytes) -> bytes:
         self.asked += 1
-        self.books.append((self.client, message.decode()))
+        self.events.append((self.client, message.decode()))
         errors = {"raise": OSError(SECRET), "stop": KeyboardInterrupt(), "preempt": Preempted(143), "rule": Rule()}
         if message.decode() in errors:
             raise errors[message.decode()]
@@ -50,21 +50,21 @@ class Toy:
 
 
 class Rule(AssertionError):
-    """Such as the conformance suite raises."""
+    """An error such as the conformance suite raises."""
 
 
 @dataclass
 class Bench:
-    books: list[tuple[int, str]] = field(default_factory=list)
+    events: list[tuple[int, str]] = field(default_factory=list)
 
     def setup(self, client: int) -> Toy:
-        return Toy(client, self.books)
+        return Toy(client, self.events)
 
     def opened(self) -> list[int]:
-        return [client for client, what in self.books if what == "opened"]
+        return [client for client, what in self.events if what == "opened"]
 
-    def got(self) -> list[tuple[int, str]]:
-        return [entry for entry in self.books if entry[1] != "opened"]
+    def received(self) -> list[tuple[int, str]]:
+        return [entry for entry in self.events if entry[1] != "opened"]
 
 
 def asked(answer: bytes | Fault) -> int:
@@ -75,9 +75,9 @@ def asked(answer: bytes | Fault) -> int:
 def test_clients_are_opened_when_they_are_asked_and_stay_open():
     bench = Bench()
     engine = InProcess(bench.setup)
-    assert bench.books == []
+    assert bench.events == []
     assert list(engine.ask({5: b"a", 2: b"b"}, round=0)) == [2, 5]
-    assert bench.books == [(2, "opened"), (2, "b"), (5, "opened"), (5, "a")]
+    assert bench.events == [(2, "opened"), (2, "b"), (5, "opened"), (5, "a")]
     assert {client: asked(answer) for client, answer in engine.ask({2: b"c", 3: b"c"}, round=1).items()} == {2: 2, 3: 1}
     assert engine.ask({}, round=2) == {}
     assert engine.parallel == 1
@@ -96,7 +96,7 @@ def test_the_client_used_least_recently_is_dropped_to_make_room():
         InProcess(bench.setup, keep=0)
 
 
-def test_an_error_of_a_client_gives_its_type_alone_and_opens_it_afresh(tmp_path):
+def test_a_client_that_raised_gives_the_type_of_its_error_and_is_opened_again(tmp_path):
     bench, log = Bench(), tmp_path / "private" / "raised.txt"
     engine = InProcess(bench.setup, private_log=log)
     engine.ask({0: b"x", 1: b"x"}, round=6)
@@ -115,22 +115,22 @@ def test_an_error_of_a_client_gives_its_type_alone_and_opens_it_afresh(tmp_path)
 
 
 @pytest.mark.parametrize(("message", "error"), [("stop", KeyboardInterrupt), ("preempt", Preempted)])
-def test_what_the_operator_raises_is_not_caught(message, error):
+def test_interrupts_of_the_operator_are_not_caught(message, error):
     bench = Bench()
     engine = InProcess(bench.setup)
     with pytest.raises(error):
         engine.ask({0: message.encode(), 1: b"x"}, round=0)
-    assert engine._open == {}, "nobody knows in which state its client is"
+    assert engine._open == {}, "the state of the interrupted client is unknown"
 
 
-def test_errors_of_given_classes_are_let_through():
+def test_errors_of_listed_classes_are_let_through():
     bench = Bench()
     assert InProcess(bench.setup).ask({0: b"rule"}, round=0)[0] == Fault("raised", "Rule")
     with pytest.raises(Rule):
         InProcess(bench.setup, let_through=(AssertionError,)).ask({0: b"rule"}, round=0)
 
 
-def test_an_error_of_the_harness_is_no_fault_of_a_client():
+def test_an_error_of_the_harness_is_not_a_fault_of_a_client():
     def setup(client: int) -> Toy:
         raise LookupError("no such client")
 
@@ -138,7 +138,7 @@ def test_an_error_of_the_harness_is_no_fault_of_a_client():
         InProcess(setup).ask({0: b"x"}, round=0)
 
 
-def test_ray_is_asked_for_only_where_clients_are_to_run_on_it(monkeypatch):
+def test_ray_is_needed_only_if_clients_run_on_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     chosen = Settings(name="ray")
     with pytest.raises(ModuleNotFoundError, match=r"dpgen-bench\[ray\]"):
@@ -161,7 +161,7 @@ def test_rates_are_probabilities(rates):
     assert not Faults().any
 
 
-def test_without_rates_an_engine_is_the_one_below():
+def test_an_engine_without_faults_behaves_as_the_wrapped_one():
     plain, bench = Bench(), Bench()
     engine = FaultyEngine(InProcess(bench.setup), Faults(), KEY)
     messages = {3: b"x", 1: b"raise", 2: b"y"}
@@ -170,7 +170,7 @@ def test_without_rates_an_engine_is_the_one_below():
     assert not any(engine.dropped(round_, client) for round_ in range(20) for client in range(20))
 
 
-def test_faults_come_at_their_rate_independently_of_rounds_and_clients():
+def test_faults_have_their_rate_and_are_independent_across_rounds_and_clients():
     engine = FaultyEngine(InProcess(Bench().setup), Faults(0.2), KEY)
     lost = [[engine.dropped(round_, client) for client in range(60)] for round_ in range(60)]
     assert abs(sum(map(sum, lost)) - 3600 * 0.2) < 5 * (3600 * 0.2 * 0.8) ** 0.5
@@ -180,13 +180,13 @@ def test_faults_come_at_their_rate_independently_of_rounds_and_clients():
     assert abs(again - 1800 * 0.04) < 5 * (1800 * 0.04 * 0.96) ** 0.5
 
 
-def test_the_coins_are_the_same_for_good():
-    """Golden: other coins would be other runs under the same id."""
+def test_simulated_faults_never_change():
+    """Golden values: other faults would be another run under the same id."""
     engine = FaultyEngine(InProcess(Bench().setup), Faults(0.25), KEY)
     assert [round_ for round_ in range(8) if engine.dropped(round_, 7)] == [2, 4]
 
 
-def test_a_lost_message_reaches_nobody():
+def test_a_lost_message_does_not_reach_its_client():
     bench = Bench()
     engine = FaultyEngine(InProcess(bench.setup), Faults(drop=0.5), KEY)
     answers = engine.ask(dict.fromkeys(range(40), b"x"), round=1)
@@ -194,19 +194,19 @@ def test_a_lost_message_reaches_nobody():
     lost = [client for client in range(40) if engine.dropped(1, client)]
     assert [client for client in answers if answers[client] == Fault("lost", "injected", injected=True)] == lost
     assert 0 < len(lost) < 40
-    assert bench.got() == [(client, "x") for client in range(40) if client not in lost]
+    assert bench.received() == [(client, "x") for client in range(40) if client not in lost]
 
 
-def test_all_are_lost_at_rate_one_and_none_beside_the_rounds():
+def test_at_rate_one_all_messages_of_rounds_are_lost_and_no_others():
     bench = Bench()
     engine = FaultyEngine(InProcess(bench.setup), Faults(drop=1.0), KEY)
     assert set(engine.ask({0: b"x", 1: b"x"}, round=0).values()) == {Fault("lost", "injected", True)}
-    assert bench.books == []
+    assert bench.events == []
     assert asked(engine.ask({0: b"x"}, round=-1)[0]) == 1
     assert not engine.dropped(-1, 0)
 
 
-def test_a_fault_depends_on_nobody_else_and_comes_again_on_resume():
+def test_a_fault_depends_on_no_other_client_and_is_repeated_on_resume():
     engines = [FaultyEngine(InProcess(Bench().setup), Faults(0.6), KEY) for _ in range(2)]
     whole = engines[0].ask(dict.fromkeys(range(30), b"x"), round=2)
     alone = {client: engines[1].ask({client: b"x"}, round=2)[client] for client in reversed(range(30))}
@@ -223,7 +223,7 @@ def test_a_real_fault_is_not_hidden():
 # Settings
 
 
-def test_the_configs_are_settings():
+def test_configs_become_settings():
     assert settings(compose_config([]).federation) == settings({}) == Settings()
     ray = settings(compose_config(["federation=ray", "federation.actors=3", "federation.faults.drop=0.25"]).federation)
     assert ray == Settings("ray", Faults(drop=0.25), "unknown", None, 3, 300.0)
@@ -231,7 +231,7 @@ def test_the_configs_are_settings():
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("config", "message"),
     [
         ({"name": "threads"}, "federation.name: expected 'inproc' or 'ray'"),
         ({"dropout": "never"}, "federation.dropout"),
@@ -240,18 +240,18 @@ def test_the_configs_are_settings():
         ({"faults": {"lost": 0.5}}, "federation.faults.lost: expected a field among drop"),
         ({"faults": 0.5}, "federation.faults: expected a mapping such as"),
         ({"actor": 3, "name": "ray"}, "federation.actor: expected a field among"),
-        ({"actors": 3}, "federation.actors: of no effect"),
+        ({"actors": 3}, "federation.actors: expected only with federation=ray"),
         ({"name": "ray", "actors": 0}, "federation.actors"),
         ({"name": "ray", "actors": 2.5}, "federation.actors: expected an integer"),
         ({"name": "ray", "timeout_s": 0}, "federation.timeout_s"),
     ],
 )
-def test_settings_that_cannot_be(given, said):
-    with pytest.raises(ValueError, match=said):
-        settings(given)
+def test_invalid_settings_are_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        settings(config)
 
 
-def test_the_engine_of_the_settings(tmp_path):
+def test_settings_make_the_engine(tmp_path):
     bench = Bench()
     plain = Settings().engine(bench.setup, KEY, private_log=tmp_path / "log" / "raised.txt", keep=1)
     assert type(plain) is InProcess
@@ -267,17 +267,17 @@ def test_the_engine_of_the_settings(tmp_path):
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 def test_a_client_in_a_process_of_ray_answers_as_in_this_one(tmp_path):
-    """The cheapest of what test_ray has, for the fast suite."""
+    """The cheapest of the tests in test_ray, for the fast suite."""
     folders = [tmp_path / name for name in ("ray", "here")]
     for folder in folders:
         folder.mkdir()
-    there = RayEngine(test_ray.setups(folders[0]), actors=1, timeout_s=300.0, threads=torch.get_num_threads())
-    here = InProcess(test_ray.setups(folders[1]))
-    asked = {2: test_ray.tell("compute")}
+    ray = RayEngine(test_ray.setups(folders[0]), actors=1, timeout_s=300.0, threads=torch.get_num_threads())
+    in_process = InProcess(test_ray.setups(folders[1]))
+    asked = {2: test_ray.command("compute")}
     try:
-        answers = there.ask(asked, round=0)
+        answers = ray.ask(asked, round=0)
     finally:
-        there.close()
+        ray.close()
     assert isinstance(answers[2], bytes), answers[2]
-    assert answers == here.ask(asked, round=0)
+    assert answers == in_process.ask(asked, round=0)
     assert decode(answers[2])[0]["value"].abs().sum() > 0

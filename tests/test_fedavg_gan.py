@@ -326,7 +326,7 @@ class Gossip(DiscriminatorClient):
 @pytest.mark.parametrize(
     ("cheat", "error", "reason"),
     [
-        (Keeps, BrokenProgram, "leave no state"),
+        (Keeps, BrokenProgram, "return no state"),
         (Gossip, ConformanceError, "the row of client"),
     ],
 )

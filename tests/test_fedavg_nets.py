@@ -1,4 +1,4 @@
-"""The networks of Fed-Avg GAN: their published sizes, their use of labels, and their normalisation."""
+"""Tests the networks of Fed-Avg GAN: their published sizes, their use of labels, and their normalisation."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_other_sizes_are_refused(net: type, shape: tuple[int, ...]) -> None:
 def test_norm_is_batch_normalisation_with_a_shift_and_no_scale() -> None:
     h = 3.0 + 2.0 * torch.randn(8, 5, 4, 4, generator=toys.seeded())
     for features in (h, h[:, :, 0, 0]):
-        ours, plain = Norm(5, running=True), nn.BatchNorm2d(5)
-        ours.shift.data, plain.bias.data = torch.arange(5.0), torch.arange(5.0)
-        assert [name for name, _ in ours.named_parameters()] == ["shift"]
+        norm, expected_norm = Norm(5, running=True), nn.BatchNorm2d(5)
+        norm.shift.data, expected_norm.bias.data = torch.arange(5.0), torch.arange(5.0)
+        assert [name for name, _ in norm.named_parameters()] == ["shift"]
         as_images = features[..., None, None] if features.dim() == 2 else features
         for _ in ("by the batch", "by running statistics"):
-            expected = plain(as_images).reshape(features.shape)
-            assert torch.allclose(ours(features), expected, atol=1e-6)
-            ours.eval(), plain.eval()
+            expected = expected_norm(as_images).reshape(features.shape)
+            assert torch.allclose(norm(features), expected, atol=1e-6)
+            norm.eval(), expected_norm.eval()
         always = Norm(5, running=False).eval()(features)
         others = [dim for dim in range(features.dim()) if dim != 1]
         assert torch.allclose(always.mean(others), torch.zeros(5), atol=1e-5)

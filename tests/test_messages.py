@@ -1,4 +1,4 @@
-"""What a message may hold, and what is refused of the bytes that arrive."""
+"""Tests what a message can contain, and which received bytes are refused."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from dpgen_bench.federation.messages import DTYPES, Malformed, decode, encode
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0, 4), (2, 3)])
-def test_what_is_encoded_comes_back(dtype, shape):
+def test_decoding_inverts_encoding(dtype, shape):
     tensors = {"b": (torch.rand(shape) * 2).to(dtype), "a": torch.arange(4)}
     header = {"round": -(2**70), "kind": "grüße\n", "n": 0}
     back, fields = decode(encode(tensors, header), {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()})
     assert fields == header
     assert [type(fields[name]) for name in ("round", "kind")] == [int, str]
     assert all(torch.equal(back[name], tensor) and back[name].dtype == tensor.dtype for name, tensor in tensors.items())
-    back["a"] += 1  # the caller's own
+    back["a"] += 1  # shares no memory with what was encoded
     assert torch.equal(tensors["a"], torch.arange(4))
 
 
-def test_equal_messages_are_equal_bytes_however_they_were_made():
+def test_equal_messages_are_equal_bytes_in_any_order_and_layout():
     whole = torch.arange(12.0).reshape(3, 4)
     views = {"x": whole.T, "y": whole[1], "z": whole}  # not contiguous, and in shared memory
     copies = {name: views[name].contiguous().clone().requires_grad_() for name in "zyx"}
@@ -39,20 +39,20 @@ def test_equal_messages_are_equal_bytes_however_they_were_made():
 
 
 @pytest.mark.parametrize(
-    ("tensors", "header", "said"),
+    ("tensors", "header", "error"),
     [
         ({"x": [1.0]}, {}, "expected a tensor"),
         ({"x": torch.zeros(2, dtype=torch.complex64)}, {}, "complex64"),
         ({"x": torch.eye(2).to_sparse()}, {}, "sparse"),
         ({"x": torch.zeros(2, device="meta")}, {}, "meta"),
         ({"__metadata__": torch.zeros(2)}, {}, "__metadata__"),
-        ({}, {"x": 1.5}, "integers or words"),
-        ({}, {"x": True}, "integers or words"),
-        ({}, {1: 1}, "integers or words"),
+        ({}, {"x": 1.5}, "integers or strings"),
+        ({}, {"x": True}, "integers or strings"),
+        ({}, {1: 1}, "integers or strings"),
     ],
 )
-def test_what_no_message_can_hold(tensors, header, said):
-    with pytest.raises(ValueError, match=said):
+def test_other_tensors_and_header_fields_are_refused(tensors, header, error):
+    with pytest.raises(ValueError, match=error):
         encode(tensors, header)
 
 
@@ -89,13 +89,13 @@ def test_every_truncation_is_refused():
 
 
 @given(place=st.integers(0, len(message()) - 1), mask=st.integers(1, 255))
-def test_a_changed_byte_is_refused_or_changes_no_more_than_a_value(place, mask):
+def test_a_changed_byte_is_refused_or_changes_only_a_value(place, mask):
     whole = bytearray(message())
     whole[place] ^= mask
     expect_malformed_or_as_expected(bytes(whole))
 
 
-def test_a_flipped_bit_passes_only_in_a_value_or_a_word_of_the_header():
+def test_a_flipped_bit_passes_only_in_a_value_or_a_text_of_the_header():
     whole = message()
     passed = set()
     for place in range(8 * len(whole)):
@@ -103,19 +103,19 @@ def test_a_flipped_bit_passes_only_in_a_value_or_a_word_of_the_header():
         changed[place // 8] ^= 1 << place % 8
         if not expect_malformed_or_as_expected(bytes(changed)):
             passed.add(place // 8)
-    words = range(whole.index(b"kind"), whole.index(b'}"}'))
+    header = range(whole.index(b"kind"), whole.index(b'}"}'))
     values = range(len(whole) - (2 * 8 + 6 * 4 + 3), len(whole))
-    assert set(values) <= passed <= {*words, *values}
+    assert set(values) <= passed <= {*header, *values}
 
 
 @given(st.binary(max_size=300))
-def test_rubbish_is_refused(data):
+def test_random_bytes_are_refused(data):
     assert expect_malformed_or_as_expected(data)
     assert expect_malformed_or_as_expected(len(data).to_bytes(8, "little") + data)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=5), lambda x: st.lists(x, max_size=3)))
-def test_a_header_of_other_values_is_refused(value):
+def test_a_header_with_other_values_is_refused(value):
     for text in (json.dumps({"a": value}), json.dumps(value), f"[{value}" * 3):
         if isinstance(value, str) and text.startswith("{"):
             continue
@@ -129,7 +129,7 @@ def test_a_header_too_deep_for_the_parser_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "error"),
     [
         (b"", "0 bytes"),
         (pickle.dumps({"value": 1}), "expected a whole message"),
@@ -147,8 +147,8 @@ def test_a_header_too_deep_for_the_parser_is_refused():
         (save({"x": torch.zeros(2, dtype=torch.complex64)}, {"header": "{}"}), r"named|complex64"),
     ],
 )
-def test_what_was_expected_and_what_came_is_said(data, said):
-    with pytest.raises(Malformed, match=said):
+def test_errors_name_what_was_expected_and_what_was_received(data, error):
+    with pytest.raises(Malformed, match=error):
         decode(data, EXPECT, finite=True)
 
 
@@ -163,7 +163,7 @@ def test_values_that_are_not_finite_pass_unless_refused():
 
 
 def test_an_answer_that_was_damaged_is_always_refused():
-    """Cut short, of another shape, with NaN, or rubbish of the same length."""
+    """The damage: cut short, of another shape, with NaN, or random bytes of the same length."""
     rng = np.random.default_rng(0)
     for tensor in (torch.zeros(2, 3), torch.arange(3), torch.zeros(0)):
         answer = encode({"value": tensor}, {"asked": 1})

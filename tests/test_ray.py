@@ -1,6 +1,6 @@
-"""Clients as Ray actors: one story of processes that die, sleep, raise and make room; each test reads a part of it.
+"""Tests clients that are Ray actors. One fixture records a sequence of events; each test checks a part of it.
 
-The fast suite has one answer of one client, in test_engines.
+The events are processes that die, sleep, raise errors and are replaced. The fast suite has one test, in test_engines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dpgen_bench.federation.messages import decode, encode
 from dpgen_bench.federation.ray_engine import RayEngine
 from dpgen_bench.privacy.key import Key
 
-# Not imported here: the engine is to do that first.
+# Ray is not imported here, because the engine has to import it first.
 pytestmark = [
     pytest.mark.slow,  # Ray takes half a minute to start
     pytest.mark.skipif(
@@ -39,11 +39,11 @@ TIMEOUT_S = 6.0  # for a client that never answers; the others answer in far les
 
 
 class Stop(SystemExit):
-    """As a cluster's stop signal makes it."""
+    """An error such as the handler of a cluster's stop signal raises."""
 
 
 class Rule(TypeError):
-    """An error that an engine is told to let through."""
+    """An error of a class that the engine lets through."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ToySetup:
 
 
 class Toy:
-    """Counts its answers on disk, and does as it is told by the field `do` of a message."""
+    """Counts its answers on disk. The field `do` of a message says what it does."""
 
     def __init__(self, setup: ToySetup) -> None:
         self.setup = setup
@@ -93,7 +93,7 @@ class Toy:
 
 
 def compute(weight: Tensor, setup: ToySetup) -> Tensor:
-    """A convolution, a product of matrices and noise, as critics and mechanisms make them."""
+    """A convolution, a product of matrices and noise, as in critics and mechanisms."""
     images = setup.records.float().view(-1, 1, 16, 16) / 255.0
     features = F.conv2d(images, weight, stride=2).flatten(1)
     return features @ features.T + Key.seeded("noise").derive(setup.client).normal((len(images), len(images)), 1.0)
@@ -107,13 +107,13 @@ def tensors_here(like: Tensor) -> list[Tensor]:
 def setups(folder: Path):
     def setup(client: int) -> ToySetup:
         records = torch.randint(256, (6, 256), dtype=torch.uint8, generator=torch.Generator().manual_seed(client))
-        records[0, 0] = client  # by which they are told apart
+        records[0, 0] = client  # identifies the records of a client
         return ToySetup(client, records, folder)
 
     return setup
 
 
-def tell(do: str, number: int = 0) -> bytes:
+def command(do: str, number: int = 0) -> bytes:
     weight = torch.randn(4, 1, 3, 3, generator=torch.Generator().manual_seed(7))
     large = torch.arange(100_000.0 if do == "compute" else 1.0)  # Ray keeps what is above 100 kB elsewhere
     return encode({"weight": weight, "large": large}, {"do": do, "number": number})
@@ -127,7 +127,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-def kill_when_it_works(setup: ToySetup) -> threading.Thread:
+def kill_while_it_hangs(setup: ToySetup) -> threading.Thread:
     def kill() -> None:
         deadline = time.monotonic() + 120.0
         while not Toy.hangs(setup).exists() and time.monotonic() < deadline:
@@ -165,7 +165,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def started() -> dict:
-    """The engine that starts Ray, and what was different in this process afterwards."""
+    """Starts Ray with an engine; records what has changed in this process."""
     environment, handler, state, mask = dict(os.environ), signal.getsignal(signal.SIGTERM), random.getstate(), _mask()
     owner = RayEngine(setups(Path()))
     changed = [
@@ -206,33 +206,33 @@ def story(started, folder) -> dict:
         private_log=folder / "private" / "raised.txt",
         let_through=(Rule,),
     )
-    told: dict = {"engine": engine}
-    told["first"] = engine.ask({client: tell("report", 1) for client in (2, 0, 1)}, round=0)
-    killer = kill_when_it_works(setup(1))
-    told["killed"] = engine.ask({0: tell("report", 2), 1: tell("hang"), 2: tell("report", 2)}, round=1)
+    events: dict = {"engine": engine}
+    events["first"] = engine.ask({client: command("report", 1) for client in (2, 0, 1)}, round=0)
+    killer = kill_while_it_hangs(setup(1))
+    events["killed"] = engine.ask({0: command("report", 2), 1: command("hang"), 2: command("report", 2)}, round=1)
     killer.join()
-    told["late"] = engine.ask({0: tell("hang"), 1: tell("report", 3)}, round=2)
-    told["live before"] = set(engine._live)
-    told["crowd"] = engine.ask({client: tell("report", 4) for client in range(4)}, round=3)
-    told["live after"] = set(engine._live)
-    told["computed"] = engine.ask({0: tell("compute"), 3: tell("compute")}, round=4)
-    told["raised"] = engine.ask({0: tell("leave"), 3: tell("raise")}, round=5)
-    told["live at last"] = set(engine._live)
-    (other,) = told["live at last"]
-    with pytest.raises(Rule) as told["rule"]:
-        engine.ask({other: tell("rule")}, round=6)
-    told["stopped"] = stopped_while(lambda: engine.ask({9: tell("report")}, round=7))
-    told["live when stopped"] = set(engine._live)
+    events["late"] = engine.ask({0: command("hang"), 1: command("report", 3)}, round=2)
+    events["live before"] = set(engine._live)
+    events["crowd"] = engine.ask({client: command("report", 4) for client in range(4)}, round=3)
+    events["live after"] = set(engine._live)
+    events["computed"] = engine.ask({0: command("compute"), 3: command("compute")}, round=4)
+    events["raised"] = engine.ask({0: command("leave"), 3: command("raise")}, round=5)
+    events["live at last"] = set(engine._live)
+    (other,) = events["live at last"]
+    with pytest.raises(Rule) as events["rule"]:
+        engine.ask({other: command("rule")}, round=6)
+    events["stopped"] = stopped_while(lambda: engine.ask({9: command("report")}, round=7))
+    events["live when stopped"] = set(engine._live)
     engine.close()
-    told["ray"] = ray.is_initialized()
+    events["ray"] = ray.is_initialized()
     processes = {
         decode(answer)[1]["pid"]
         for part in ("first", "late", "crowd")
-        for answer in told[part].values()
+        for answer in events[part].values()
         if isinstance(answer, bytes)
     }
-    told["processes"], told["alive"] = len(processes), [pid for pid in processes if alive(pid)]
-    return told
+    events["processes"], events["alive"] = len(processes), [pid for pid in processes if alive(pid)]
+    return events
 
 
 def fields(story: dict, part: str, client: int) -> dict:
@@ -241,7 +241,7 @@ def fields(story: dict, part: str, client: int) -> dict:
     return decode(answer)[1]
 
 
-def test_starting_ray_leaves_this_process_as_it_was(started):
+def test_starting_ray_does_not_change_this_process(started):
     assert started["changed"] == []
     assert started["address"] == "127.0.0.1"
 
@@ -268,13 +268,13 @@ def test_the_next_message_starts_a_new_process_that_finds_its_state(story):
     assert (before["count"], after["count"], after["asked"]) == (1, 2, 3)
 
 
-def test_a_late_answer_is_not_taken_for_a_later_one(story):
+def test_a_late_answer_is_not_taken_for_an_answer_to_a_later_message(story):
     assert story["late"][0] == Fault("late", "no answer within 6 s")
     after = fields(story, "crowd", 0)
-    assert (after["count"], after["asked"]) == (3, 4), "the message that it was late for counts nothing"
+    assert (after["count"], after["asked"]) == (3, 4), "the message without an answer was not counted"
 
 
-def test_an_error_gives_its_type_alone_and_its_text_to_the_private_log(story, started, folder):
+def test_an_error_gives_its_type_and_writes_its_text_to_the_private_log(story, started, folder):
     assert story["raised"][3] == Fault("raised", "OSError")
     log = folder / "private" / "raised.txt"
     assert log.read_text().count(f"OSError: {SECRET}") == 1
@@ -286,58 +286,58 @@ def test_an_error_gives_its_type_alone_and_its_text_to_the_private_log(story, st
     assert not [path for path in logs if path.stat().st_mode & 0o077], "which are private as well"
 
 
-def test_leaving_is_no_error_of_the_client(story):
+def test_an_exit_is_not_an_error_of_the_client(story):
     assert story["raised"][0] == Fault("lost", "the client's process left (SystemExit)")
 
 
-def test_errors_of_given_classes_are_raised(story):
+def test_errors_of_listed_classes_are_raised(story):
     assert type(story["rule"].value) is Rule
     assert str(story["rule"].value) == "what the rule is"
 
 
-def test_a_stop_signal_ends_what_is_under_way(story):
+def test_a_stop_signal_ends_messages_under_way(story):
     assert story["stopped"]
     assert story["live when stopped"] == set()
 
 
-def test_more_clients_than_actors_take_turns(story):
+def test_more_clients_than_actors_are_asked_in_parts(story):
     assert list(story["crowd"]) == [0, 1, 2, 3]
     assert [fields(story, "crowd", client)["asked"] for client in range(4)] == [4, 4, 4, 4]
     assert story["live before"] == {1, 2}
     assert {0, 3} <= story["live after"]
     assert len(story["live after"]) == 3
     assert story["live at last"] == story["live after"] - {0, 3}, "a fault ends the process"
-    for client, part in ((1, "late"), (2, "first")):  # they keep the process that they had until they have answered
+    for client, part in ((1, "late"), (2, "first")):  # a process is kept until its client has answered
         assert fields(story, "crowd", client)["pid"] == fields(story, part, client)["pid"]
 
 
-def test_answers_are_those_of_one_process_bit_by_bit(story, tmp_path):
+def test_answers_are_bit_identical_to_those_in_one_process(story, tmp_path):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        there = InProcess(setups(tmp_path)).ask({0: tell("compute"), 3: tell("compute")}, round=4)
+        in_process = InProcess(setups(tmp_path)).ask({0: command("compute"), 3: command("compute")}, round=4)
     finally:
         torch.set_num_threads(before)
     for client in (0, 3):
-        here, there_too = decode(story["computed"][client])[0], decode(there[client])[0]
-        assert torch.equal(here["value"], there_too["value"])
-        assert here["value"].abs().sum() > 0
-        assert torch.equal(here["back"], 2 * torch.arange(100_000.0))
+        by_ray, expected = decode(story["computed"][client])[0], decode(in_process[client])[0]
+        assert torch.equal(by_ray["value"], expected["value"])
+        assert by_ray["value"].abs().sum() > 0
+        assert torch.equal(by_ray["back"], 2 * torch.arange(100_000.0))
 
 
-def test_closing_ends_the_clients_but_not_a_ray_that_others_use(story):
+def test_closing_ends_the_clients_but_not_a_ray_of_another_engine(story):
     assert story["processes"] == 6, "three at first, one after the kill, one after the late answer, one for client 3"
     assert story["alive"] == []
     assert story["ray"]
     with pytest.raises(RuntimeError, match="closed"):
-        story["engine"].ask({0: tell("report")}, round=9)
+        story["engine"].ask({0: command("report")}, round=9)
     story["engine"].close()
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "error"),
     [({"actors": 0}, "actors"), ({"threads": 0}, "threads"), ({"timeout_s": float("nan")}, "seconds")],
 )
-def test_bad_arguments(given, said):
-    with pytest.raises(ValueError, match=said):
-        RayEngine(setups(Path()), **given)
+def test_bad_arguments_are_refused(arguments, error):
+    with pytest.raises(ValueError, match=error):
+        RayEngine(setups(Path()), **arguments)

@@ -1,6 +1,8 @@
-"""One client: its records, its state, its noise. What it sees is the messages that it is sent; what it gives is bytes.
+"""The client's side of a release: a client runs a method's program on its own records and adds noise to the answer.
 
-The server's side is `dpgen_bench.federation.client_mechanism`; what carries messages between the two is an engine.
+A client sees the messages that the server sends to it, and returns bytes. The server's side is
+`dpgen_bench.federation.client_mechanism`. An engine (`dpgen_bench.federation.engines`) carries messages between the
+two.
 """
 
 from __future__ import annotations
@@ -33,75 +35,94 @@ from dpgen_bench.utils.files import make_private
 
 Records = tuple[Tensor, Tensor]
 Answer = tuple[Tensor, Parts]
-Seen = Callable[[int, int, dict[str, Tensor], dict[str, Tensor]], dict[str, Tensor]]
+Observe = Callable[[int, int, dict[str, Tensor], dict[str, Tensor]], dict[str, Tensor]]
 
 
 class ClientProgram(Protocol):
-    """What a method runs on each client: a picklable object that holds settings, and no record.
+    """The code that a method runs on each client: a picklable object with settings and without records.
 
-    Each message is answered by a fresh copy, so that nothing is kept from one to the next but the state. A program
-    draws its randomness from the generator `rng` that it is given, and must not raise, whatever the records are.
+    A new copy of the program answers each message, so only the state is kept from one message to the next. A program
+    uses only the given `rng` for randomness, and never raises, for any records.
     """
 
     def identity(self) -> dict[str, Any]:
-        """What `start` depends on besides the records and the run's seed; JSON-able."""
+        """Everything that `start` depends on apart from the records and the run's seed, as JSON values."""
         ...
 
     def start(self, records: Records, rng: torch.Generator) -> Parts:
-        """The client's first state, float32 tensors by name; {} for a client that keeps nothing.
+        """The client's first state.
 
         Args:
-            records: all of the client's, (images float32 [n, c, h, w] in [0, 1], labels int64 [n]), n >= 0.
+            records: all records of the client: images, float32 [n, c, h, w] in [0, 1], and labels, int64 [n]; n >= 0.
+            rng: the generator for all randomness of this call.
+
+        Returns:
+            float32 tensors by name; {} for a client without state.
         """
         ...
 
     def answer(self, message: Parts, records: Records, state: Parts, rng: torch.Generator) -> Answer:
-        """(what the mechanism's bound expects, before it is clipped; the client's next state)."""
+        """The answer to a message, before it is clipped, and the client's next state.
+
+        Args:
+            message: the tensors that the server sent, by name.
+            records: as for `start`.
+            state: the state after the previous answer; {} for a client without state.
+            rng: the generator for all randomness of this call.
+
+        Returns:
+            a tensor of the shape of the mechanism's bound, and the next state (float32 tensors by name, or {}).
+        """
         ...
 
 
 class Program:
-    """Base class of a `ClientProgram` that is a dataclass of settings, and by default keeps nothing on a client."""
+    """Base class for a `ClientProgram` that is a dataclass of settings; by default, its clients have no state."""
 
     def identity(self) -> dict[str, Any]:
+        """The settings."""
         return _settings(self)
 
     def start(self, records: Records, rng: torch.Generator) -> Parts:
+        """No state."""
         return {}
 
 
 def _settings(program: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, also of dataclasses in it.
+    """The fields of a dataclass by name, also those of dataclasses that are its fields.
 
-    Not `asdict`, which copies what a field holds, and so would call code of the plugin from the harness.
+    `dataclasses.asdict` is not used because it copies the values of the fields, which would call the plugin's code.
     """
     values = {field.name: getattr(program, field.name) for field in fields(program)}
     return {name: _settings(value) if is_dataclass(value) else value for name, value in values.items()}
 
 
 class BrokenProgram(TypeError):
-    """A client program gives what no client program may give; it must be mended."""
+    """Raised for a client program that breaks the rules for client programs, and must be corrected."""
 
 
 @dataclass(frozen=True)
 class ClientSetup:
-    """All that a client is made of; it travels to where the client lives, and holds no other client's records.
+    """Everything that a client consists of, and nothing of other clients. An engine sends it to the client's process.
 
-    Args:
-        mechanism: the name of the releases that it takes part in.
-        client: its number.
-        images, labels: its records, as `PrivateData` takes them.
+    Attributes:
+        mechanism: the name of the mechanism that the client takes part in.
+        client: the client's number.
+        images, labels: the client's records, in the form that `PrivateData` takes.
         program: a pickled `ClientProgram`.
-        bound: of an answer. PerRow or Whole: of the answer itself. PerRecord: of the row that it adds to a sum.
-        std: of the noise that the client adds; 0.0 where the server adds it.
-        key: the client's own.
-        most_answers: k_max, different answers that it gives at most.
-        keeps_state: whether it may; a client that is drawn in secret must not.
-        place: where its state lies, and first states are shared by runs; in memory without a folder.
-        diagnostics: a private file that gets norms before clipping, for debugging on public data.
-        errors: a private file that gets the tracebacks of the program.
-        strict: raise the program's errors, for the conformance suite.
-        seen: is shown what an answer is made of, and says what is sent; for the conformance suite, in one process.
+        bound: the bound on an answer. PerRow and Whole bound the answer itself; PerRecord bounds the row that it adds
+            to a sum.
+        std: standard deviation of the noise that the client adds; 0.0 if the server adds the noise.
+        key: the client's own key.
+        max_answers: k_max, the largest number of different answers that the client gives.
+        keeps_state: whether the client may have state. It must not if the draw of clients is secret.
+        place: where the state is stored, and where runs share first states; without a folder the state is in memory.
+        device: the device that the program runs on.
+        diagnostics: a private file for norms before clipping, for debugging on public data.
+        errors: a private file for the tracebacks of the program.
+        strict: whether errors of the program are raised, as the conformance suite needs.
+        observe: a callback of the conformance suite, in one process. It is called with (round, client, exact value,
+            noisy value) and returns the value that is sent.
     """
 
     mechanism: str
@@ -112,49 +133,58 @@ class ClientSetup:
     bound: Bound
     std: float
     key: Key
-    most_answers: int
+    max_answers: int
     keeps_state: bool
     place: StatePlace
     device: torch.device
     diagnostics: Path | None = None
     errors: Path | None = None
     strict: bool = False
-    seen: Seen | None = None
+    observe: Observe | None = None
 
     def open(self) -> Client:
+        """Open the client."""
         return Client(self)
 
 
 class Client:
-    """A client at work; `dpgen_bench.federation.engines` carries messages to `handle`.
+    """A client that is open; an engine carries messages to `handle`.
 
-    Guarantees: an answer is clipped, what is not finite in it is zero, and noise is added before it is sent. Noise is
-    keyed by all that the exact answer depends on but the records: the message, the round, and the history of questions
-    that made the state. So the same noise is never added to two different answers, however a server asks again after a
-    kill, or on purpose; and the same question, meeting the same state, gets the same answer. No more than
-    `most_answers` questions are answered; they are counted on disk before the answers leave. A program that fails
-    answers zeros, and nobody hears of it but the client. A client without records adds nothing to a sum.
+    Guarantees:
+
+    - An answer is clipped, its non-finite values are replaced by zero, and noise is added before the answer is sent.
+    - Noise is keyed by everything that the exact answer depends on apart from the records: the message, the round, and
+      the history of the questions that led to the state. So the same noise is never added to two different answers,
+      also if the server asks again after it was killed, or on purpose; and the same question to the same state has the
+      same answer.
+    - At most `max_answers` different questions are answered. Each is counted on disk before its answer is sent.
+    - The answer of a program that fails is zero, and only the client knows that the program failed.
+    - A client without records adds nothing to a sum.
     """
 
     def __init__(self, setup: ClientSetup) -> None:
         self._setup = setup
-        own = f"client-{setup.client}"
-        self._memory = Memory(setup.place.folder and setup.place.folder / own, setup.device, self._first_state)
+        folder = setup.place.folder and setup.place.folder / f"client-{setup.client}"
+        self._memory = Memory(folder, setup.device, self._first_state)
         self._cache = setup.place.cache and setup.place.cache / self._cache_name()
         self._first = StateFile(self._cache, 1, slots=1)
 
     def handle(self, message: bytes) -> bytes:
-        """The answer to one message of a `ClientMechanism`.
+        """Answer one message of a `ClientMechanism`.
+
+        The header of a message is {"kind": "start"}, which makes the first state; {"kind": "flush"}, which writes all
+        states to disk; or {"round", "committed"}, for a message of a round, where "committed" is the number of rounds
+        that the server's last checkpoint contains.
 
         Raises:
-            Malformed: for a message that cannot be read.
+            Malformed: for a message that cannot be decoded, and for another header.
         """
         tensors, header = decode(message)
         if header.get("kind") == "start":
             try:
                 self._first_state()
             except Exception:
-                self._failed(-1)
+                self._note_failure(-1)
             return encode({})
         if header.get("kind") == "flush":
             self._memory.flush()
@@ -163,69 +193,71 @@ class Client:
             raise Malformed(f"expected a round and a committed round in the header, got {sorted(header)}.")
         round_, committed = int(header["round"]), int(header["committed"])
         point = self._memory.before(round_, committed) if self._setup.keeps_state else Point()
-        # All that the exact answer depends on, but for the records: so no two different ones share a key.
+        # The question is everything that the exact answer depends on apart from the records, so two different answers
+        # never have the same key. It is counted before any record is used.
         question = hashlib.sha256(encode(tensors, {"round": round_, "history": point.history})).hexdigest()
         try:
-            self._memory.count(question, self._setup.most_answers)
+            self._memory.count(question, self._setup.max_answers)
         except Exhausted:
             return encode({}, {"refused": 1})
-        exact, after = self._guarded(tensors, round_, point)
+        exact, after = self._answer_or_zeros(tensors, round_, point)
         key = self._setup.key.derive(self._setup.mechanism, round_, question)
         noisy = {"value": add_noise(exact["value"], self._setup.std, key)}
-        if self._setup.seen is not None:
-            noisy = self._setup.seen(round_, self._setup.client, exact, noisy)
+        if self._setup.observe is not None:
+            noisy = self._setup.observe(round_, self._setup.client, exact, noisy)
         if self._setup.keeps_state:
-            self._memory.leave(point, after, round_, committed, question)
+            self._memory.store(point, after, round_, committed, question)
         return encode({"value": noisy["value"].cpu()})
 
-    def _guarded(self, message: Parts, round_: int, point: Point) -> tuple[Parts, Parts]:
-        """The bounded answer and the next state; zeros, and the state as it was, if the program fails in any way.
+    def _answer_or_zeros(self, message: Parts, round_: int, point: Point) -> tuple[Parts, Parts]:
+        """The bounded answer and the next state; zeros and an unchanged state if the program fails in any way.
 
-        Whether a program fails may depend on the records, and an error that left the client would be an answer without
-        noise. The client writes it into a private file of its own.
+        Whether a program fails may depend on the records, so an error that became known outside the client would be an
+        answer without noise. The client writes the error to its own private file.
         """
         try:
             exact, after = self._compute(message, round_, point)
             if after and not self._setup.keeps_state:
                 raise BrokenProgram(
-                    f"expected the clients of {self._setup.mechanism!r} to leave no state, got {sorted(after)}: they "
-                    "are drawn in secret, and what remembers past draws takes away what the secret gives."
+                    f"expected the clients of {self._setup.mechanism!r} to return no state, got {sorted(after)}: the "
+                    "draw of clients is secret, and amplification by a secret draw does not hold for clients that "
+                    "remember earlier draws. Return {} as the next state, or add the noise at the client."
                 )
             if after:
                 expect_parts(after)
             self._memory.check(after)
         except Exception:
-            self._failed(round_)
+            self._note_failure(round_)
             assert isinstance(self._setup.bound, PerRow | Whole | PerRecord)
             return {"value": torch.zeros(self._setup.bound.shape, device=self._setup.device)}, {}
         return exact, after
 
-    def _failed(self, round_: int) -> None:
-        """Note the error that is being handled; where the conformance suite looks on, raise it."""
+    def _note_failure(self, round_: int) -> None:
+        """Write the error that is being handled to the private file; for the conformance suite, raise it."""
         if self._setup.strict:
             raise
         note_error(self._setup.errors, round_, self._setup.client, traceback.format_exc())
 
     def _compute(self, message: Parts, round_: int, point: Point) -> tuple[Parts, Parts]:
-        """The bounded answer without noise, {"value": ...}, and the state that it leaves."""
+        """The bounded answer without noise, {"value": tensor}, and the next state."""
         setup, after = self._setup, Parts()
         assert isinstance(setup.bound, PerRow | Whole | PerRecord)
         shape = tuple(setup.bound.shape)
         program: ClientProgram = pickle.loads(setup.program)
-        there = {name: tensor.to(setup.device) for name, tensor in message.items()}
+        tensors = {name: tensor.to(setup.device) for name, tensor in message.items()}
         rng = private_rng(setup.key.derive(setup.mechanism, "round", round_))
 
         def answer(images: Tensor, labels: Tensor) -> Tensor:
             state = self._memory.state(point) if setup.keeps_state else {}
             with public_randomness_untouched("a client program"):
-                given = program.answer(there, (images, labels), state, rng)
-            if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], dict):
-                raise BrokenProgram(f"expected answer() to return (a tensor, the next state), got {type(given)}.")
-            value, left = given
+                returned = program.answer(tensors, (images, labels), state, rng)
+            if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], dict):
+                raise BrokenProgram(f"expected answer() to return (a tensor, the next state), got {type(returned)}.")
+            value, next_state = returned
             expect_plain(value, "the answer of a client program")
             if tuple(value.shape) != shape:
                 raise BrokenProgram(f"expected an answer of the bound's shape {shape}, got {tuple(value.shape)}.")
-            after.update(left)
+            after.update(next_state)
             self._diagnose(round_, value)
             return value
 
@@ -238,9 +270,9 @@ class Client:
         return exact, after
 
     def _records(self) -> Batch:
-        # Copies: what a program writes into them must not be there for the next message.
+        # Copies, because a program may write into them, and the next message must see the original records.
         images, labels = self._setup.images.clone(), self._setup.labels.clone()
-        ids = torch.arange(len(labels), device=self._setup.device)  # of no use here: programs have rng instead
+        ids = torch.arange(len(labels), device=self._setup.device)  # unused: programs have rng instead
         return Batch(images.to(self._setup.device), labels.to(self._setup.device), ids, self._setup.key)
 
     def _identity(self) -> str:
@@ -250,11 +282,15 @@ class Client:
             return json.dumps({"own": own, **self._setup.place.identity}, sort_keys=True)
         except TypeError as error:
             raise BrokenProgram(
-                f"expected the identity of a client program to be JSON-able, so that others are told apart ({error})."
+                f"expected the identity of a client program as JSON values, by which first states are told apart, got "
+                f"values that cannot be written as JSON ({error}); return numbers, strings, lists and dictionaries."
             ) from None
 
     def _cache_name(self) -> str:
-        """What a first state depends on. Bits depend on the processor's threads, too; the records' hash is private."""
+        """A hash of everything that a first state depends on, also of the records; the name is therefore private.
+
+        The device and the number of threads are part of it, because the last bits of sums depend on them.
+        """
         digest = hashlib.sha256(f"{self._setup.device.type}:{torch.get_num_threads()}:{self._identity()}".encode())
         for part in (self._setup.images, self._setup.labels):
             digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
@@ -262,11 +298,11 @@ class Client:
         return digest.hexdigest()[:16]
 
     def _first_state(self) -> Parts:
-        """The state before any answer: made once, or found where an earlier run has left it."""
+        """The state before the first answer: read from the cache if an earlier run has made it, else made now."""
         if not self._setup.keeps_state:
             return {}
         with self._lock():
-            if self._first.layout is None:  # another process may have made it since
+            if self._first.layout is None:  # another process may have made it meanwhile
                 self._first = StateFile(self._cache, 1, slots=1)
             if self._first.find(0, 1) is None:
                 program: ClientProgram = pickle.loads(self._setup.program)
@@ -287,6 +323,7 @@ class Client:
         return FileLock(self._cache / "lock")
 
     def _diagnose(self, round_: int, unbounded: Tensor) -> None:
+        """Append the norms of an answer before clipping to the private file of diagnostics, if there is one."""
         if self._setup.diagnostics is None:
             return
         rows = unbounded.detach() if isinstance(self._setup.bound, PerRow) else unbounded.detach()[None]

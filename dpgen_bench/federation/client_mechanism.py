@@ -1,4 +1,4 @@
-"""The server's side of a release by clients: whom to ask in a round, what to send, and what to make of the answers."""
+"""The server's side of a release by clients: draws the clients of a round, asks them, and combines their answers."""
 
 from __future__ import annotations
 
@@ -27,28 +27,32 @@ from dpgen_bench.privacy.unseen import public_type
 
 NoiseAt = Literal["client", "server"]
 REFUSED = "it has given all the answers that it may give"
-SILENT_ROUNDS = 20  # at the start of a run, after which somebody must have answered
+MAX_UNANSWERED = 20  # rounds at the start of a run without any answer, after which the run stops
 
 
 class ClientMechanism(Allowance):
-    """`times` rounds, in each of which the clients that `sample` draws answer one message.
+    """An allowance of `times` rounds. In each round, the clients that `sample` draws answer one message.
 
-    Made by `ClientData.mechanism` after the budget was checked. Calling it with a message, tensors by name, makes a
-    round:
+    `ClientData.mechanism` makes it after the budget was checked. A call with a message (tensors by name) makes a round
+    and returns
 
-    - noise at the client (`OneClient`): the answer of the one client that was asked, [R, ...] as the bound has it, or
-      None if it gave none;
-    - noise at the server: the sum of the clipped answers of all that were asked, plus noise N(0, std² I). It is
-      released whether or not anybody answered.
+    - with noise at the client (`OneClient`): the answer of the one client that was asked, of the shape of the bound, or
+      None if that client gave no answer;
+    - with noise at the server: the sum of the clipped answers of all clients that were asked, plus noise
+      N(0, std² I). The sum is released even if no client answers.
 
-    Guarantees: round number `times` + 1 raises. A client that does not answer, answers late or answers what cannot be
-    read is left out, its round counts as a release all the same, and the fault is written to the run's private folder
-    (in public too, where it is known who was asked). A fault that was not injected marks the ledger as unproven, unless
-    the user vouches for it: whether a client drops out may depend on its records. Who is asked when is drawn before any
-    answer, from randomness of its own.
+    Guarantees:
+
+    - Round number `times` + 1 raises an error.
+    - A client that does not answer, answers late, or sends an answer that cannot be decoded is left out. The round
+      counts as a release nevertheless. The fault is written to the run's private folder, and to the public log, too, if
+      the draw of clients is public.
+    - A fault that was not simulated marks the ledger as unproven, because whether a client drops out may depend on its
+      records. Only the setting `federation.dropout=independent` states that it does not.
+    - The clients of all rounds are drawn before any answer, with a key that is used for nothing else.
 
     Attributes:
-        groups: how many calls of `start` make the first states of all clients that will be asked.
+        groups: number of calls of `start` that make the first states of all clients that will be asked.
     """
 
     def __init__(
@@ -85,7 +89,10 @@ class ClientMechanism(Allowance):
         return 1 if self._services.observer is not None else max(self._opened().parallel, 1)
 
     def start(self, number: int) -> None:
-        """Make the first states of group `number` in 0..groups-1 of the clients; a client makes it later otherwise."""
+        """Make the first states of group `number` (0 to groups - 1) of the clients.
+
+        A client without a first state makes it at its first message, so these calls are optional.
+        """
         self._services.before_records()
         size = self._parallel
         group = self._needed[number * size : (number + 1) * size]
@@ -95,17 +102,21 @@ class ClientMechanism(Allowance):
             self._ask(dict.fromkeys(group, sent), round_=-1, public=True)
 
     def close(self) -> None:
-        """Let go of the clients."""
+        """Close all clients."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
 
     def __call__(self, message: Mapping[str, Tensor]) -> Tensor | None:
-        """One round; see the class.
+        """Make one round, as described for the class.
+
+        Args:
+            message: the tensors to send, by name.
 
         Raises:
             AllowanceExhausted: after `times` rounds.
-            RuntimeError: outside `ctx.steps`; or if nobody at all answers.
+            RuntimeError: outside `ctx.steps`, and if no client gives an answer at the start of a run.
+            Invalidated: if a private function of the run has raised before.
         """
         index = self._executed
         if index >= self.times:
@@ -116,7 +127,7 @@ class ClientMechanism(Allowance):
         if not self._services.loop.inside:
             raise RuntimeError(
                 f"mechanism {self.name!r} asks clients that may keep state, so its rounds must be made inside "
-                "ctx.steps(...): only there can a killed run find the state that each of them had."
+                "ctx.steps(...): only there can a run that was killed restore the state of each client."
             )
         self._services.ledger.refuse_if_invalidated()
         self._services.before_records()
@@ -127,13 +138,12 @@ class ClientMechanism(Allowance):
         self._executed = index + 1
         self._services.ledger.record(self.name, self._executed)
         asked = [int(client) for client in self._rounds[index]]
-        header = {"round": index, "committed": self._committed}
         tensors = {name: tensor.detach().cpu() for name, tensor in message.items()}
-        sent = encode(tensors, header)
+        sent = encode(tensors, {"round": index, "committed": self._committed})
         at_client = self._entry.noise_at == "client"
         self._count(len(asked), len(sent))
         answers = self._ask(dict.fromkeys(asked, sent), index, public=at_client)
-        self._expect_life(index, len(answers))
+        self._expect_some_answer(index, len(answers))
         if at_client:
             return next(iter(answers.values())) if answers else None
         return self._noisy_sum(index, tensors, asked, answers)
@@ -143,7 +153,7 @@ class ClientMechanism(Allowance):
     ) -> Tensor:
         assert isinstance(self._bound, PerRecord)
         total = torch.zeros(self._bound.shape, dtype=torch.float64, device=self._services.device)
-        # Clipped here again: what is proven rests on no client's word.
+        # Clipped again by the server, so that the proof does not rely on clients that clip.
         rows = {
             client: clip_rows(row.to(self._services.device)[None], self._bound.C)[0] for client, row in answers.items()
         }
@@ -151,43 +161,45 @@ class ClientMechanism(Allowance):
             total += row.double()
         if self._services.observer is not None:
             self._services.observer.answers(rows)
-        # By all that the sum depends on: a round that is made again in another way has noise of its own. When the last
-        # checkpoint was made is no part of that, or noise would depend on the clock: as if there were none.
+        # The noise is keyed by the message and the sum, so that a round that is repeated with another result has other
+        # noise. The time of the last checkpoint must not matter, so "committed" is 0 in this key.
         question = encode(message, {"round": index, "committed": 0})
-        made_of = hashlib.sha256(question + total.cpu().numpy().tobytes()).hexdigest()
+        digest = hashlib.sha256(question + total.cpu().numpy().tobytes()).hexdigest()
         exact = {"value": total}
-        noisy = {"value": add_noise(total, self.std, self._key.derive("noise", index, made_of))}
+        noisy = {"value": add_noise(total, self.std, self._key.derive("noise", index, digest))}
         if self._services.observer is not None:
             noisy = self._services.observer.release(self, index, np.array(asked, np.int64), exact, noisy)
         return noisy["value"]
 
     def _ask(self, messages: dict[int, bytes], round_: int, public: bool) -> dict[int, Tensor]:
-        """The answers that can be used, by client."""
+        """Send messages; return the answers that can be used, by client, and record the faults of the other clients."""
         if not messages:
             return {}
         engine = self._opened()
         answers: dict[int, Tensor] = {}
         try:
-            came = engine.ask(messages, round=round_)
-        except (BrokenProgram, GlobalRandomness) as error:  # whether a program breaks may depend on records
+            replies = engine.ask(messages, round=round_)
+        except (BrokenProgram, GlobalRandomness) as error:  # whether this is raised may depend on records
             self._services.ledger.invalidate(
                 f"a client program of {self.name!r} broke the rules ({public_type(error)})", error
             )
             raise
-        for client, answer in came.items():
-            if isinstance(answer, bytes) and round_ < 0:
+        for client, reply in replies.items():
+            if isinstance(reply, Fault):
+                self._record_fault(round_, client, reply, public)
                 continue
-            if isinstance(answer, bytes):
-                if public:
-                    self._services.public.count_bytes(client_to_server=len(answer))
-                try:
-                    tensors, _ = decode(answer, {"value": (torch.float32, self._shape)}, finite=True)
-                    answers[client] = tensors["value"].to(self._services.device)
-                    self._to_flush.add(client)
-                    continue
-                except Malformed as error:
-                    answer = Fault("lost", REFUSED) if _is_refusal(answer) else Fault("malformed", str(error))
-            self._note(round_, client, answer, public)
+            if round_ < 0:  # the reply to a message outside the rounds is empty
+                continue
+            if public:
+                self._services.public.count_bytes(client_to_server=len(reply))
+            try:
+                tensors, _ = decode(reply, {"value": (torch.float32, self._shape)}, finite=True)
+            except Malformed as error:
+                fault = Fault("lost", REFUSED) if _is_refusal(reply) else Fault("malformed", str(error))
+                self._record_fault(round_, client, fault, public)
+                continue
+            answers[client] = tensors["value"].to(self._services.device)
+            self._to_flush.add(client)
         return answers
 
     @property
@@ -195,8 +207,8 @@ class ClientMechanism(Allowance):
         assert isinstance(self._bound, PerRow | Whole | PerRecord)
         return self._bound.shape
 
-    def _note(self, round_: int, client: int, fault: Fault, public: bool) -> None:
-        """Write a fault down, and what it means for what is proven."""
+    def _record_fault(self, round_: int, client: int, fault: Fault, public: bool) -> None:
+        """Write a fault to the logs, and mark the ledger if nothing is proven after this fault."""
         if self._services.client_folder is not None:
             self._services.client_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             row = {"mechanism": self.name, "round": round_, "client": client, **vars(fault)}
@@ -204,33 +216,39 @@ class ClientMechanism(Allowance):
                 out.write(json.dumps(row) + "\n")
         if public:
             self._services.public.write(fault=fault.kind, client=client, round=round_)
+        # Simulated faults and refusals do not depend on records: a refusal depends on the earlier questions alone.
         if fault.injected or fault.detail == REFUSED or (self._assume_independent_dropout and fault.kind != "raised"):
-            return  # what a client has answered before is no matter of its records
+            return
         if fault.kind == "raised":
             self._services.ledger.fail(f"a client of {self.name!r} raised an error")
         else:
             self._services.ledger.mark_unproven(
                 "a client did not answer, or not in time, or not in a form that could be read, and whether that "
-                "depends on its records is not known (federation.dropout=independent vouches that it does not)"
+                "depends on its records is not known (federation.dropout=independent states that it does not)"
             )
 
-    def _expect_life(self, index: int, answers: int) -> None:
+    def _expect_some_answer(self, index: int, answers: int) -> None:
+        """Raise RuntimeError if no client has given any answer in the first rounds."""
         self._answers += answers
         if self._answers:
             return
         asked = sum(len(clients) for clients in self._rounds[: index + 1])
-        if index + 1 >= self._committed + SILENT_ROUNDS and asked >= SILENT_ROUNDS:
+        if index + 1 >= self._committed + MAX_UNANSWERED and asked >= MAX_UNANSWERED:
             raise RuntimeError(
-                f"mechanism {self.name!r}: no client gave an answer that could be used in {index + 1} rounds; the "
-                f"faults are in {self._services.client_folder}/faults.jsonl, and what clients raised beside it."
+                f"mechanism {self.name!r}: expected answers from clients, got none that could be used in {index + 1} "
+                f"rounds; read the faults in {self._services.client_folder}/faults.jsonl and the errors of clients "
+                "next to it, and correct the cause."
             )
 
     def _count(self, asked: int, size: int) -> None:
-        """Bytes and clients of a round. Where draws are secret, the expected number of clients stands for theirs."""
+        """Add the bytes and clients of a round to the public counters.
+
+        If the draw of clients is secret, the expected number of clients is counted instead of the number asked.
+        """
         public = self._services.public
         if isinstance(self.event.sampling, OneClient):
             public.count(rounds=1, clients_asked=asked)
-            public.count_bytes(server_to_client=asked * size)  # answers are counted as they come
+            public.count_bytes(server_to_client=asked * size)  # `_ask` counts the bytes of answers
             return
         expected = round(self.event.sampling.rate * self._clients)
         public.count(rounds=1, clients_asked=expected)
@@ -247,7 +265,7 @@ class ClientMechanism(Allowance):
 
 
 class _Control:
-    """The `Control` of a ClientMechanism: before a checkpoint, clients push their state to disk."""
+    """The `Control` of a ClientMechanism: before a checkpoint, clients write their state to disk."""
 
     def __init__(self, mechanism: ClientMechanism) -> None:
         self._mechanism = mechanism
@@ -266,7 +284,7 @@ class _Control:
 
 
 def _is_refusal(answer: bytes) -> bool:
-    """Whether a client says that it has given all its answers."""
+    """Whether a client refuses to answer because it has given all its answers."""
     try:
         return bool(decode(answer)[1].get("refused"))
     except Malformed:

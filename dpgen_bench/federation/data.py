@@ -1,4 +1,4 @@
-"""`ClientData`: training records behind mechanisms whose unit of privacy is the client; see `PrivateData.grouped`."""
+"""`ClientData`, which gives methods mechanisms whose privacy unit is the client; see `PrivateData.grouped`."""
 
 from __future__ import annotations
 
@@ -26,20 +26,26 @@ from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state import GlobalRandomness
 from dpgen_bench.privacy.state_file import Parts
 
-# Who adds the noise decides which samplings and bounds are proven with it; see `ClientData.mechanism`.
+# The samplings and bounds that the proofs cover, by who adds the noise; see `ClientData.mechanism`.
 COVERED: dict[str, tuple[tuple[type, ...], tuple[type, ...]]] = {
     "client": ((OneClient,), (PerRow, Whole)),
     "server": ((Poisson, FixedSize, Full), (PerRecord,)),
 }
 
-KEEP = 64  # clients whose files are open at the same time, where their state lies in files
+KEEP = 64  # clients that stay open in one process if their state is in files
 
 
 class ClientData:
-    """Clients behind approved mechanisms.
+    """The clients of a federation, which a method can use through approved mechanisms only.
 
-    Public attributes: `n` (N, the number of clients, public), `num_classes`, `image_shape` (c, h, w), `budget`,
-    `device`. A client's records are read by the program that a mechanism runs on that client, and nowhere else.
+    Only the program that a mechanism runs on a client reads that client's records.
+
+    Attributes:
+        n: N, the number of clients, which is public.
+        num_classes: the number of classes.
+        image_shape: (channels, height, width).
+        budget: the run's budget.
+        device: the device of the run.
     """
 
     def __init__(
@@ -55,9 +61,13 @@ class ClientData:
     ) -> None:
         """
         Args:
-            federation: where the programs of clients run.
-            records_of: the images and labels of one client.
-            number: N, or one more where the conformance suite adds a client.
+            services: what the mechanisms of the run share.
+            federation: the settings of the federation.
+            records_of: returns the images and labels of a client, given its number.
+            n: N, the public number of clients.
+            number: the number of clients that there are: N, or N + 1 where the conformance suite adds a client.
+            num_classes: the number of classes.
+            image_shape: (channels, height, width).
         """
         self.__records_of = records_of
         self._services, self._federation, self._number = services, federation, number
@@ -84,29 +94,33 @@ class ClientData:
         share: float | None = None,
         against: Literal["outsiders", "server"] = "outsiders",
     ) -> ClientMechanism:
-        """An allowance of `times` rounds by clients, checked against the budget; no record is touched here.
+        """Approve `times` rounds of a release by clients against the budget. No record is read here.
 
-        Give `times` and `std` both (checked), `times` alone (the smallest noise within the budget; none when that is
-        infinite), `std` alone (the most rounds within it), or `times` and a `share` of the budget.
+        Give `times` and `std` (they are checked), `times` alone (the smallest noise within the budget, or no noise if
+        the budget is infinite), `std` alone (the largest number of rounds within the budget), or `times` and a `share`
+        of the budget.
 
         Args:
-            name: unique within the run; names the allowance in the ledger.
-            program: what runs on each client. It is pickled; clients get copies.
-            sample: whom a round asks. With noise at the client: OneClient. At the server: Poisson, FixedSize or Full.
-            bound: of an answer. With noise at the client: PerRow or Whole, of the one answer. At the server: PerRecord,
-                of the one row that each client adds to the sum.
-            noise_at: "client": answers leave it with noise, and clients may keep state. "server": it sees the answers,
-                adds them up and adds the noise, so it is trusted; clients must keep no state, because amplification by
-                a secret draw holds for clients that remember none.
-            std: ABSOLUTE standard deviation of that noise, in the units of the answer.
-            share: of the run's whole budget, in (0, 1], as in `PrivateData.mechanism`.
-            against: whom the budget is kept against: outsiders, who see what the run releases, or the server, which
-                knows whom it asked and keeps all answers. Both figures are written down in any case.
+            name: the name of the mechanism in the ledger, unique within the run.
+            program: the program that runs on each client. It is pickled, and each client gets copies.
+            sample: the draw of the clients of a round. With noise at the client: OneClient. With noise at the server:
+                Poisson, FixedSize or Full.
+            bound: the bound on an answer. With noise at the client: PerRow or Whole, on the one answer. With noise at
+                the server: PerRecord, on the row that each client adds to the sum.
+            noise_at: "client": the client adds noise before it sends an answer, and clients may keep state. "server":
+                the server sees the answers, sums them up and adds the noise, so the server is trusted. Clients must
+                not keep state then, because amplification by a secret draw is proven for clients without state only.
+            times: the number of rounds.
+            std: the absolute standard deviation of the noise, in the units of the answer.
+            share: a part of the run's whole budget, in (0, 1], as in `PrivateData.mechanism`.
+            against: the adversary of the budget: "outsiders", who see what the run releases, or "server", which knows
+                the clients that it asked and keeps all answers. The ledger contains epsilon against both.
 
         Raises:
-            BudgetExceeded: the allowance, with what was approved before, would exceed the budget, or too little of it
-                is left.
-            ValueError: for a combination that nothing is proven of, or a name used twice.
+            BudgetExceeded: if the allowance, together with those approved before, would exceed the budget, or too
+                little of the budget is left.
+            ValueError: for a combination of sampling, bound and noise that no proof covers, a name that is used twice,
+                and a program that cannot be pickled.
         """
         ledger = self._services.ledger
         request = Request(name, sample, bound, times, std, share)
@@ -116,13 +130,17 @@ class ClientData:
         if entry.noise_at != noise_at:
             raise ValueError(f"mechanism {name!r} was approved with noise at the {entry.noise_at}, not the {noise_at}.")
         if not math.isfinite(bound.C) and entry.event.std > 0:
-            raise ValueError(f"mechanism {name!r}: noise without clipping (C = inf) hides nothing; set a finite C.")
+            raise ValueError(
+                f"mechanism {name!r}: expected a finite C for a release with noise, got C = {bound.C}, with which "
+                "nothing is clipped and noise proves nothing; set a finite C."
+            )
         try:
             pickled = pickle.dumps(program)
         except Exception as error:
             raise ValueError(
-                f"expected a client program that can be pickled, so that it can travel to clients; {type(program)} "
-                f"cannot ({error}). Define its class at the top of a module and keep settings in it, no networks."
+                "expected a client program that can be pickled, so that it can be sent to clients, got "
+                f"{type(program)}, which cannot ({error}); define its class at the top level of a module, with "
+                "settings as fields and no networks."
             ) from error
         ledger.approve(entry)
         caution(ledger, name)
@@ -137,21 +155,26 @@ class ClientData:
         )
 
     def _planned(self, request: Request, noise_at: NoiseAt, against: str) -> Entry:
-        """The entry, found in the ledger on resume."""
+        """The entry of the ledger for a request; a resumed run finds it in the ledger."""
         ledger = self._services.ledger
-        known = ledger.entries.get(request.name)
-        if against == "outsiders" or known is not None:
+        approved = ledger.entries.get(request.name)
+        if against == "outsiders" or approved is not None:
             entry = planned(ledger, request)
-            return entry if known is not None else replace(entry, noise_at=noise_at)
+            return entry if approved is not None else replace(entry, noise_at=noise_at)
+        # Against the server no draw is secret: it sees the unsampled answers of each client, at most k_max of them.
         assert isinstance(request.sample, OneClient)
-        seen = ledger.events_seen_by_server()
-        if request.times is None or seen is None:
+        server_view = ledger.events_seen_by_server()
+        if request.times is None:
             raise ValueError(
-                f"mechanism {request.name!r}: a budget against the server needs `times`, and no other mechanism with "
-                "noise at the server."
+                f"mechanism {request.name!r}: expected `times` for a budget against the server, got None; give `times`."
+            )
+        if server_view is None:
+            raise ValueError(
+                f"mechanism {request.name!r}: expected noise at the client in all mechanisms of a budget against the "
+                "server, got another mechanism with noise at the server; use against='outsiders'."
             )
         answers = request.sample.most_answers(request.times)
-        unsampled = planned(ledger, replace(request, sample=Full(), times=answers), spent=seen)
+        unsampled = planned(ledger, replace(request, sample=Full(), times=answers), spent=server_view)
         event = Event(request.sample, request.bound.sensitivity, unsampled.event.std, request.times)
         return replace(unsampled, event=event, noise_at=noise_at)
 
@@ -161,27 +184,34 @@ class ClientData:
                 f"expected noise_at client or server and against outsiders or server, got {noise_at!r}, {against!r}."
             )
         samplings, bounds = COVERED[noise_at]
-        for given, known, what in ((sample, samplings, "sampling"), (bound, bounds, "bound")):
-            if type(given) not in known:  # the proof is of these exact classes
-                names = ", ".join(cls.__name__ for cls in known)
-                raise ValueError(f"expected {what} {names} with noise at the {noise_at}, got {type(given).__name__}.")
+        for value, covered, what in ((sample, samplings, "sampling"), (bound, bounds, "bound")):
+            if type(value) not in covered:  # subclasses are refused, because the proofs are about these exact classes
+                names = ", ".join(cls.__name__ for cls in covered)
+                raise ValueError(f"expected {what} {names} with noise at the {noise_at}, got {type(value).__name__}.")
         if against == "server" and noise_at == "server":
             raise ValueError(
-                "expected noise at the client for a budget against the server, which sees what it adds it to."
+                "expected noise_at='client' for a budget against the server, got noise_at='server': a server that adds "
+                "the noise sees the answers without noise. Use noise_at='client', or against='outsiders'."
             )
-        of = {OneClient: "clients", FixedSize: "of"}.get(type(sample))
-        if of is not None and getattr(sample, of) != self.n:
+        match sample:
+            case OneClient():
+                number = sample.clients
+            case FixedSize():
+                number = sample.of
+            case _:  # the other samplings do not depend on the number of clients
+                number = self.n
+        if number != self.n:
             raise ValueError(f"expected a sampling of the N = {self.n} clients, got {sample}.")
 
     def _setup(self, entry: Entry, bound: Bound, program: bytes, client: int) -> ClientSetup:
         services, sampling = self._services, entry.event.sampling
         images, labels = self.__records_of(client)
         place = services.place
-        observer, seen = services.observer, None
+        observer, observe = services.observer, None
         at_client = entry.noise_at == "client"
         if observer is not None and at_client:
 
-            def seen(round_: int, client: int, exact: Parts, noisy: Parts) -> Parts:
+            def observe(round_: int, client: int, exact: Parts, noisy: Parts) -> Parts:
                 return observer.release(services.mechanisms[entry.name], round_, np.array([client]), exact, noisy)
 
         return ClientSetup(
@@ -200,22 +230,22 @@ class ClientData:
             diagnostics=services.diagnostics,
             errors=services.client_folder and services.client_folder / "errors.txt",
             strict=observer is not None,
-            seen=seen,
+            observe=observe,
         )
 
     def _open_engine(self, setup: Callable[[int], ClientSetup]) -> Engine:
-        services, kept = self._services, self._services.place.folder is not None
-        if self._federation.name == "ray" and not kept:
+        services, on_disk = self._services, self._services.place.folder is not None
+        if self._federation.name == "ray" and not on_disk:
             raise ValueError(
                 "expected a folder for the state of clients with federation=ray, got none: a client whose process ends "
-                "would forget how often it has answered. Use federation=inproc where nothing is to be written."
+                "would lose the number of its answers. Give a folder, or use federation=inproc."
             )
-        if services.observer is not None:  # it must see what answers are made of, and let its own errors through
+        if services.observer is not None:  # it needs the exact answers, and its own errors must be raised
             return InProcess(setup, let_through=(BaseException,))
         return self._federation.engine(
             setup,
             services.key.derive("faults"),
             private_log=services.client_folder and services.client_folder / "raised.txt",
-            keep=KEEP if kept else None,
+            keep=KEEP if on_disk else None,
             let_through=(BrokenProgram, GlobalRandomness),
         )

@@ -1,7 +1,7 @@
-"""Engines: where the code of clients runs. An engine carries a message to each client, and its answer back.
+"""Engines, which run the clients of a federation: an engine takes a message to each client and returns its answer.
 
-The code of the server (`client_mechanism`) and of the clients (`client`) is the same
-with every engine. Client code gets the bytes that it is sent and what its `Setup` holds, and gives bytes.
+The code of the server (`client_mechanism`) and of the clients (`client`) is the same with every engine. A client sees
+its `Setup` and the bytes of the messages that are sent to it, and it returns bytes.
 """
 
 from __future__ import annotations
@@ -19,38 +19,41 @@ Kind = Literal["lost", "late", "raised", "malformed"]
 
 
 class Handler(Protocol):
-    """A client at work.
+    """A client that is open.
 
-    It may be dropped between any two messages, in its process or with it, without a word, and opened afresh by its
-    `Setup`. What must survive that is, when `handle` returns, in files (or, in one process, in an object that the
-    `Setup` refers to).
+    An engine may drop it between any two messages, alone or with its process and without notice, and open the client
+    again from its `Setup`. Whatever must survive that is in files when `handle` returns (or, if all clients run in one
+    process, in an object that the `Setup` refers to).
     """
 
     def handle(self, message: bytes) -> bytes:
-        """The answer to a message."""
+        """Answer a message."""
         ...
 
 
 class Setup(Protocol):
-    """What one client is made of: its records, its key, its program, the place of its state.
+    """Everything that one client consists of: its records, its key, its program, and the place of its state.
 
-    It can be pickled. Mind that a tensor that is a view of another one takes all of that one along: the records of a
-    client are tensors of their own.
+    A setup can be pickled. Pickling a view of a tensor pickles the whole tensor, so the records of a client must be
+    copies and not views of all records.
     """
 
-    def open(self) -> Handler: ...
+    def open(self) -> Handler:
+        """Open the client."""
+        ...
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a client gave no answer that can be used.
+    """The reason why a client gave no answer that can be used.
 
     Attributes:
-        kind: "lost": the message or the answer never came, as when the client's process died. "late": it was not
-            waited for any longer. "raised": the client's code raised an error. "malformed": the answer is not what was
-            expected; found by whoever decodes it, never by an engine.
-        detail: in words; of "raised" the name of the error's type alone, since its text may hold private data.
-        injected: whether a simulation made it, with randomness that is independent of the records.
+        kind: "lost": the message or the answer did not arrive, for example because the client's process died. "late":
+            the answer did not arrive within the time limit. "raised": the client's code raised an error. "malformed":
+            the answer could not be decoded or is not what was expected; the server finds this, never an engine.
+        detail: a description. For "raised" it is the name of the error's type alone, because the error's text may
+            contain private data.
+        injected: whether the fault was simulated, with randomness that is independent of the records.
     """
 
     kind: Kind
@@ -59,45 +62,50 @@ class Fault:
 
 
 class Engine(Protocol):
-    """Where clients run.
+    """Runs the clients of a federation.
 
     Attributes:
-        parallel: how many clients work at the same time.
+        parallel: the number of clients that run at the same time.
     """
 
     @property
     def parallel(self) -> int: ...
 
     def ask(self, messages: Mapping[int, bytes], *, round: int) -> dict[int, bytes | Fault]:
-        """Each client its message, all at once; an answer or a fault of each, in ascending order of clients.
+        """Send each client its message, all in one batch, and wait for the answers.
 
         Args:
-            messages: by client number.
-            round: its number, 0 or more. Below 0: none, but messages beside the rounds (to prepare, to save), in which
-                no fault is injected.
+            messages: the messages by client number.
+            round: the number of the round, >= 0. A negative number marks messages outside the rounds (to prepare
+                clients, or to save their state), into which no fault is injected.
 
-        Guarantees: an answer is one to this message, never to an earlier one.
+        Returns:
+            an answer or a fault for each client, in ascending order of clients.
+
+        Guarantees: an answer belongs to this message, never to an earlier one.
         """
         ...
 
     def close(self) -> None:
-        """Let go of all clients. A second time changes nothing."""
+        """Close all clients. Closing an engine twice has no effect."""
         ...
 
 
 class InProcess:
-    """All clients in this process, one after the other.
+    """Runs all clients in this process, one after the other.
 
-    A client is opened at its first message. Its errors become faults; those of the operator (KeyboardInterrupt,
-    SystemExit, and with it `Preempted`) do not. A client whose code raised is dropped and opened afresh at its next
-    message.
+    A client is opened at its first message. Errors of its code become faults; KeyboardInterrupt and SystemExit
+    (including `Preempted`), which come from the operator, are raised. A client whose code raised an error is dropped,
+    and is opened again at its next message.
 
     Args:
-        setup: what client number i is made of.
-        keep: how many clients are kept open, those used last; None keeps all, as clients need that have their state in
-            memory alone. Open files count: a client that maps some keeps them open.
-        private_log: a private file that gets the traceback of every error of a client.
-        let_through: errors that are raised here instead, such as those of the conformance suite.
+        setup: returns the setup of a client, given its number.
+        keep: the number of clients that are kept open, which are those used last. None keeps all clients open, which is
+            needed where their state is in memory alone. A limit bounds the number of open files, because a client may
+            keep memory-mapped files open.
+        private_log: a private file to which the traceback of every error of a client is appended.
+        let_through: classes of errors that are raised instead of being turned into faults, such as those of the
+            conformance suite.
 
     Raises:
         ValueError: for `keep` below 1.
@@ -117,7 +125,7 @@ class InProcess:
             raise ValueError(f"expected a number of clients to keep open >= 1, or None for all, got {keep!r}.")
         self._setup, self._keep = setup, keep
         self._private_log, self._let_through = private_log, let_through
-        self._open: OrderedDict[int, Handler] = OrderedDict()  # the one used last at the end
+        self._open: OrderedDict[int, Handler] = OrderedDict()  # ordered from the least to the most recently used
 
     def ask(self, messages: Mapping[int, bytes], *, round: int) -> dict[int, bytes | Fault]:
         return {client: self._ask_one(client, messages[client], round) for client in sorted(messages)}
@@ -129,27 +137,24 @@ class InProcess:
                 self._open.popitem(last=False)
         try:
             handler = self._open.pop(client) if setup is None else setup.open()
-            answer = answered(handler, message)
+            answer = checked_answer(handler, message)
         except self._let_through:
             raise
         except Exception as error:
             note_error(self._private_log, round, client, traceback.format_exc())
             return Fault("raised", type(error).__name__)
-        self._open[client] = handler  # back again only now that it has answered
+        self._open[client] = handler  # a client whose code raised is not kept
         return answer
-
-    def injected(self, round: int, client: int) -> Kind | None:
-        return None
 
     def close(self) -> None:
         self._open.clear()
 
 
-def answered(handler: Handler, message: bytes) -> bytes:
-    """The handler's answer.
+def checked_answer(handler: Handler, message: bytes) -> bytes:
+    """The answer of a client to a message.
 
     Raises:
-        TypeError: if it is not bytes.
+        TypeError: if the answer is not bytes.
     """
     answer = handler.handle(message)
     if not isinstance(answer, bytes):
@@ -158,7 +163,7 @@ def answered(handler: Handler, message: bytes) -> bytes:
 
 
 def note_error(private_log: Path | None, round: int, client: int, trace: str) -> None:
-    """Append the traceback of a client's error to a file that its owner alone can read; None writes nothing."""
+    """Append the traceback of a client's error to a file that only its owner can read; None writes nothing."""
     if private_log is None:
         return
     append_private(private_log, f"round {round}, client {client}\n{trace}\n")

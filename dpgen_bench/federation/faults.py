@@ -1,4 +1,4 @@
-"""Faults that are injected into a simulation of a federation: messages that do not reach their clients."""
+"""Simulates faults of a federation: an engine that drops messages, so that they do not reach their clients."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ INJECTED = "injected"
 
 @dataclass(frozen=True)
 class Faults:
-    """Faults to inject.
+    """The faults to simulate.
 
     Attributes:
-        drop: the probability that a message does not reach one client in one round.
+        drop: the probability that the message to one client in one round is lost.
 
     Raises:
         ValueError: for a probability outside [0, 1].
@@ -30,15 +30,15 @@ class Faults:
 
     @property
     def any(self) -> bool:
-        """Whether anything is injected at all."""
+        """Whether any faults are simulated."""
         return self.drop > 0.0
 
 
 class FaultyEngine:
-    """An engine between the server and another one, which drops messages.
+    """Wraps another engine and drops messages on their way to the clients.
 
-    Guarantees: whether a client's message is dropped in a round is a function of (key, round, client), so it depends on
-    no record, and is the same with every engine and when a run is resumed.
+    Guarantees: whether a client's message is dropped in a round is a function of (key, round, client). It depends on
+    no record, and it is the same with every engine and when a run is resumed.
     """
 
     def __init__(self, engine: Engine, faults: Faults, key: Key) -> None:
@@ -49,13 +49,13 @@ class FaultyEngine:
         return self._engine.parallel
 
     def ask(self, messages: Mapping[int, bytes], *, round: int) -> dict[int, bytes | Fault]:
-        reached = {client: message for client, message in messages.items() if not self.dropped(round, client)}
-        answers = self._engine.ask(reached, round=round) if reached else {}
+        delivered = {client: message for client, message in messages.items() if not self.dropped(round, client)}
+        answers = self._engine.ask(delivered, round=round) if delivered else {}
         lost = Fault("lost", INJECTED, injected=True)
         return {client: answers.get(client, lost) for client in sorted(messages)}
 
     def dropped(self, round: int, client: int) -> bool:
-        """Whether the client's message of a round is dropped, as it was or will be."""
+        """Whether the message to a client is dropped in a round. The answer is the same before and after the round."""
         if round < 0:
             return False
         return float(self._key.derive("fault", round, client).generator("coin").random()) < self._faults.drop

@@ -1,4 +1,7 @@
-"""What a client keeps on its own disk: its states, the history that led to each, and the questions it has answered."""
+"""Stores what a client has to remember: its states, the history that led to each, and the questions it has answered.
+
+A *question* is the hash of a message together with the history of the state that the message meets.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,18 @@ from dpgen_bench.utils.files import make_private, write_atomic
 
 
 class Exhausted(RuntimeError):
-    """A client was asked for more different answers than it may give."""
+    """Raised when a client is asked for more different answers than it may give."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Where a client stood after an answer.
+    """A point in a client's history: the state that it had after an answer.
 
     Attributes:
-        version: the round + 1; 0 before any.
-        history: names all questions that led here, in order; "" before any. A function of what the server sent alone.
-        row: the number under which the state is kept; 0: the first state.
+        version: the number of the round + 1; 0 before the first answer.
+        history: identifies all questions that led here, in their order; "" before the first answer. It is a function
+            of the server's messages alone.
+        row: the number under which the state is stored; 0 is the first state.
     """
 
     version: int = 0
@@ -34,15 +38,15 @@ class Point:
 
 
 class Memory:
-    """The states of one client: the first, that of the server's last checkpoint, and the newest.
+    """The states of one client: its first state, the one of the server's last checkpoint, and the newest one.
 
-    Guarantees: a state is a function of the client's records and of its point's history. So a question, together with
-    the history of the state that it meets, has one answer; and whether it was asked before can be told, and written
-    down before the answer leaves, without looking at a record.
+    Guarantees: a state is a function of the client's records and of the history of its point. So a message that meets a
+    state with a given history has exactly one answer. Whether the question was asked before can be determined, and
+    written to disk before the answer is sent, without looking at a record.
 
     Args:
-        folder: of this client; None keeps everything in memory.
-        first: the state before any answer.
+        folder: the client's own folder; None keeps everything in memory.
+        first: returns the state before the first answer.
     """
 
     def __init__(self, folder: Path | None, device: torch.device, first: Callable[[], Parts]) -> None:
@@ -58,10 +62,14 @@ class Memory:
                 self._points = [Point(**point) for point in json.loads((folder / "points.json").read_text())]
 
     def before(self, round_: int, committed: int) -> Point:
-        """The newest point before a round. A later one is of a server that was killed, and asks again.
+        """The newest point before a round. A later point was left by a server that was killed and now asks again.
+
+        Args:
+            round_: the number of the round.
+            committed: the number of rounds that the server's last checkpoint contains.
 
         Raises:
-            RuntimeError: if the state that the server's checkpoint goes on from is damaged.
+            RuntimeError: if the state at the server's checkpoint is damaged.
         """
         for point in sorted(self._points, key=lambda point: -point.version):
             if point.version > round_:
@@ -76,45 +84,52 @@ class Memory:
         return Point()
 
     def state(self, point: Point) -> Parts:
-        """The state of a point that `before` gave."""
+        """The state of a point that `before` returned."""
         slot = self._rows.find(0, point.row) if point.row else None
         return self._first() if slot is None else self._rows.read(0, slot, self._device)
 
     def check(self, after: Parts) -> None:
-        """Raise ValueError for a state of another type, or of another layout than that of earlier answers."""
+        """Raise ValueError unless a state has float32 tensors, of the names and shapes that earlier states had."""
         layout = {name: tuple(part.shape) for name, part in after.items()}
         if any(part.dtype != torch.float32 for part in after.values()):
             raise ValueError("expected a client's state as float32 tensors.")
         if after and self._rows.layout not in (None, layout):
             raise ValueError(f"expected a client's state as {self._rows.layout} every time, got {layout}.")
 
-    def leave(self, point: Point, after: Parts, round_: int, committed: int, history: str) -> None:
-        """Keep the state after an answer that began at `point`; with {} it is as it was.
+    def store(self, point: Point, after: Parts, round_: int, committed: int, history: str) -> None:
+        """Store the state after an answer, and forget all points but the new one and the one of the checkpoint.
+
+        Args:
+            point: where the client was before the answer.
+            after: its state after the answer; {} leaves the state unchanged.
+            round_: the number of the round.
+            committed: the number of rounds that the server's last checkpoint contains.
+            history: identifies the new point.
 
         Raises:
-            ValueError: for state of another layout than that of earlier answers.
+            ValueError: for a state of another layout than that of earlier states.
         """
         kept = self.before(committed, committed)
         row = point.row
         if after:
             numbers = self._rows.versions(0)
-            row = int(numbers.max()) + 1  # a number is never used twice, or a point could mean two states
+            row = int(numbers.max()) + 1  # if a number were used twice, a point could refer to two states
             slot = self._rows.find(0, kept.row) if kept.row else None
             self._rows.write(0, 0 if slot is None else 1 - slot, row, after)
         self._points = [kept, Point(round_ + 1, history, row)]
         if self._folder is not None:
             write_atomic(self._folder / "points.json", json.dumps([asdict(point) for point in self._points]))
 
-    def count(self, question: str, most: int) -> None:
-        """Write down that this question is answered, before it is; a second time changes nothing.
+    def count(self, question: str, max_answers: int) -> None:
+        """Count a question, on disk too, before it is answered. A question that was counted before costs nothing.
 
         Raises:
-            Exhausted: if it would be one more than `most`.
+            Exhausted: if `max_answers` other questions were counted before.
         """
         if question in self._answered:
             return
-        if len(self._answered) >= most:
-            raise Exhausted(f"this client has given the {most} answers that it may give.")
+        if len(self._answered) >= max_answers:
+            raise Exhausted(f"this client has given the {max_answers} answers that it may give.")
         self._answered.add(question)
         if self._folder is not None:
             with open(self._folder / "answered", "a") as out:
@@ -123,5 +138,5 @@ class Memory:
                 os.fsync(out.fileno())
 
     def flush(self) -> None:
-        """Push states to disk."""
+        """Write all states to disk."""
         self._rows.flush()

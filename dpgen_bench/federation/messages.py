@@ -1,6 +1,6 @@
-"""Messages between the server and its clients: named tensors and a few numbers and words, as safetensors bytes.
+"""Encodes and decodes messages between the server and its clients: named tensors and a header, as safetensors bytes.
 
-What comes over a wire may be anything, so reading runs no code of the sender: there is no pickle in a message.
+Received bytes may be anything, so decoding never runs code of the sender: messages contain no pickle.
 """
 
 from __future__ import annotations
@@ -25,63 +25,65 @@ DTYPES = (
     torch.float32,
     torch.float64,
 )
-# All header fields are one entry of safetensors' metadata, because it writes several in an order of no meaning.
+# The header fields are one entry of safetensors' metadata, because safetensors writes several in an arbitrary order.
 HEADER = "header"
-MOST_WORDS = 300  # characters of what came that an error quotes
+MAX_QUOTED = 300  # characters of received data that an error message quotes
 
 Field = int | str
 Expected = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
 class Malformed(ValueError):
-    """Bytes that are no message, or not the message that was expected.
+    """Raised for bytes that are no message, or not the message that was expected.
 
-    Its text names what came, so it is as private as the sender's answer is.
+    The error's text quotes what was received, so it is as private as the sender's answer.
     """
 
 
 def encode(tensors: Mapping[str, Tensor], header: Mapping[str, Field] = MappingProxyType({})) -> bytes:
-    """One message. Equal tensors and header fields give equal bytes, in whatever order they are named.
+    """Encode a message. Equal tensors and header fields give equal bytes, independently of their order.
 
     Args:
-        tensors: by name; dense, on any device, of a type in `DTYPES`; non-finite values pass.
-        header: integers and words by name.
+        tensors: dense tensors by name, on any device, of a type in `DTYPES`; non-finite values are allowed.
+        header: integers and strings by name.
 
     Raises:
-        ValueError: for another kind of tensor or field.
+        ValueError: for another kind of tensor or header field.
     """
-    whole = {}
+    contiguous = {}
     for name, tensor in sorted(tensors.items()):
         if not isinstance(name, str) or name == "__metadata__":
-            raise ValueError(f"expected tensors named by words other than '__metadata__', got {name!r}.")
+            raise ValueError(f"expected tensor names as strings other than '__metadata__', got {name!r}.")
         if not isinstance(tensor, Tensor):
             raise ValueError(f"expected a tensor as {name!r}, got {type(tensor).__name__}.")
         if tensor.layout is not torch.strided or tensor.is_meta or tensor.dtype not in DTYPES:
             raise ValueError(
-                f"expected {name!r} as a dense tensor of a type among {', '.join(map(_word, DTYPES))}, got "
-                f"{_word(tensor.dtype)} ({tensor.layout}, on {tensor.device})."
+                f"expected {name!r} as a dense tensor of a type among {', '.join(map(_format_dtype, DTYPES))}, got "
+                f"{_format_dtype(tensor.dtype)} ({tensor.layout}, on {tensor.device})."
             )
-        # A copy: safetensors refuses tensors that share memory, as views of one tensor do.
-        whole[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        # Copied, because safetensors refuses tensors that share memory, such as two views of one tensor.
+        contiguous[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     for field, value in header.items():
         if not isinstance(field, str) or not _is_field(value):
-            raise ValueError(f"expected header fields as integers or words by name, got {field!r}: {value!r}.")
-    return save(whole, {HEADER: json.dumps(dict(header), sort_keys=True)})
+            raise ValueError(f"expected header fields as integers or strings by name, got {field!r}: {value!r}.")
+    return save(contiguous, {HEADER: json.dumps(dict(header), sort_keys=True)})
 
 
 def decode(
     data: bytes, expect: Expected | None = None, *, finite: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, Field]]:
-    """(tensors by name, header fields by name) of a message.
+    """Decode a message.
 
     Args:
-        expect: type and shape of each tensor by name; no other tensors may come. None takes any.
-        finite: refuse NaN and infinite values.
+        expect: the type and shape of each tensor by name; other tensors are refused. None accepts any tensors.
+        finite: whether NaN and infinite values are refused.
 
-    Guarantees: raises nothing but `Malformed`, whatever the bytes are. The tensors are the caller's own, on the CPU.
+    Returns:
+        the tensors by name, on the CPU and sharing no memory with `data`, and the header fields by name.
 
     Raises:
-        Malformed: with what was expected and what came.
+        Malformed: for any other bytes, and no other error is ever raised. The text says what was expected and what was
+            received.
     """
     if not isinstance(data, bytes):
         raise Malformed(f"expected a message in bytes, got {type(data).__name__}.")
@@ -89,9 +91,9 @@ def decode(
         tensors, header = load(data), _header(data)
     except Malformed:
         raise
-    except Exception as error:  # of many types, from safetensors, json and torch
+    except Exception as error:  # safetensors, json and torch raise many types
         raise Malformed(
-            f"expected a whole message, got {len(data)} bytes that are none: {_clip(str(error))}"
+            f"expected a whole message, got {len(data)} bytes that are not one: {_clip(str(error))}"
         ) from error
     if expect is not None and tensors.keys() != expect.keys():
         raise Malformed(f"expected tensors named {sorted(expect)}, got {_clip(str(sorted(tensors)))}.")
@@ -104,9 +106,13 @@ def _expect(name: str, tensor: Tensor, expect: tuple[torch.dtype, tuple[int, ...
     name = _clip(repr(name))
     dtype, shape = (tensor.dtype, tensor.shape) if expect is None else expect
     if tensor.dtype not in DTYPES or (tensor.dtype, tensor.shape) != (dtype, tuple(shape)):
-        wanted = f"{_word(dtype)} {list(shape)}" if expect else f"one of {', '.join(map(_word, DTYPES))}"
-        raise Malformed(f"expected tensor {name} as {wanted}, got {_word(tensor.dtype)} {list(tensor.shape)}.")
-    # A truth value is a byte, and PyTorch computes nonsense from one that is neither 0 nor 1.
+        expected = (
+            f"{_format_dtype(dtype)} {list(shape)}" if expect else f"one of {', '.join(map(_format_dtype, DTYPES))}"
+        )
+        raise Malformed(
+            f"expected tensor {name} as {expected}, got {_format_dtype(tensor.dtype)} {list(tensor.shape)}."
+        )
+    # A boolean is stored as a byte, and PyTorch computes wrong results from bytes other than 0 and 1.
     if dtype == torch.bool and (tensor.view(torch.uint8) > 1).any():
         raise Malformed(f"expected tensor {name} to hold true and false only, got other bytes.")
     if finite and dtype.is_floating_point and not tensor.isfinite().all():
@@ -115,14 +121,14 @@ def _expect(name: str, tensor: Tensor, expect: tuple[torch.dtype, tuple[int, ...
 
 
 def _header(data: bytes) -> dict[str, Field]:
-    """The header fields; `load` has made sure that the bytes are a JSON object after its length, and then tensors."""
+    """The header fields of a message whose bytes `load` has accepted: a length, a JSON object, then tensors."""
     length = int.from_bytes(data[:8], "little")
     metadata = json.loads(data[8 : 8 + length]).get("__metadata__")
     if not isinstance(metadata, dict) or metadata.keys() != {HEADER}:
         raise Malformed(f"expected metadata with the one entry {HEADER!r}, got {_clip(repr(metadata))}.")
     header = json.loads(metadata[HEADER])
     if not isinstance(header, dict) or not all(map(_is_field, header.values())):
-        raise Malformed(f"expected header fields that are integers or words, got {_clip(metadata[HEADER])}.")
+        raise Malformed(f"expected header fields that are integers or strings, got {_clip(metadata[HEADER])}.")
     return header
 
 
@@ -130,9 +136,9 @@ def _is_field(value: object) -> bool:
     return isinstance(value, int | str) and not isinstance(value, bool)
 
 
-def _word(dtype: torch.dtype) -> str:
+def _format_dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 def _clip(text: str) -> str:
-    return text if len(text) <= MOST_WORDS else f"{text[:MOST_WORDS]}..."
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."

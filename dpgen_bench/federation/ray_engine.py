@@ -1,4 +1,7 @@
-"""Clients as Ray actors: each in a process of its own, on this machine or on a cluster. Needs the extra `ray`."""
+"""An engine that runs each client as a Ray actor, in its own process on this machine or on a cluster.
+
+It needs the extra `ray` (`pip install 'dpgen-bench[ray]'`).
+"""
 
 from __future__ import annotations
 
@@ -23,27 +26,31 @@ from typing import Any, Literal
 import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from dpgen_bench.federation.engines import Fault, Handler, Kind, Setup, answered, note_error
+from dpgen_bench.federation.engines import Fault, Handler, Setup, checked_answer, note_error
 
 OBJECT_STORE = 256 * 2**20  # bytes; messages above 100 kB pass through it
-START_S = 300.0  # a process that has not begun by then never will; importing torch takes seconds where cores are few
-END_S = 30.0  # and one that was killed is gone within milliseconds
+START_S = 300.0  # limit for the start of a process; importing torch takes seconds on a machine with few cores
+END_S = 30.0  # limit for the end of a killed process, which usually takes milliseconds
 
-# Read by a Ray of our own as it is imported or started; what the user has set stands.
+# Environment of a Ray that this engine starts. Ray reads it when it is imported or started. Variables that the user has
+# set are not changed.
 ENVIRONMENT = {
-    # It decides whether Ray counts on other machines. If not, it listens on the loopback interface alone.
+    # Without other machines in the cluster, Ray listens on the loopback interface only.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Actors ask for no share of the accelerator; they may use it all the same.
+    # Actors reserve no share of the accelerator, but may use it.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 
 @dataclass(frozen=True)
 class _Raised:
-    """What client code raised, in words: nothing that a client made is unpickled by the server.
+    """An error of client code, as text, because the server unpickles nothing that a client has made.
 
-    classes: the module and name of the error's class, and of all that it inherits from.
+    Attributes:
+        classes: module and name of the error's class and of its base classes, in their order of inheritance.
+        text: the error's message.
+        trace: the traceback.
     """
 
     classes: list[tuple[str, str]]
@@ -52,20 +59,23 @@ class _Raised:
 
 
 class _Process:
-    """Runs in the actor's process: one client, opened at its first message. Its methods raise nothing.
+    """One client in the process of an actor, opened at its first message.
 
-    Ray would keep an error's text and traceback in its own logs, and print some; so no error ever gets to it.
+    Its methods never raise, because Ray would write the text and traceback of an error to its own logs, and print some.
     """
 
     def start(self, setup: bytes, threads: int, blas_threads: int) -> tuple[str, int]:
-        """(node, process id). Sets threads, for Ray starts processes with OMP_NUM_THREADS=1 unless that is set."""
+        """Unpickle the setup and set the numbers of threads; return the node and the process id.
+
+        By default, Ray starts processes with OMP_NUM_THREADS=1.
+        """
         import ray
 
         torch.set_num_threads(threads)
         threadpool_limits(blas_threads, user_api="blas")
         self._opened: Handler | None = None
         try:
-            self._setup: Setup | _Raised = pickle.loads(setup)  # imports the program's modules, which may take long
+            self._setup: Setup | _Raised = pickle.loads(setup)  # may take long, because it imports modules
         except BaseException as error:
             self._setup = _raised(error)
         return ray.get_runtime_context().get_node_id(), os.getpid()
@@ -76,7 +86,7 @@ class _Process:
         try:
             if self._opened is None:
                 self._opened = self._setup.open()
-            return answered(self._opened, message)
+            return checked_answer(self._opened, message)
         except BaseException as error:
             return _raised(error)
 
@@ -89,7 +99,7 @@ def _raised(error: BaseException) -> _Raised:
 
 @dataclass
 class _Live:
-    """An actor; node and pid are known once it has started."""
+    """An actor; its node and process id are known after it has started."""
 
     actor: Any
     node: str = ""
@@ -98,7 +108,7 @@ class _Live:
 
 @dataclass(frozen=True)
 class _Step:
-    """What is waited for: that a client's process starts, or that it answers."""
+    """An event that the engine waits for: the start of a client's process, or its answer."""
 
     client: int
     doing: Literal["start", "answer"]
@@ -109,30 +119,34 @@ Steps = dict[Future[Any], _Step]
 
 
 class RayEngine:
-    """Each client is an actor, made at its first message from its `Setup` alone, so that it holds no other's records.
+    """Runs each client as a Ray actor in its own process, which receives no other client's records.
 
-    No more than `actors` of them live at a time; the one used least recently is killed to make room, so clients keep
-    their state on disk. Larger batches of messages go in turns. A fault of whatever kind ends the client's process, and
-    its next message starts a new one: no late answer is taken for a later one, and no two processes ever write one
-    client's state. (On other machines of a cluster, Ray's word is taken for the end of a process.)
+    An actor is made at the client's first message, from its `Setup` alone. At most `actors` of them exist at a time;
+    the one used least recently is killed to make room, so clients must keep their state on disk. Larger batches of
+    messages are sent in parts. Any fault ends the client's process, and the client's next message starts a new process.
+    So an answer that is late is never taken for an answer to a later message, and two processes never write the state
+    of one client. (For a process on another machine of a cluster, the engine relies on Ray to end it.)
 
-    Faults: "lost", the process died, or did not start, or left by sys.exit; "late", no answer within `timeout_s`;
-    "raised".
+    Faults: "lost", if the process died, did not start, or ended by sys.exit; "late", if there was no answer within
+    `timeout_s`; "raised".
 
-    A Ray that is started here listens on the loopback interface alone (unless ray had been imported before), sends no
-    usage statistics, and leaves files in its temporary folder that their owner alone can read: what client code prints
-    is among them. On a cluster, who may read what is up to the cluster, and records travel to its machines.
+    A Ray that this engine starts listens on the loopback interface only (unless ray was imported before), sends no
+    usage statistics, and writes its logs, which contain what client code prints, to files that only their owner can
+    read. On a cluster, records are sent to its machines, and the cluster decides who can read them.
 
     Args:
-        setup: what client number i is made of.
-        address: of a running cluster ("auto" finds it); None starts a Ray on this machine. Of no effect if this process
-            is connected to one already. A cluster that asks for a token is joined as Ray has it, by the environment
+        setup: returns the setup of a client, given its number.
+        address: the address of a running cluster ("auto" finds it); None starts a Ray on this machine. It has no effect
+            if this process is already connected to a Ray. For a cluster that requires a token, set the environment
             variables RAY_AUTH_MODE=token and RAY_AUTH_TOKEN.
-        actors: how many clients work at the same time, and have a process.
-        timeout_s: seconds from a message to its answer, opening the client included; starting its process is not.
-        threads: of PyTorch in each process; None is as many as in this one, so that sums and bits are the same.
-        private_log: a private file that gets the traceback of every error of a client.
-        let_through: errors that are raised here instead, made again from their text.
+        actors: the number of clients that have a process and run at the same time.
+        timeout_s: the limit in seconds from a message to its answer. It includes opening the client, but not the start
+            of its process.
+        threads: the number of threads of PyTorch in each process; None takes the number in this process, so that
+            results are bit-identical to those of this process.
+        private_log: a private file to which the traceback of every error of a client is appended.
+        let_through: classes of errors that are raised in this process (with the same text) instead of being turned into
+            faults.
 
     Raises:
         ModuleNotFoundError: if ray is not installed.
@@ -161,9 +175,9 @@ class RayEngine:
         pools = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
         self._blas_threads = max(pools, default=self._threads) if threads is None else threads
         self._private_log, self._let_through = private_log, let_through
-        self._live: OrderedDict[int, _Live] = OrderedDict()  # the one used last at the end
+        self._live: OrderedDict[int, _Live] = OrderedDict()  # ordered from the least to the most recently used
         self._closed = False
-        with _process_as_it_was(ENVIRONMENT if address is None else {}):
+        with _process_restored(ENVIRONMENT if address is None else {}):
             self._ray = ray = _import_ray()
             self._started = not ray.is_initialized()
             if self._started:
@@ -171,16 +185,17 @@ class RayEngine:
                 where = {"address": "local", **own} if address is None else {"address": address}
                 ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
         self._node = ray.get_runtime_context().get_node_id()
-        # Of no CPU, so that a Ray that counts fewer than `actors` of them starts all. No restarts: see `_end`.
+        # Actors reserve no CPU, so that Ray starts all of them on a machine with few CPUs. They are not restarted,
+        # because two processes must never write one client's state.
         self._make = ray.remote(_Process).options(
             num_cpus=0, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD"
         )
 
     def ask(self, messages: Mapping[int, bytes], *, round: int) -> dict[int, bytes | Fault]:
         if self._closed:
-            raise RuntimeError("expected an engine that is open; this one was closed. Make another.")
+            raise RuntimeError("expected an engine that is open, got one that was closed; make a new engine.")
         results: dict[int, bytes | Fault] = {}
-        # Those that have a process come first, or they might be killed to make room for others of this very batch.
+        # Clients that have a process come first. Otherwise they could be killed to make room for others of this batch.
         waiting = deque(sorted(messages, key=lambda client: (client not in self._live, client)))
         steps: Steps = {}
         try:
@@ -192,20 +207,22 @@ class RayEngine:
                     else:
                         self._start(client, steps)
                 left = min(step.deadline for step in steps.values()) - time.monotonic()
-                # Not ray.wait: what a signal's handler raises, `Preempted` above all, comes out of it as another error.
+                # ray.wait is not used, because it turns an error of a signal handler, such as `Preempted`, into
+                # another.
                 done, _ = wait(steps, max(left, 0.0), FIRST_COMPLETED)
                 for future in done or [each for each in steps if steps[each].deadline <= time.monotonic()]:
                     step = steps.pop(future)
-                    got = self._get(step, future, round) if done else self._too_late(step)
-                    if got is None:
+                    result = self._result(step, future, round) if done else self._too_late(step)
+                    if result is None:
                         self._send(step.client, messages[step.client], steps)
                     else:
-                        results[step.client] = got
+                        results[step.client] = result
         finally:
-            self._end(*(step.client for step in steps.values()))  # none unless something was raised
+            self._end(*(step.client for step in steps.values()))  # steps is empty unless an error was raised
         return dict(sorted(results.items()))
 
     def _start(self, client: int, steps: Steps) -> None:
+        """Start the process of a client, after ending those used least recently that are too many."""
         setup = self._ray.cloudpickle.dumps(self._setup(client))
         busy = {step.client for step in steps.values()}
         idle = [other for other in self._live if other not in busy]
@@ -219,26 +236,30 @@ class RayEngine:
         future = self._live[client].actor.handle.remote(message).future()
         steps[future] = _Step(client, "answer", time.monotonic() + self._timeout_s)
 
-    def _get(self, step: _Step, future: Future[Any], round: int) -> bytes | Fault | None:
-        """What the step came to; None if the client's process has started."""
+    def _result(self, step: _Step, future: Future[Any], round: int) -> bytes | Fault | None:
+        """The answer or fault in which a step ended; None if the client's process has started.
+
+        Raises:
+            Exception: an error of client code whose class is in `let_through`.
+        """
         try:
-            got = future.result()
+            result = future.result()
         except self._ray.exceptions.RayError as error:
             self._end(step.client)
-            did = "did not start" if step.doing == "start" else "died"
-            return Fault("lost", f"the client's process {did} ({type(error).__name__})")
+            outcome = "did not start" if step.doing == "start" else "died"
+            return Fault("lost", f"the client's process {outcome} ({type(error).__name__})")
         if step.doing == "start":
-            self._live[step.client].node, self._live[step.client].pid = got
+            self._live[step.client].node, self._live[step.client].pid = result
             return None
-        if isinstance(got, bytes):
-            return got
+        if isinstance(result, bytes):
+            return result
         self._end(step.client)
-        note_error(self._private_log, round, step.client, got.trace)
+        note_error(self._private_log, round, step.client, result.trace)
         for cls in self._let_through:
-            if (cls.__module__, cls.__qualname__) in got.classes:
-                raise cls(got.text)
-        name = got.classes[0][1].rpartition(".")[2]
-        if ("builtins", "Exception") not in got.classes:  # SystemExit, say, by which a process is told to leave
+            if (cls.__module__, cls.__qualname__) in result.classes:
+                raise cls(result.text)
+        name = result.classes[0][1].rpartition(".")[2]
+        if ("builtins", "Exception") not in result.classes:  # such as SystemExit
             return Fault("lost", f"the client's process left ({name})")
         return Fault("raised", name)
 
@@ -257,17 +278,14 @@ class RayEngine:
             if live.pid is not None and live.node == self._node:
                 _await_end(live.pid)
 
-    def injected(self, round: int, client: int) -> Kind | None:
-        return None
-
     def close(self) -> None:
-        """Kill all clients, and stop Ray if this engine has started it."""
+        """Kill the processes of all clients, and stop Ray if this engine has started it."""
         if self._closed:
             return
         self._closed = True
         self._end(*self._live)
         if self._started:
-            with _process_as_it_was({}):
+            with _process_restored({}):
                 self._ray.shutdown()
 
 
@@ -276,38 +294,38 @@ def _import_ray() -> ModuleType:
         import ray
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "expected the package ray, which runs clients as actors, and it is not installed: "
-            "pip install 'dpgen-bench[ray]', or let clients run in this process with federation=inproc."
+            "expected the package ray, which runs clients as actors, to be installed, got no such package: "
+            "pip install 'dpgen-bench[ray]', or run clients in this process with federation=inproc."
         ) from error
     return ray
 
 
 def _await_end(pid: int) -> None:
-    """Wait until there is no such process.
+    """Wait until a killed process has ended.
 
     Raises:
-        RuntimeError: if it does not end.
+        RuntimeError: if it does not end within `END_S` seconds.
     """
     deadline = time.monotonic() + END_S
-    with suppress(ProcessLookupError, PermissionError):  # gone; or gone, and its number is another user's by now
+    with suppress(ProcessLookupError, PermissionError):  # PermissionError: the id now belongs to another user's process
         while time.monotonic() < deadline:
             os.kill(pid, 0)
             time.sleep(0.005)
         raise RuntimeError(
-            f"process {pid} of a client was killed and is still there after {END_S:g} s; a second one might write to "
-            "the same state. End it by hand, then run the same command again."
+            f"expected process {pid} of a client to end within {END_S:g} s after it was killed, got a process that "
+            "still runs and could write to the client's state; end it by hand, then run the same command again."
         )
 
 
 @contextmanager
-def _process_as_it_was(environment: Mapping[str, str]) -> Iterator[None]:
-    """Starting and stopping Ray changes this process in ways that runs would notice; afterwards, they are undone.
+def _process_restored(environment: Mapping[str, str]) -> Iterator[None]:
+    """Undo what Ray changes in this process when it is started or stopped in the block.
 
-    It takes SIGTERM for itself, by which a cluster asks a run for a checkpoint, and draws from Python's global random
-    generator, whose state is part of that checkpoint. What it starts inherits the environment, with what `environment`
-    adds to it, and a mask by which files are private.
+    Ray replaces the handler of SIGTERM, with which a cluster asks a run for a checkpoint, and draws from Python's
+    global random generator, whose state is part of that checkpoint. Processes that Ray starts in the block inherit the
+    environment, with the variables of `environment` unless they are set, and a umask that makes files private.
     """
-    on_main = threading.current_thread() is threading.main_thread()  # no other may set handlers, and Ray does not
+    on_main = threading.current_thread() is threading.main_thread()  # only the main thread can set handlers
     handler = signal.getsignal(signal.SIGTERM)
     state = random.getstate()
     added = {name: value for name, value in environment.items() if name not in os.environ}

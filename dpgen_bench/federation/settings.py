@@ -1,4 +1,4 @@
-"""`Settings`: the config group `federation`, where clients run and which faults happen to them."""
+"""The config group `federation`: which engine runs the clients, and which faults are simulated."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from dpgen_bench.federation.ray_engine import RayEngine
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.utils.validation import Count, Positive, check_types
 
-OF_RAY = ("address", "actors", "timeout_s")
+RAY_FIELDS = ("address", "actors", "timeout_s")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Where clients run, and what may happen to them.
+    """The settings of a federation.
 
     Attributes:
-        name: "inproc", one after the other in this process, or "ray", each a process of its own.
-        faults: injected ones, of a simulation.
-        dropout: what the user vouches for about faults that are not injected. "independent": whether a client fails to
-            answer does not depend on its records. "unknown": nothing, so that one real fault leaves nothing proven.
-        address, actors, timeout_s: of `RayEngine`.
+        name: the engine: "inproc" runs clients one after the other in this process, "ray" each in its own process.
+        faults: the faults to simulate.
+        dropout: the user's assumption about faults that are not simulated. "independent": whether a client fails to
+            answer does not depend on its records. "unknown": no assumption, so that nothing is proven after one real
+            fault.
+        address, actors, timeout_s: arguments of `RayEngine`.
 
     Raises:
-        ValueError: for a value that no federation can have.
+        ValueError: for a value of the wrong type or out of its range.
     """
 
     name: Literal["inproc", "ray"] = "inproc"
@@ -52,14 +53,14 @@ class Settings:
         let_through: tuple[type[BaseException], ...] = (),
         keep: int | None = None,
     ) -> Engine:
-        """What runs the clients.
+        """The engine that runs the clients.
 
         Args:
-            setup: what client number i is made of.
-            key: of the randomness of injected faults.
-            private_log: a private file that gets the traceback of every error of a client.
-            let_through: errors of client code that are raised here and not made into faults.
-            keep: of `InProcess`; the actors of Ray are `actors`, whatever it says.
+            setup: returns the setup of a client, given its number.
+            key: the key of the randomness of simulated faults.
+            private_log: a private file to which the traceback of every error of a client is appended.
+            let_through: classes of errors of client code that are raised instead of being turned into faults.
+            keep: the number of clients that `InProcess` keeps open; Ray keeps `actors` of them, independently of it.
         """
         engine: Engine
         if self.name == "ray":
@@ -77,24 +78,28 @@ class Settings:
 
 
 def settings(config: Mapping[str, Any]) -> Settings:
-    """The settings of a config group `federation`; what it leaves out has its default.
+    """The settings in a config group `federation`; fields that it leaves out have their defaults.
 
     Raises:
-        ValueError: for a field that is unknown, or of no effect with this engine, or a value that is out of its range.
+        ValueError: for a field that is unknown or has no effect with this engine, and for a value of the wrong type or
+            out of its range.
     """
     plain: Any = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else config
-    given = dict(plain)
-    _expect_fields(given, [entry.name for entry in fields(Settings)], "federation")
-    if given.get("name", "inproc") == "inproc" and (idle := [name for name in OF_RAY if name in given]):
-        raise ValueError(f"federation.{idle[0]}: of no effect in one process; take federation=ray, or leave it out.")
-    faults = given.pop("faults", {})
+    values = dict(plain)
+    _expect_fields(values, [entry.name for entry in fields(Settings)], "federation")
+    if values.get("name", "inproc") == "inproc" and (unused := [name for name in RAY_FIELDS if name in values]):
+        raise ValueError(
+            f"federation.{unused[0]}: expected only with federation=ray, got it with clients in one process, where it "
+            "has no effect; set federation=ray, or leave it out."
+        )
+    faults = values.pop("faults", {})
     if not isinstance(faults, Mapping):
         raise ValueError(f"federation.faults: expected a mapping such as {{drop: 0.1}}, got {faults!r}.")
     _expect_fields(faults, [entry.name for entry in fields(Faults)], "federation.faults")
     check_types(Faults, faults, "federation.faults")
-    return Settings(faults=Faults(**faults), **given)
+    return Settings(faults=Faults(**faults), **values)
 
 
-def _expect_fields(given: Mapping[str, Any], known: list[str], where: str) -> None:
-    if unknown := [name for name in given if name not in known]:
-        raise ValueError(f"{where}.{unknown[0]}: expected a field among {', '.join(known)}.")
+def _expect_fields(values: Mapping[str, Any], known: list[str], group: str) -> None:
+    if unknown := [name for name in values if name not in known]:
+        raise ValueError(f"{group}.{unknown[0]}: expected a field among {', '.join(known)}.")
