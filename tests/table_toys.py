@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.rows import TableRow, lines_of, parent_ids, rows_of
+from dpgen_bench.tables.spec import TableSpec, parse_table
 
 RUN = "experiment=demo/dp_merf privacy.epsilon=10 scale=paper"  # any run that is quick to describe
 ROW = {"method": "Our DPGAN", "variant": "D_lr/G_lr=5; n_D=1; B=128; sigma=1"}  # Table 8: FID 251.8, accuracy 45.0
 
 
-def a_table(*entries, **more):
+def paper_table(*entries, **more) -> dict[str, Any]:
+    """The content of a paper's table, as its yaml has it."""
     content = {
         "title": "Table 8",
         "paper": "dpgan_revisited",
@@ -24,7 +26,16 @@ def a_table(*entries, **more):
         "protocol": "dpgan_revisited",
         "rows": list(entries),
     }
-    return OmegaConf.create({**content, **more})
+    return {**content, **more}
+
+
+def a_table(*entries, **more) -> TableSpec:
+    return parse_table("t", paper_table(*entries, **more))
+
+
+def table_of(**content: Any) -> TableSpec:
+    """A table with a title and a protocol, unless they are given."""
+    return parse_table("t", {"title": "t", "protocol": "quick", **content})
 
 
 def measured(
@@ -94,6 +105,6 @@ def line_for(built, **of):
     return line
 
 
-def table_rows(table: DictConfig, results: Path, scale: str = "paper") -> list[TableRow]:
+def table_rows(table: TableSpec, results: Path, scale: str = "paper") -> list[TableRow]:
     """The rows of a table's own runs, in the order of its lines."""
     return rows_of(lines_of(table, scale), results, parent_ids(table, results, scale))

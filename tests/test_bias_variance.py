@@ -11,7 +11,8 @@ import torch
 
 import dpgen_bench.plots.bias_variance as module
 from dpgen_bench.nets.transport import Cost, Transport, semi_debiased
-from dpgen_bench.plots.bias_variance import Settings, bias_variance, draws, image_gradients
+from dpgen_bench.plots.bias_variance import bias_variance, draws, image_gradients
+from dpgen_bench.tables.plot_spec import BiasVarianceSpec
 
 
 def clouds(classes: int, size: int, d: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,7 +25,7 @@ def clouds(classes: int, size: int, d: int, seed: int = 0) -> tuple[torch.Tensor
 
 @pytest.mark.parametrize("m", [0.0, 1.0])
 def test_gradients_in_images_are_those_of_the_loss(m: float) -> None:
-    settings = Settings(p=(0.0, 0.5, 0.99), n=6, m=m)
+    settings = BiasVarianceSpec(p=(0.0, 0.5, 0.99), n=6, m=m)
     x, labels = clouds(2, 6, 5)
     y, real_labels = clouds(2, 4, 5, seed=1)
     found = image_gradients(x, labels, y, real_labels, 2, settings)
@@ -41,7 +42,7 @@ def test_gradients_in_images_are_those_of_the_loss(m: float) -> None:
 
 def test_gradients_in_parameters_are_those_of_the_generator() -> None:
     """Backwards through x(theta) = c + (1 + gain) (x - c) + offset at theta = 0, for the same draws."""
-    settings = Settings(p=(0.4,), n=5, batches=2, m=0.0)
+    settings = BiasVarianceSpec(p=(0.4,), n=5, batches=2, m=0.0)
     images, labels = clouds(2, 8, 3)
     pools = [images[labels == label] for label in range(2)]
     found = next(draws(pools, images, labels, settings))
@@ -66,7 +67,7 @@ TRIPLES = list(itertools.product(POOL, POOL, REAL))  # all draws of x, x' and y 
 
 def test_one_point_a_batch_has_a_closed_form() -> None:
     """n = 1 and no L1: W(x, y) = |x - y|^2, so G_0 = 4 (x - y), p = 1 gives 2 (x - x') from x to x'."""
-    settings, label = Settings(p=(0.0, 0.9), n=1, m=0.0), torch.zeros(2, dtype=torch.int64)
+    settings, label = BiasVarianceSpec(p=(0.0, 0.9), n=1, m=0.0), torch.zeros(2, dtype=torch.int64)
     for x, other, y in TRIPLES:
         found = image_gradients(torch.tensor([[x], [other]]), label, torch.tensor([[y]]), label[:1], 1, settings)
         expected = [4 * (x - y) - 2 * (x - other), 2 * (x - other)]
@@ -86,7 +87,7 @@ def test_the_moments_of_all_draws_are_their_closed_form(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(module, "draws", all_draws)
     images, labels = clouds(1, 8, 1)
-    settings = Settings(p=(0.0, 1.0), pool=(None,), batches=len(TRIPLES))
+    settings = BiasVarianceSpec(p=(0.0, 1.0), pool=(None,), batches=len(TRIPLES))
     frame = bias_variance(images, labels, settings).set_index("p")
     x, other, y = torch.tensor(TRIPLES, dtype=torch.float64).T
     apart = 2 * (x - other).square()
@@ -102,7 +103,7 @@ def test_the_moments_of_all_draws_are_their_closed_form(monkeypatch: pytest.Monk
 def test_the_debiased_gradient_vanishes_on_average_where_generator_and_data_agree() -> None:
     """2 W(X, Y) - W(X, X') of one law for all: its gradient has mean 0 by symmetry of W, the biased one's not."""
     images, labels = clouds(2, 10, 4)
-    settings = Settings(p=(0.0,), n=8, batches=150)
+    settings = BiasVarianceSpec(p=(0.0,), n=8, batches=150)
     found = list(draws([images[labels == 0], images[labels == 1]], images, labels, settings))
     for p, vanishes in ((1.0, True), (0.0, False)):
         got = torch.stack([batch[p].flatten() for batch in found])
@@ -113,7 +114,7 @@ def test_the_debiased_gradient_vanishes_on_average_where_generator_and_data_agre
 
 def test_bias_falls_and_variance_rises_with_p() -> None:
     images, labels = clouds(2, 40, 6)
-    frame = bias_variance(images, labels, Settings(p=(0.0, 0.5, 1.0), pool=(None,), n=12, batches=100))
+    frame = bias_variance(images, labels, BiasVarianceSpec(p=(0.0, 0.5, 1.0), pool=(None,), n=12, batches=100))
     bias, variance = frame["bias"].tolist(), frame["variance"].tolist()
     assert bias[0] > bias[1] > bias[2] == 0.0
     assert variance[0] < variance[1] < variance[2] == 1.0
@@ -123,14 +124,14 @@ def test_bias_falls_and_variance_rises_with_p() -> None:
 def test_a_collapsed_generator_knows_no_p() -> None:
     """One class and one image: what is drawn anew is what was there."""
     images, labels = clouds(1, 20, 4)
-    frame = bias_variance(images, labels, Settings(pool=(1,), n=6, batches=20))
+    frame = bias_variance(images, labels, BiasVarianceSpec(pool=(1,), n=6, batches=20))
     assert frame["bias"].max() < 1e-3
     assert frame["variance"].to_numpy() == pytest.approx(1.0, abs=1e-4)
 
 
 def test_the_same_settings_give_the_same_figures_on_any_number_of_threads() -> None:
     images, labels = clouds(2, 10, 4)
-    settings = Settings(n=5, batches=5, pool=(2, None))
+    settings = BiasVarianceSpec(n=5, batches=5, pool=(2, None))
     before = torch.get_num_threads()
     one = bias_variance(images, labels, settings)
     try:
@@ -139,23 +140,23 @@ def test_the_same_settings_give_the_same_figures_on_any_number_of_threads() -> N
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert not bias_variance(images, labels, Settings(n=5, batches=5, pool=(2, None), seed=1)).equals(one)
+    assert not bias_variance(images, labels, BiasVarianceSpec(n=5, batches=5, pool=(2, None), seed=1)).equals(one)
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"p": (1.2,)}, "for p"),
-        ({"p": ()}, "for p"),
-        ({"pool": (0,)}, "for pool"),
-        ({"n": 0}, "for n"),
-        ({"batches": 1}, "for batches"),
-        ({"noise": -0.1}, "for noise"),
+        ({"p": (1.2,)}, r"plot\.p: expected a number in \[0, 1\], got"),
+        ({"p": ()}, r"plot\.p: expected one value or more"),
+        ({"pool": (0,)}, r"plot\.pool: expected a number in \[1, inf\)"),
+        ({"n": 0}, r"plot\.n: expected a number in \[1, inf\), got 0"),
+        ({"batches": 1}, r"plot\.batches: expected a number in \[2, inf\), got 1"),
+        ({"noise": -0.1}, r"plot\.noise: expected a number in \[0, inf\), got -0\.1"),
     ],
 )
 def test_settings_out_of_range_are_refused(changed: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Settings(**changed)
+        BiasVarianceSpec(**changed)
 
 
 def test_data_that_cannot_be_used_are_refused() -> None:
@@ -168,4 +169,4 @@ def test_data_that_cannot_be_used_are_refused() -> None:
         bias_variance(images, labels * 2)
     same = torch.zeros(10, 3)
     with pytest.raises(ValueError, match="the same in each"):
-        bias_variance(same, torch.zeros(10, dtype=torch.int64), Settings(noise=0.0, batches=3))
+        bias_variance(same, torch.zeros(10, dtype=torch.int64), BiasVarianceSpec(noise=0.0, batches=3))

@@ -18,7 +18,7 @@ from dpgen_bench.runs.config import CONF, build_spec, compose_config
 from dpgen_bench.runs.listing import describe_run
 from dpgen_bench.runs.store import Store
 from methods.dp_merf import DPMERF
-from tests.table_toys import ROW, RUN, a_table, fake_run, measured
+from tests.table_toys import ROW, RUN, fake_run, measured, paper_table
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -193,7 +193,9 @@ def test_wrong_input_gets_one_clear_line(words, complaint, tmp_path, monkeypatch
 def toy(tmp_path, monkeypatch) -> Path:
     """A results folder with two measured runs, and a conf/table whose only table asks for them."""
     (tmp_path / "conf" / "table").mkdir(parents=True)
-    OmegaConf.save(a_table({"of": ROW, "run": f"{RUN} seed=0,1"}), tmp_path / "conf" / "table" / "toy.yaml")
+    OmegaConf.save(
+        OmegaConf.create(paper_table({"of": ROW, "run": f"{RUN} seed=0,1"})), tmp_path / "conf" / "table" / "toy.yaml"
+    )
     monkeypatch.setattr("dpgen_bench.tables.rows.CONF", tmp_path / "conf")
     for seed in (0, 1):
         measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 260.0}}, seed)

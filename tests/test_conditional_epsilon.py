@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -74,9 +75,7 @@ def test_what_the_accountant_does_not_cover_is_infinite_with_its_reason(tmp_path
 
 
 def test_tables_show_conditional_figures_where_a_row_has_one(tmp_path) -> None:
-    table = OmegaConf.merge(
-        load_table("demo"), {"sweeps": ["experiment=demo/dp_merf privacy.epsilon=10", "experiment=demo/dpgan"]}
-    )
+    table = replace(load_table("demo"), sweeps=("experiment=demo/dp_merf privacy.epsilon=10", "experiment=demo/dpgan"))
     one = fake_run(tmp_path, ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"], 90.0)
     built = assemble("demo", table, tmp_path)
     assert "ε conditional" not in side_by_side(built)

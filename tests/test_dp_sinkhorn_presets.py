@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from dpgen_bench.data.datasets import CelebaGender, FashionMnist, Mnist
 from dpgen_bench.data.records import Records
@@ -23,6 +22,7 @@ from dpgen_bench.runs.config import CONF, build_spec, compose_config
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.tables.published import published_rows
 from dpgen_bench.tables.rows import load_table
+from dpgen_bench.tables.spec import RowSpec
 
 FOLDER = CONF / "experiment" / "dp_sinkhorn"
 SHAPES = {"mnist": (1, 28, 28), "fashion_mnist": (1, 28, 28), "celeba_gender": (3, 32, 32)}
@@ -68,7 +68,7 @@ STEPS = {1.1: 69_000, 1.3: 110_000, 1.5: 160_000, 1.9: 280_000}
 
 
 @cache
-def entries(table: str) -> list[DictConfig]:
+def entries(table: str) -> list[RowSpec]:
     return list(load_table(table).rows)
 
 
@@ -101,7 +101,7 @@ class Row:
             return [f"experiment=dp_sinkhorn/{self.overrides.split()[0]}", *self.overrides.split()[1:]]
         version, _, number = self.table.rpartition(" ")
         table = f"dp_sinkhorn_{'early_' if version.startswith('early') else ''}table{number}"
-        (entry,) = [entry for entry in entries(table) if dict(entry.of) == self.of]
+        (entry,) = [entry for entry in entries(table) if entry.of == self.of]
         return [word for word in entry.run.split() if not word.startswith("seed=")]
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import side_by_side
 from dpgen_bench.tables.leaderboard import HIGHER, LOWER
 from dpgen_bench.tables.rows import load_table
-from tests.table_toys import measured, table_rows
+from dpgen_bench.tables.spec import LeaderboardSpec
+from tests.table_toys import measured, table_of, table_rows
 
 ALIKE = "privacy.relation=replace_one privacy.accountant=pld privacy.delta=1e-5"
 LINES = {name: f"experiment=demo/{name} {ALIKE} privacy.epsilon=10" for name in ("dp_merf", "dpgan", "dp_sinkhorn")}
@@ -23,8 +24,7 @@ TERMS = {"relation": "replace_one", "delta": 1e-5, "accountant": "pld"}
 
 
 def board(*sweeps: str, by: str = "fid", **more: str):
-    content = {"title": "t", "protocol": "quick", "sweeps": [*sweeps], "metrics": [by]}
-    return OmegaConf.create({**content, "leaderboard": {"by": by, **more}})
+    return table_of(sweeps=[*sweeps], metrics=[by], leaderboard={"by": by, **more})
 
 
 def ledger(proven: float | str = 9.99, **changed: Any) -> dict[str, Any]:
@@ -191,17 +191,18 @@ def test_a_figure_that_nobody_can_rank_by_is_refused(tmp_path):
     ran(tmp_path, "dpgan", 50.0, brightness_gap=0.5)
     ran(tmp_path, "dp_merf", 50.0, brightness_gap=0.1)
     lines = [LINES["dpgan"], LINES["dp_merf"]]
-    misspelt = OmegaConf.merge(board(*lines), {"leaderboard": {"by": "fdi"}})
+    misspelt = replace(board(*lines), leaderboard=LeaderboardSpec(by="fdi"))
     for table, message in (
         (misspelt, "among the table's metrics, fid, got 'fdi'"),
         (board(*lines, by="fdi"), "a figure that the bench ranks by, .*fid.*, got 'fdi'"),
         (board(*lines, by="fdi", better="lower"), "a figure that a run has, .*brightness_gap.*, got 'fdi'"),
         (board(*lines, by="brightness_gap"), "leaderboard.better"),
         (board(*lines, by="fid", better="higher"), "leaderboard.better lower for fid, got 'higher'"),
-        (board(*lines, by="brightness_gap", better="less"), "lower or higher for brightness_gap, got 'less'"),
     ):
         with pytest.raises(ValueError, match=message):
             assemble("t", table, tmp_path)
+    with pytest.raises(ValueError, match=r"leaderboard\.better: expected 'lower' or 'higher' or null, got 'less'"):
+        board(*lines, by="brightness_gap", better="less")
     for better, first in (("lower", "dp_merf"), ("higher", "dpgan")):
         assert next(iter(places(tmp_path, board(*lines, by="brightness_gap", better=better)))) == first
 

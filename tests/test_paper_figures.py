@@ -6,13 +6,14 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig
 
-from dpgen_bench.plots.draw import WITHOUT_RUNS, draw, plot_entries
-from dpgen_bench.plots.parts import check_keys, listed
+from dpgen_bench.plots.draw import WITHOUT_RUNS, draw
+from dpgen_bench.plots.parts import check_keys
 from dpgen_bench.privacy.accountants.claims import classical_rdp
 from dpgen_bench.runs.config import CONF, RunSpec, build_spec, compose_config
+from dpgen_bench.tables.plot_spec import CurveSpec, PrivacyUtilitySpec, StepsSpec
 from dpgen_bench.tables.rows import TableRow, jobs_of, lines_of, load_table, parent_ids, table_names
+from dpgen_bench.tables.spec import TableSpec
 
 DPGAN = [1, 2, 4, 5, 6, *range(14, 25)]
 FIGURES = [
@@ -50,21 +51,21 @@ def test_every_figure_has_a_yaml() -> None:
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_can_be_run_and_drawn(name: str, tmp_path: Path) -> None:
     table, rows = load_table(name), first_rows(name)
-    entries = plot_entries(table)
-    assert entries
+    assert table.plot
     assert (CONF / "protocol" / f"{table.protocol}.yaml").exists()
-    assert {"title", "note", "protocol", "sweeps", "metrics", "plot"} <= set(table)
-    if all(entry.kind in WITHOUT_RUNS for entry in entries):
+    assert table.title
+    assert table.note
+    if all(entry.kind in WITHOUT_RUNS for entry in table.plot):
         assert not rows
         return
     assert {row.protocol for row in rows} == {table.protocol}
     assert {row.scale for row in rows} == {"paper"}
-    for entry in entries:
-        keys = [*listed(entry.get("series")), *listed(entry.get("panel")), *entry.get("only", {})]
-        check_keys(rows, [*keys, *listed(entry.get("x")), *listed(entry.get("per"))])
-        if entry.kind in ("curve", "steps", "privacy_utility"):
-            assert set(listed(entry.y)) <= set(table.metrics)
-    for setting in table.get("settings", []):
+    for entry in table.plot:
+        keys = [getattr(entry, name, None) for name in ("panel", "x", "per")]
+        check_keys(rows, [*getattr(entry, "series", ()), *entry.only, *filter(None, keys)])
+        if isinstance(entry, CurveSpec | StepsSpec | PrivacyUtilitySpec):
+            assert set(entry.y) <= set(table.metrics)
+    for setting in table.settings:
         assert any(setting in row.specs[0].config.method for row in rows)
     assert draw(name, table, rows, tmp_path) == []
 
@@ -72,9 +73,9 @@ def test_a_figure_can_be_run_and_drawn(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in FIGURES if "figure4c" not in name])
 def test_kept_steps_are_within_the_training_and_end_with_it(name: str) -> None:
     table = load_table(name)
-    needed = any(entry.kind == "steps" for entry in plot_entries(table))
-    assert needed == ("kept_steps" in table)
-    if needed:
+    needed = any(entry.kind == "steps" for entry in table.plot)
+    assert needed == bool(table.kept_steps)
+    if table.kept_steps:
         longest = max(row.specs[0].config.method.steps for row in first_rows(name))
         assert list(table.kept_steps) == sorted(set(table.kept_steps))
         assert max(table.kept_steps) == longest
@@ -92,7 +93,7 @@ def test_lines_of_a_figure_and_rows_of_a_table_are_the_same_runs() -> None:
         entry.run
         for number, weights in of.items()
         for entry in load_table(f"dp_sinkhorn_early_table{number}").rows
-        if entry.of.variant in [f"p=0.1; {m}; whole-matrix clip" for m in weights]
+        if entry.of["variant"] in [f"p=0.1; {m}; whole-matrix clip" for m in weights]
     ]
     assert len(runs) == 3
     assert ids == {planned(tuple(run.split())).id for run in runs}
@@ -103,7 +104,7 @@ def test_restarts_are_from_every_checkpoint_that_the_parent_keeps() -> None:
     table, (own, *restarts) = load_table("dpgan_figure5"), first_rows("dpgan_figure5")
     (parent,) = parents_of("dpgan_figure5").values()
     assert own.specs[0].id == parent  # its own figures are drawn too
-    (job,) = jobs_of(str(table.parents.pretrain), {})
+    (job,) = jobs_of(table.parents["pretrain"], {})
     assert "runtime.keep_steps=[1000,2000,3000]" in job
     for row, line in zip(restarts, lines_of(table)[1:], strict=True):
         config = row.specs[0].config
@@ -114,7 +115,7 @@ def test_restarts_are_from_every_checkpoint_that_the_parent_keeps() -> None:
         assert row.specs[0].budget().epsilon == float("inf")
 
 
-def sweep_values(table: DictConfig, key: str) -> list[float]:
+def sweep_values(table: TableSpec, key: str) -> list[float]:
     words = [word for line in lines_of(table) for word in line.split() if word.startswith(f"{key}=")]
     return sorted({float(value) for word in words for value in word.split("=")[1].split(",")})
 

@@ -17,6 +17,7 @@ from dpgen_bench.runs.listing import current_protocol
 from dpgen_bench.tables.grid import expand_rows
 from dpgen_bench.tables.published import PAPERS, PUBLISHED, PublishedRow, published_rows
 from dpgen_bench.tables.rows import expand, load_table
+from dpgen_bench.tables.spec import RowSpec, TableSpec
 
 FILES = {  # how a paper's yamls are called
     "dpgan": "dpgan_revisited",
@@ -61,7 +62,7 @@ DATASETS = {
 
 
 @cache
-def table(name: str) -> DictConfig:
+def table(name: str) -> TableSpec:
     return load_table(name)
 
 
@@ -80,13 +81,13 @@ def first(line: str) -> RunSpec:
     return specified(*(word for word in expand(line)[0] if not word.startswith("seed=")))
 
 
-def named(row: PublishedRow, of: DictConfig) -> bool:
-    return all(getattr(row, str(field)) == str(value) for field, value in of.items())
+def named(row: PublishedRow, of: dict[str, str]) -> bool:
+    return all(getattr(row, field) == value for field, value in of.items())
 
 
-def answers(name: str) -> list[tuple[PublishedRow, DictConfig]]:
+def answers(name: str) -> list[tuple[PublishedRow, RowSpec]]:
     """Each printed row that an entry with a run names, with that entry, in the order of the printed table."""
-    return [(row, entry) for row in rows(name) for entry in table(name).rows if "run" in entry and named(row, entry.of)]
+    return [(row, entry) for row in rows(name) for entry in table(name).rows if entry.run and named(row, entry.of)]
 
 
 def test_every_published_table_has_a_yaml() -> None:
@@ -102,32 +103,21 @@ def test_every_published_table_has_a_yaml() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_table_says_what_it_is_and_how_it_is_measured(name: str) -> None:
     conf = table(name)
-    known = {
-        "title",
-        "note",
-        "paper",
-        "published",
-        "protocol",
-        "quick",
-        "rows",
-        "sweeps",
-        "metrics",
-        "settings",
-        "plot",
-    }
-    assert set(conf) <= known | {"parents", "caveat"}
-    assert f"Table {conf.get('published', '5')}" in conf.title
+    assert conf.leaderboard is None
+    assert conf.kept_steps is None
+    assert f"Table {conf.published or '5'}" in conf.title
     assert len(conf.title) < 100
     assert "\n" not in conf.title
     assert conf.protocol in OWN_PROTOCOL[FILES[name.partition("_table")[0]]]
-    if "metrics" in conf and "paper" in conf:
+    if conf.metrics and conf.paper:
         assert set(conf.metrics) <= {figure for row in rows(name) for figure in row.cells}
 
 
 @pytest.mark.parametrize("name", WITH_NUMBERS)
 def test_entries_name_rows_each_once(name: str) -> None:
     for entry in table(name).rows:
-        assert set(entry) - {"quick", "caveat"} == {"of", "run"} or set(entry) == {"of", "why"}
+        assert bool(entry.run) != bool(entry.why)
+        assert entry.run or not (entry.quick or entry.caveat)
         assert all(isinstance(value, str) for value in entry.of.values()), entry.of
         count = sum(named(row, entry.of) for row in rows(name))
         assert count == 1 or ("why" in entry and count > 1), (entry.of, count)
@@ -171,7 +161,7 @@ def test_a_choice_of_ours_is_no_reproduction() -> None:
             lines = [line for line in path.read_text().splitlines() if line.startswith("#")] if preset else []
             text = " ".join([*lines, said[str(dict(entry.of))]])
             if any(words in text for words in ("not printed", "does not say how", "does not say which", "hosen:")):
-                assert entry.get("caveat"), (name, entry.run)
+                assert entry.caveat, (name, entry.run)
                 marked += 1
     assert marked >= 20
 

@@ -12,19 +12,21 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
-from dpgen_bench.plots.draw import draw, plot_entries
+from dpgen_bench.plots.draw import KINDS, draw
 from dpgen_bench.plots.parts import XAxis, averaged, epsilon_text, label_of, order_of, read_log, value_of
+from dpgen_bench.tables.plot_spec import PLOT_KINDS, NormsSpec
 from dpgen_bench.tables.rows import TableRow
+from dpgen_bench.tables.spec import TableSpec
 from tests.plot_cases import keep_step, make_run, row_of, write_log, write_samples
+from tests.table_toys import table_of
 
 DPGAN = "experiment=demo/dpgan"
 
 
-def table(plot: Any, **more: Any) -> DictConfig:
-    return OmegaConf.create({"title": "A made table", "plot": plot, **more})
+def table(plot: Any, **more: Any) -> TableSpec:
+    return table_of(**{"title": "A made table", "plot": plot, **more})
 
 
 def texts(path: Path) -> list[str]:
@@ -163,7 +165,7 @@ def test_a_log_is_drawn_with_a_damaged_line_and_averaged(tmp_path: Path) -> None
     assert "generator steps" in found
     assert "accuracy of the discriminator on fakes" in found
     assert "decay 0.95" in together
-    with pytest.raises(ValueError, match=r"plot\.ema in \[0, 1\)"):
+    with pytest.raises(ValueError, match=r"plot\.ema: expected a number in \[0, 1\), got 1\.0"):
         draw("made", table({**plot, "ema": 1.0}), rows, tmp_path)
 
 
@@ -250,14 +252,25 @@ def test_only_some_rows_of_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("plot", "message"),
     [
-        ({"kind": "pie"}, "a kind among curve, privacy_utility"),
-        ({"kind": "curve", "x": "method.n_d", "y": "fid", "colour": 1}, "the keys kind, log_x"),
+        ({"kind": "pie"}, "table t, plot: expected an entry with a kind among curve, privacy_utility"),
+        (
+            {"kind": "curve", "x": "method.n_d", "y": "fid", "colour": 1},
+            r"expected keys among .*got \['colour'\]",
+        ),
+        ({"kind": "curve", "y": "fid"}, r"plot of kind curve: expected the keys y, x, got none of \['x'\]; add them"),
+        ({"kind": "log", "y": []}, r"plot\.y: expected one metric or more"),
+        ({"kind": "curve", "x": "method.n_d", "y": "fid", "log_x": "yes"}, r"plot\.log_x: expected true or false, got"),
+        ({"kind": "curve", "x": "method.n_d", "y": "fid", "panel": ["seed", "seed"]}, r"plot\.panel: expected a word"),
+        ({"kind": "samples", "only": "seed"}, r"plot\.only: expected a mapping"),
         ({"kind": "curve", "x": "method.nd", "y": "fid"}, r"method\.nd"),
         ({"kind": "curve", "x": "method.n_d", "y": "fid", "series": "method.width"}, r"method\.width"),
         ({"kind": "curve", "x": "method.n_d", "y": "fid", "only": {"method.width": 1}}, r"method\.width"),
-        ({"kind": "privacy_utility", "y": "fid", "epsilon": "server"}, "proven or claimed"),
+        (
+            {"kind": "privacy_utility", "y": "fid", "epsilon": "server"},
+            r"plot\.epsilon: expected 'proven' or 'claimed'",
+        ),
         ({"kind": "steps", "y": "fid", "per": "method.nd"}, r"method\.nd"),
-        ({"kind": "samples", "per_class": 0}, "per_class"),
+        ({"kind": "samples", "per_class": 0}, r"plot\.per_class: expected a number in \[1, inf\), got 0"),
     ],
 )
 def test_a_plot_that_cannot_be_is_refused(tmp_path: Path, plot: dict[str, Any], message: str) -> None:
@@ -267,12 +280,13 @@ def test_a_plot_that_cannot_be_is_refused(tmp_path: Path, plot: dict[str, Any], 
 
 
 def test_plots_are_one_or_several() -> None:
-    assert plot_entries(table(None)) == []
-    assert len(plot_entries(table({"kind": "norms"}))) == 1
-    assert [entry.kind for entry in plot_entries(table([{"kind": "norms"}, {"kind": "samples"}]))] == [
-        "norms",
-        "samples",
-    ]
+    assert table(None).plot == ()
+    assert table({"kind": "norms"}).plot == (NormsSpec(),)
+    assert [entry.kind for entry in table([{"kind": "norms"}, {"kind": "samples"}]).plot] == ["norms", "samples"]
+
+
+def test_every_kind_of_plot_is_drawn_by_a_function() -> None:
+    assert set(KINDS) == set(PLOT_KINDS)
 
 
 def test_values_of_a_row(tmp_path: Path) -> None:

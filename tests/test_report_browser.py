@@ -8,11 +8,11 @@ import shutil
 from urllib.parse import parse_qs
 
 import pytest
-from omegaconf import OmegaConf
 
 from dpgen_bench.report import page as report
 from dpgen_bench.report.page import build_report
 from tests.report_toys import DEMO, built, make_run, write_report
+from tests.table_toys import table_of
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -51,7 +51,7 @@ def site(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "table_names", lambda: ["first_table", "second_table"])
         plot = {"kind": "bias_variance"}
-        patch.setattr(report, "load_table", lambda name: OmegaConf.create({"title": name, "plot": plot}))
+        patch.setattr(report, "load_table", lambda name: table_of(title=name, plot=plot))
         patch.setattr(report, "build", lambda name, _, scale: built(name, scale))
         path = build_report(results)
     return path.as_uri(), {**ids, "failed": failed.id}

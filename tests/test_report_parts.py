@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 from PIL import Image
 
+from dpgen_bench.plots.draw import KINDS
 from dpgen_bench.report import page as report
 from dpgen_bench.report.lines import leaderboard
 from dpgen_bench.report.page import build_report, collect, render
@@ -21,6 +21,7 @@ from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.utils.errors import describe_error, without_paths
 from tests.report_toys import DEMO, PLACE, built, make_run
+from tests.table_toys import table_of
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +164,7 @@ def test_a_line_whose_ledger_says_other_than_was_configured_is_marked(tmp_path, 
 
 def test_table_cells_tell_the_distance_and_why_it_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "table_names", lambda: ["t"])
-    monkeypatch.setattr(report, "load_table", lambda _: OmegaConf.create({}))
+    monkeypatch.setattr(report, "load_table", lambda _: table_of())
     monkeypatch.setattr(report, "build", lambda name, results, scale: built(name, scale))
     content = collect(tmp_path)
     (table,) = content["tables"]
@@ -194,8 +195,8 @@ def test_which_tables_are_shown(tmp_path, monkeypatch, capsys):
             raise ValueError(f"expected something in {PLACE}")
         return built(name, scale, measured=name != "idle", published=name != "own")
 
-    tables = {name: OmegaConf.create({}) for name in ("broken", "idle", "own")}
-    tables["stand_in"] = OmegaConf.create({"rows": [{"of": {}, "quick": "x"}]})
+    tables = {name: table_of() for name in ("broken", "idle", "own")}
+    tables["stand_in"] = table_of(rows=[{"of": {}, "quick": "x"}])
     monkeypatch.setattr(report, "table_names", lambda: list(tables))
     monkeypatch.setattr(report, "load_table", tables.__getitem__)
     monkeypatch.setattr(report, "build", build)
@@ -213,8 +214,8 @@ def test_which_tables_are_shown(tmp_path, monkeypatch, capsys):
 def test_plots_are_drawn_from_the_runs_that_are_there_and_never_from_old_files(tmp_path, monkeypatch):
     """A plot of an earlier day lies in results/plots; one run more changes what the report shows, and no file."""
     plot = {"kind": "privacy_utility", "y": "fid"}
-    table = OmegaConf.create({"title": "FID & <over> ε", "protocol": "quick", "metrics": ["fid"], "plot": plot})
-    table.sweeps = [f"{DEMO} privacy.epsilon=1,10"]
+    sweeps = [f"{DEMO} privacy.epsilon=1,10"]
+    table = table_of(title="FID & <over> ε", metrics=["fid"], plot=plot, sweeps=sweeps)
     monkeypatch.setattr(report, "table_names", lambda: ["t"])
     monkeypatch.setattr(report, "load_table", lambda _: table)
     monkeypatch.setattr(report, "build", lambda name, results, scale: assemble(name, table, results, scale))
@@ -242,17 +243,21 @@ def svg_of(plot: dict[str, str]) -> str:
 
 
 def test_plots_without_runs_are_those_of_the_tables(tmp_path, monkeypatch):
+    def cannot_draw(*_):
+        raise ValueError("expected samples, got none")
+
     tables = {
         "alone": {"kind": "bias_variance"},
         "several": [{"kind": "norms"}, {"kind": "bias_variance"}],
         "torn": {"kind": "bias_variance"},
         "missing": {"kind": "bias_variance"},
-        "wrong": {"kind": "pie"},
+        "wrong": {"kind": "samples"},
     }
-    tables = {name: OmegaConf.create({"title": name.upper(), "plot": plot}) for name, plot in tables.items()}
+    tables = {name: table_of(title=name.upper(), plot=plot) for name, plot in tables.items()}
     monkeypatch.setattr(report, "table_names", lambda: list(tables))
     monkeypatch.setattr(report, "load_table", tables.__getitem__)
     monkeypatch.setattr(report, "build", lambda name, results, scale: built(name, scale))
+    monkeypatch.setitem(KINDS, "samples", cannot_draw)
     (tmp_path / "plots").mkdir()
     svg = '<svg xmlns="http://www.w3.org/2000/svg"><title>4c</title></svg>'
     for name, content in (("alone", svg), ("several-1", svg), ("several-2", svg), ("torn", "<svg")):
@@ -267,4 +272,4 @@ def test_plots_without_runs_are_those_of_the_tables(tmp_path, monkeypatch):
     assert content["computed"] == ["alone", "several-2"]
     assert "made, except alone, several-2: computed from data" in " ".join(render(content).split())
     assert plots["torn"]["title"].startswith("cannot be read")
-    assert plots["wrong"]["title"].startswith("cannot be drawn (ValueError: expected a plot with a kind")
+    assert plots["wrong"]["title"].startswith("cannot be drawn (ValueError: expected samples, got none)")

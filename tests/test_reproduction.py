@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
-from omegaconf import OmegaConf
 
-from dpgen_bench.runs.config import CONF
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame
+from dpgen_bench.tables.rows import load_table, settings_apart, spec_of_job
 from tests.table_toys import ROW, RUN, a_table, line_for, measured
 
 FIGURES = {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}}
@@ -107,11 +107,9 @@ def test_a_ledger_that_does_not_prove_the_budget_is_said_and_does_not_count(tmp_
 
 def test_a_printed_figure_that_is_uncertain_is_not_reproduced(tmp_path):
     """DP-Sinkhorn's Table 2: 80.8 is read from 208, as its note says."""
-    table = OmegaConf.load(CONF / "table" / "dp_sinkhorn_table2.yaml")
-    table.rows = [entry for entry in table.rows if "semi" not in entry.of.variant][-2:-1]
-    (of,) = (dict(entry.of) for entry in table.rows)
-    table.rows[0].run = RUN
-    table.rows[0].pop("caveat", None)
+    table = load_table("dp_sinkhorn_table2")
+    entry = [entry for entry in table.rows if "semi" not in entry.of["variant"]][-2]
+    of, table = entry.of, replace(table, rows=(replace(entry, run=RUN, caveat=None),))
     measured(tmp_path, RUN, "dp_sinkhorn", {"mlp": {"acc_mlp_pct": 80.0}}, repeats=5)
     cell = line_for(assemble("t", table, tmp_path), **of).cells["acc_mlp_pct"]
     assert "what is printed is uncertain" in cell.caveat
@@ -148,9 +146,6 @@ def test_a_stand_in_says_which_settings_are_others(tmp_path):
 
 def test_another_accountant_or_data_set_of_a_stand_in_is_named(tmp_path):
     stand_in = REDUCED + " dataset=mnist privacy.accountant=rdp privacy.epsilon=3"
-    table = OmegaConf.create({"a": RUN, "b": stand_in})
-    from dpgen_bench.tables.rows import settings_apart, spec_of_job
-
-    one, other = (spec_of_job(str(line).split(), tmp_path) for line in table.values())
+    one, other = (spec_of_job(line.split(), tmp_path) for line in (RUN, stand_in))
     assert settings_apart(one, one) == []
     assert settings_apart(one, other) == ["dataset", "accountant", "ε budget"]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,8 +24,9 @@ from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.overrides import parse_override, quote_value
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables import rows, sweeps
-from dpgen_bench.tables.jobs import plan_sweep
+from dpgen_bench.tables.jobs import Job, plan_sweep
 from dpgen_bench.tables.rows import expand
+from dpgen_bench.tables.spec import parse_table
 from dpgen_bench.tables.sweeps import check_overrides, multiruns
 from tests.table_toys import measured
 
@@ -32,15 +34,17 @@ MERF = "experiment=demo/dp_merf"
 BOTH = {"logreg": {"acc_logreg_pct": 91.0}, "mlp": {"acc_mlp_pct": 90.0}}  # all that the protocol quick measures
 
 
-def a_table(*sweeps: str, **more):
-    return OmegaConf.create(
-        {"title": "t", "protocol": "quick", "sweeps": [*sweeps], "metrics": ["acc_mlp_pct"], **more}
-    )
+def a_table(*sweeps: str, **more) -> dict[str, Any]:
+    return {"title": "t", "protocol": "quick", "sweeps": [*sweeps], "metrics": ["acc_mlp_pct"], **more}
 
 
-def write_table(tmp_path: Path, monkeypatch, table) -> None:
+def plan(table: dict[str, Any], results: Path) -> list[Job]:
+    return plan_sweep(parse_table("toy", table), results)
+
+
+def write_table(tmp_path: Path, monkeypatch, table: dict[str, Any]) -> None:
     (tmp_path / "conf" / "table").mkdir(parents=True)
-    OmegaConf.save(table, tmp_path / "conf" / "table" / "toy.yaml")
+    OmegaConf.save(OmegaConf.create(table), tmp_path / "conf" / "table" / "toy.yaml")
     monkeypatch.setattr(rows, "CONF", tmp_path / "conf")
 
 
@@ -55,7 +59,7 @@ def launched(monkeypatch) -> list[list[str]]:
 def test_only_what_is_missing_is_planned(tmp_path):
     done = measured(tmp_path, f"{MERF} privacy.epsilon=10", "quick", BOTH, seed=1)
     table = a_table(f"{MERF} privacy.epsilon=1,10 seed=0,1", f"{MERF} privacy.epsilon=10 seed=1")
-    jobs = plan_sweep(table, tmp_path)
+    jobs = plan(table, tmp_path)
     assert len(jobs) == 4  # the run that two lines name is one
     (finished,) = [job for job in jobs if job.finished]
     assert (finished.spec.id, {job.state for job in jobs if not job.finished}) == (done, {"not run"})
@@ -79,14 +83,14 @@ def test_a_line_of_finished_runs_is_not_launched(tmp_path):
 
 def test_a_run_measured_by_another_protocol_is_trained_not_measured(tmp_path):
     measured(tmp_path, MERF, "standard_2k", BOTH)
-    (job,) = plan_sweep(a_table(f"{MERF} seed=0"), tmp_path)
+    (job,) = plan(a_table(f"{MERF} seed=0"), tmp_path)
     assert job.state == "trained, not measured"
 
 
 def test_steps_are_capped_by_the_scale_and_unknown_where_the_budget_sets_them(tmp_path):
     table = a_table("experiment=demo/dpgan", "experiment=demo/dpgan method.sigma=1.0 method.steps=null")
-    assert [job.steps for job in plan_sweep(table, tmp_path)] == [900, None]
-    assert plan_sweep(table, tmp_path, "quick")[0].steps == 300
+    assert [job.steps for job in plan(table, tmp_path)] == [900, None]
+    assert plan(table, tmp_path, "quick")[0].steps == 300
 
 
 @settings(max_examples=200, deadline=None)
@@ -161,7 +165,7 @@ def test_results_in_the_usual_place_are_not_said(tmp_path, monkeypatch, capsys, 
 def planned(tmp_path_factory):
     results = tmp_path_factory.mktemp("planned")
     line = "experiment=demo/dp_merf seed=0 runtime.keep_steps=[5]"
-    return plan_sweep(a_table(line), results), results
+    return plan(a_table(line), results), results
 
 
 OTHER_RUNS = [

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
-from omegaconf import OmegaConf
 
 from dpgen_bench.report.written import write_table
 from dpgen_bench.runs.config import build_spec, compose_config
@@ -14,7 +15,7 @@ from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame, side_by_side
 from dpgen_bench.tables.rows import expand, load_table
-from tests.table_toys import fake_run
+from tests.table_toys import fake_run, table_of
 
 
 def test_expansion_is_hydras_own():
@@ -45,7 +46,7 @@ def test_a_run_that_two_sweeps_name_is_one_run(tmp_path):
     run = "experiment=demo/dp_merf privacy.epsilon=10"
     fake_run(tmp_path, [*run.split(), "protocol=quick", "seed=0"], 90.0)
     sweeps = [f"{run} seed=0", f"{run} seed=0,1", f"{run} seed=0 protocol=quick protocol.repeats=3"]
-    table = OmegaConf.create({"title": "t", "protocol": "quick", "sweeps": sweeps, "metrics": ["acc_logreg_pct"]})
+    table = table_of(sweeps=sweeps, metrics=["acc_logreg_pct"])
     once, thrice = side_by_side(assemble("demo", table, tmp_path)).to_dict("records")
     assert (once["acc_logreg_pct"], once["seeds"], once["status"]) == ("90.0", "1", "1 measured, 1 not run")
     assert (thrice["acc_logreg_pct"], thrice["seeds"]) == ("–", "0")
@@ -58,7 +59,7 @@ def test_a_figure_that_one_of_two_seeds_lacks_says_so(tmp_path):
     (measurement,) = run.measurements.all()
     measurement["repeats"][0]["metrics"]["logreg"] |= {"status": "failed", "values": {}, "reason": "no"}
     run.measurements.write(measurement)
-    table = OmegaConf.merge(load_table("demo"), {"sweeps": ["experiment=demo/dp_merf privacy.epsilon=10 seed=0,1"]})
+    table = replace(load_table("demo"), sweeps=("experiment=demo/dp_merf privacy.epsilon=10 seed=0,1",))
     built = assemble("demo", table, tmp_path)
     (line,) = side_by_side(built).to_dict("records")
     assert line["acc_logreg_pct"] == "90.0 (1 of 2 seeds)"
@@ -68,33 +69,21 @@ def test_a_figure_that_one_of_two_seeds_lacks_says_so(tmp_path):
 
 def test_a_table_shows_the_settings_its_rows_differ_in(tmp_path):
     sweeps = ["experiment=demo/dp_merf method.steps=100,200", "experiment=demo/dpgan"]
-    table = OmegaConf.create(
-        {
-            "title": "t",
-            "protocol": "quick",
-            "sweeps": sweeps,
-            "settings": ["steps", "n_d"],
-            "metrics": ["acc_logreg_pct"],
-        }
-    )
+    table = table_of(sweeps=sweeps, settings=["steps", "n_d"], metrics=["acc_logreg_pct"])
     built = assemble("demo", table, tmp_path)
     frame = side_by_side(built)
     assert list(frame["steps"]) == ["100", "200", "900"]
     assert list(frame["n_d"]) == ["–", "–", "1"]
     assert list(long_frame(built)["steps"]) == ["100", "200", "900"]
-    table.settings = ["stepz"]
+    table = replace(table, settings=("stepz",))
     with pytest.raises(ValueError, match="names of method settings, got 'stepz'"):
         assemble("demo", table, tmp_path)
 
 
 def test_a_row_may_name_another_protocol_and_says_so(tmp_path):
-    table = OmegaConf.create(
-        {
-            "title": "t",
-            "protocol": "quick",
-            "sweeps": ["experiment=demo/dp_merf", "experiment=demo/dp_merf protocol=standard_utility"],
-            "metrics": ["acc_logreg_pct"],
-        }
+    table = table_of(
+        sweeps=["experiment=demo/dp_merf", "experiment=demo/dp_merf protocol=standard_utility"],
+        metrics=["acc_logreg_pct"],
     )
     frame = side_by_side(assemble("demo", table, tmp_path))
     assert list(frame["protocol"]) == ["quick", "standard_utility"]

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from dpgen_bench.tables import rows
 from dpgen_bench.tables.grid import expand_rows
-from dpgen_bench.tables.spec import check_table
+from dpgen_bench.tables.spec import parse_table
 
 
 def test_a_grid_stands_for_every_combination_with_the_last_axis_fastest() -> None:
@@ -88,6 +88,6 @@ def test_every_table_has_known_keys_and_types(name: str) -> None:
 )
 def test_a_table_that_no_reader_understands_is_refused(changes: dict, message: str) -> None:
     content = {"title": "T", "protocol": "quick"}
-    check_table("t", content)
+    parse_table("t", content)
     with pytest.raises(ValueError, match=message):
-        check_table("t", {**content, **changes})
+        parse_table("t", {**content, **changes})

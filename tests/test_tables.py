@@ -16,7 +16,7 @@ from dpgen_bench.tables import formats, rows
 from dpgen_bench.tables.assembly import assemble, build
 from dpgen_bench.tables.formats import long_frame, side_by_side, to_csv, to_html, to_latex, to_markdown
 from dpgen_bench.tables.rows import TableRow, jobs_of, lines_of, load_table, parent_ids, table_names
-from tests.table_toys import ROW, RUN, a_table, line_for, measured
+from tests.table_toys import ROW, RUN, a_table, line_for, measured, paper_table, table_of
 
 
 def test_a_printed_figure_its_measured_one_and_their_distance(tmp_path):
@@ -77,7 +77,7 @@ def test_what_others_reported_is_no_reproduction_under_this_papers_protocol(tmp_
     """Table 2 of "Private GANs, Revisited" prints DP-Sinkhorn's figures as Cao et al. measured them."""
     measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 48.4}})
     of = {"method": "DP-Sinkhorn", "dataset": "MNIST"}
-    table = OmegaConf.merge(a_table({"of": of, "run": RUN}), {"published": "2"})
+    table = a_table({"of": of, "run": RUN}, published="2")
     line = line_for(assemble("t", table, tmp_path), **of)
     assert (line.cells["fid"].published, line.cells["fid"].alike) == (48.4, False)
     assert line.cells["fid"].caveat == "printed as Cao et al. 2021 has it, measured as they did"
@@ -173,8 +173,7 @@ def test_a_yaml_that_contradicts_itself(entries, complaint, tmp_path):
 
 
 def test_paper_without_table(tmp_path):
-    table = a_table()
-    table.pop("published")
+    table = a_table(published=None)
     with pytest.raises(ValueError, match="`paper` and `published` both"):
         assemble("t", table, tmp_path)
 
@@ -182,18 +181,12 @@ def test_paper_without_table(tmp_path):
 def test_a_row_that_cannot_be_run_says_why_and_a_blank_is_illegible(tmp_path):
     """Final DP-Sinkhorn, Table 2: the row of the L2 cost is lost in the text at hand."""
     lost = {"variant": "perturb=image; loss=L2 (inferred); debias=none"}
-    table = OmegaConf.create(
-        {
-            "title": "Table 2",
-            "paper": "dp_sinkhorn_final",
-            "published": "2",
-            "protocol": "dp_sinkhorn",
-            "rows": [{"of": lost, "why": "nobody knows how"}],
-        }
+    table = a_table(
+        {"of": lost, "why": "its loss is unknown"}, paper="dp_sinkhorn_final", published="2", protocol="dp_sinkhorn"
     )
     built = assemble("t", table, tmp_path)
     line = line_for(built, **lost)
-    assert line.tail["status"] == "not run: nobody knows how"
+    assert line.tail["status"] == "not run: its loss is unknown"
     assert {cell.printed for cell in line.cells.values()} == {"not legible in the source"}
     assert "not legible in the source" in to_markdown(built)
 
@@ -215,16 +208,10 @@ def test_quick_takes_the_stand_in_or_the_run_at_scale_quick():
 
 
 def test_parents_stand_for_the_ids_of_runs_that_need_not_be_there(tmp_path):
-    table = OmegaConf.create(
-        {
-            "title": "restarts",
-            "protocol": "quick",
-            "parents": {"pretrain": "experiment=demo/dpgan privacy.epsilon=inf runtime.keep_steps=[100]"},
-            "sweeps": [
-                "experiment=demo/dpgan privacy.epsilon=inf restart={run:@pretrain,checkpoint:step-100} seed=0,1"
-            ],
-            "metrics": ["acc_mlp_pct"],
-        }
+    table = table_of(
+        parents={"pretrain": "experiment=demo/dpgan privacy.epsilon=inf runtime.keep_steps=[100]"},
+        sweeps=["experiment=demo/dpgan privacy.epsilon=inf restart={run:@pretrain,checkpoint:step-100} seed=0,1"],
+        metrics=["acc_mlp_pct"],
     )
     parent = build_spec(compose_config(["experiment=demo/dpgan", "privacy.epsilon=inf", f"results={tmp_path}"])).id
     assert parent_ids(table, tmp_path) == {"pretrain": parent}
@@ -265,7 +252,7 @@ def test_lines_of_our_own_stand_beside_printed_ones(tmp_path):
 
 
 def test_a_bar_in_a_cell_does_not_end_it(tmp_path):
-    table = OmegaConf.create({"title": "t", "protocol": "quick", "sweeps": [RUN], "metrics": ["fid"]})
+    table = table_of(sweeps=[RUN], metrics=["fid"])
     built = assemble("t", table, tmp_path)
     built.lines[0].tail["status"] = "a|b"
     (line,) = [line for line in to_markdown(built).splitlines() if "dp_merf" in line]
@@ -281,7 +268,7 @@ def test_many_printed_figures_get_a_line_each(tmp_path):
 
 def test_files_are_the_same_again_and_of_the_formats_asked_for(tmp_path, monkeypatch):
     (tmp_path / "conf" / "table").mkdir(parents=True)
-    OmegaConf.save(a_table({"of": ROW, "run": RUN}), tmp_path / "conf" / "table" / "toy8.yaml")
+    OmegaConf.save(OmegaConf.create(paper_table({"of": ROW, "run": RUN})), tmp_path / "conf" / "table" / "toy8.yaml")
     monkeypatch.setattr(rows, "CONF", tmp_path / "conf")
     assert table_names() == ["toy8"]
     measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 260.0}})

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pandas as pd
 import torch
@@ -24,49 +23,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dpgen_bench.nets.transport import Cost, Transport
+from dpgen_bench.tables.plot_spec import BiasVarianceSpec
 from dpgen_bench.utils.environment import one_thread
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What is estimated, and from how many batches.
-
-    Args:
-        p: debiasing fractions; n' = floor(n p). The reference, p = 1, is always computed.
-        pool: images of each class that the generator can draw, a line of the figure each; None for all.
-        n: generated points of the cross group, and real points, of a batch [50 in appendix D.4].
-        batches: of generated and real images [300 in section 5.2; half of them give the same picture in half the time].
-        noise: standard deviation of the noise on a pool's images, whose range is [-1, 1]; 0 is a perfect generator.
-        m, lam, alpha_c: weight of L1 in the cost, lambda, scale of the one-hot label [1, 0.05, 15 in appendix D.3].
-        seed: of the split, the noise and the batches.
-
-    Raises:
-        ValueError: for a value outside its range.
-    """
-
-    p: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    pool: tuple[int | None, ...] = (1, 5, None)
-    n: int = 50
-    batches: int = 150
-    noise: float = 0.2
-    m: float = 1.0
-    lam: float = 0.05
-    alpha_c: float = 15.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        def expect(holds: bool, key: str, what: str) -> None:
-            if not holds:
-                raise ValueError(f"expected {what} for {key}, got {getattr(self, key)!r}.")
-
-        expect(bool(self.p) and all(0 <= p <= 1 for p in self.p), "p", "one fraction in [0, 1] or more")
-        expect(bool(self.pool) and all(k is None or k >= 1 for k in self.pool), "pool", "numbers >= 1 or null")
-        expect(self.n >= 1, "n", "a number >= 1 of points")
-        expect(self.batches >= 2, "batches", "two batches or more")
-        expect(0 <= self.noise < math.inf, "noise", "a standard deviation >= 0")
-
-
-def bias_variance(images: Tensor, labels: Tensor, settings: Settings | None = None) -> pd.DataFrame:
+def bias_variance(images: Tensor, labels: Tensor, settings: BiasVarianceSpec | None = None) -> pd.DataFrame:
     """Bias and variance of the gradient G_p = d/dtheta [2 W(X[0:n], Y) - W(X[0:n], X[n':n'+n])] for each p.
 
     Over batches b = 1..B with gradients G_p^b, their mean M_p, and D_p^b = G_p^b - G_1^b with mean E_p,
@@ -89,7 +50,7 @@ def bias_variance(images: Tensor, labels: Tensor, settings: Settings | None = No
     Raises:
         ValueError: for images out of range, or a class that has none in the generator's half.
     """
-    settings = settings or Settings()
+    settings = settings or BiasVarianceSpec()
     x, classes = _checked(images, labels)
     random = torch.Generator().manual_seed(settings.seed)
     order = torch.randperm(len(x), generator=random)
@@ -115,7 +76,9 @@ def bias_variance(images: Tensor, labels: Tensor, settings: Settings | None = No
     return pd.DataFrame(lines)
 
 
-def draws(pools: list[Tensor], real: Tensor, real_labels: Tensor, settings: Settings) -> Iterator[dict[float, Tensor]]:
+def draws(
+    pools: list[Tensor], real: Tensor, real_labels: Tensor, settings: BiasVarianceSpec
+) -> Iterator[dict[float, Tensor]]:
     """Gradients G_p [2, classes, d] (in the offsets, in the gains) by p, for one batch after the other.
 
     Args:
@@ -137,7 +100,7 @@ def draws(pools: list[Tensor], real: Tensor, real_labels: Tensor, settings: Sett
 
 
 def image_gradients(
-    x: Tensor, labels: Tensor, y: Tensor, real_labels: Tensor, classes: int, settings: Settings
+    x: Tensor, labels: Tensor, y: Tensor, real_labels: Tensor, classes: int, settings: BiasVarianceSpec
 ) -> dict[float, Tensor]:
     """Gradients [2n, d] in the generated images by p, 1 included: those of `transport.semi_debiased` for X = x[0:n+n'].
 
@@ -171,7 +134,7 @@ def _in_parameters(gradient: Tensor, spread: Tensor, labels: Tensor, classes: in
 
 
 def _moments(
-    batches: Iterator[dict[float, Tensor]], settings: Settings
+    batches: Iterator[dict[float, Tensor]], settings: BiasVarianceSpec
 ) -> tuple[dict[float, float], dict[float, float]]:
     """variance(p) and bias(p), see `bias_variance`; sums are kept in float64."""
     B = settings.batches

@@ -9,13 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
-
 from dpgen_bench.plots.parts import epsilon_text
 from dpgen_bench.runs.listing import epsilon_number, is_changed
 from dpgen_bench.runs.soundness import budget_problem
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.tables.rows import TableRow
+from dpgen_bench.tables.spec import TableSpec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,17 +33,17 @@ class Picture:
 
 def finished(
     figure: Figure,
-    table: DictConfig,
+    table: TableSpec,
     rows: Sequence[TableRow],
     folders: Mapping[int, Sequence[RunFolder]],
     how: str,
 ) -> Picture:
     """The picture with the table's title above and the `caption` below."""
-    write_below(figure, str(table.title), caption(table, rows, folders, how))
+    write_below(figure, table.title, caption(table, rows, folders, how))
     return Picture(figure, len(_sound(rows, folders)))
 
 
-def caption(table: DictConfig, rows: Sequence[TableRow], folders: Mapping[int, Sequence[RunFolder]], how: str) -> str:
+def caption(table: TableSpec, rows: Sequence[TableRow], folders: Mapping[int, Sequence[RunFolder]], how: str) -> str:
     """What must be known of the runs in a picture: scale, protocol, seeds, epsilons, and why it reproduces nothing.
 
     Args:
@@ -83,9 +82,9 @@ def _sound(
     return [(row, several) for row, several in kept if several]
 
 
-def _no_reproduction(table: DictConfig, drawn: Sequence[tuple[TableRow, Sequence[RunFolder]]]) -> list[str]:
+def _no_reproduction(table: TableSpec, drawn: Sequence[tuple[TableRow, Sequence[RunFolder]]]) -> list[str]:
     """Why a picture does not show again what a paper shows: all its lines must be made and measured as the paper's."""
-    of_paper = bool(table.get("paper")) or bool(PRINTED.search(str(table.title)))
+    of_paper = bool(table.paper) or bool(PRINTED.search(table.title))
     reasons = [] if of_paper else ["no paper has this picture"]
     other = [row.scale for row, _ in drawn if row.scale != "paper"]
     if len(other) == len(drawn):
@@ -98,7 +97,7 @@ def _no_reproduction(table: DictConfig, drawn: Sequence[tuple[TableRow, Sequence
         others = [
             f"{row.protocol}{' (changed)' if is_changed(row.specs[0].protocol_record()) else ''}" for row, _ in drawn
         ]
-        wanted = str(table.get("protocol"))
+        wanted = table.protocol
         if others := [name for name in _different(others) if name != wanted]:
             reasons.append(f"protocol {', '.join(others)} (the paper's: {wanted})")
         reasons += _said(table)
@@ -108,13 +107,13 @@ def _no_reproduction(table: DictConfig, drawn: Sequence[tuple[TableRow, Sequence
     return reasons
 
 
-def _said(table: DictConfig) -> list[str]:
+def _said(table: TableSpec) -> list[str]:
     """Why the table's yaml says that its figures are no reproduction: of all, of some figures, of some rows."""
-    said = table.get("caveat")
-    words = list(said.values()) if isinstance(said, DictConfig) else [said] if said else []
-    if any(row.get("caveat") for row in table.get("rows", [])):
+    caveat = table.caveat
+    words = list(caveat.values()) if isinstance(caveat, dict) else [caveat] if caveat else []
+    if any(row.caveat for row in table.rows):
         words.append("settings of some rows are not as printed, or not known (see the table)")
-    return _different(" ".join(str(word).split()) for word in words)
+    return _different(" ".join(word.split()) for word in words)
 
 
 def write_below(figure: Figure, title: str, text: str) -> None:

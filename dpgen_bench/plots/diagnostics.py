@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.plots.bias_variance import Settings
 from dpgen_bench.plots.bias_variance import bias_variance as estimate
 from dpgen_bench.plots.captions import Picture, finished, write_below
-from dpgen_bench.plots.grids import samples
 from dpgen_bench.plots.parts import (
     COLOURS,
     Style,
     check_keys,
-    listed,
     proven_text,
     row_name,
 )
 from dpgen_bench.runs.config import build_dataset, compose_config
 from dpgen_bench.runs.diagnostics import read_norms
 from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.tables.plot_spec import BiasVarianceSpec, NormsSpec
 from dpgen_bench.tables.rows import TableRow
+from dpgen_bench.tables.spec import TableSpec
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 MOST = 1000  # releases of one line
 
 
-def norms(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Picture | None:
+def norms(spec: NormsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
     """Norms of the rows that mechanisms released, before clipping: their course over releases, and their histogram.
 
     Each row's first seed that was run with privacy.diagnostics=unsafe. Norms are of training records, and no epsilon
@@ -42,7 +40,7 @@ def norms(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Pict
     """
     from matplotlib.figure import Figure
 
-    check_keys(rows, listed(spec.get("series")))
+    check_keys(rows, spec.series)
     found: list[tuple[TableRow, RunFolder, str, dict[int, np.ndarray]]] = []
     closed = 0
     for row in rows:
@@ -62,7 +60,7 @@ def norms(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Pict
     figure = Figure(figsize=(9.0, 1.4 + 2.8 * len(found)), layout="constrained")
     for panels, (row, folder, name, releases) in zip(figure.subplots(len(found), 2, squeeze=False), found, strict=True):
         _draw_norms(panels, releases, _clipping_norm(folder, name))
-        title = f"{row_name(row, table, listed(spec.get('series')))}: {name}"
+        title = f"{row_name(row, table, spec.series)}: {name}"
         panels[0].set_title(f"{textwrap.fill(title, 60)}\n{proven_text(folder)}", fontsize=9)
     how = "Computed from training records, which no ε covers: for public data only. First seed of each row."
     if closed:
@@ -104,24 +102,12 @@ def _clipping_norm(folder: RunFolder, mechanism: str) -> float:
     return math.inf
 
 
-def bias_variance(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Picture | None:
-    """DP-Sinkhorn's Figure 4(c), from a data set's training images and no run: see the module of that name.
-
-    `dataset` names it (digits, unless said otherwise); all other keys are those of its `Settings`.
-    """
+def bias_variance(spec: BiasVarianceSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
+    """DP-Sinkhorn's Figure 4(c), from a data set's training images and no run: see the module of that name."""
     from matplotlib.figure import Figure
 
-    plain = OmegaConf.to_container(spec)
-    assert isinstance(plain, dict)
-    given: dict[str, Any] = {
-        str(key): tuple(value) if isinstance(value, list) else value
-        for key, value in plain.items()
-        if key not in ("kind", "dataset")
-    }
-    settings = Settings(**given)
-    name = str(plain.get("dataset", "digits"))
-    records = build_dataset(compose_config([f"dataset={name}"])).load("train")
-    found = estimate(records.images.float() / 127.5 - 1.0, records.labels, settings)
+    records = build_dataset(compose_config([f"dataset={spec.dataset}"])).load("train")
+    found = estimate(records.images.float() / 127.5 - 1.0, records.labels, spec)
     figure = Figure(figsize=(8.6, 4.2), layout="constrained")
     panels, style = figure.subplots(1, 2), Style()
     for pool, line in found.groupby("pool"):
@@ -136,20 +122,11 @@ def bias_variance(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow])
         panel.grid(alpha=0.25, linewidth=0.6)
     panels[1].legend(title="images per class\nof the generator", fontsize=8, title_fontsize=8)
     text = (
-        f"No run: gradients over {settings.batches} batches of {settings.n} real and {settings.n} generated images of "
-        f"{name} ({len(records.labels):,} training images, half of them real, the generator's with noise of deviation "
-        f"{settings.noise:g}), which no ε covers.\nNot a reproduction: the paper's lines are generators trained on "
-        "MNIST with different p; here they are pools of held-out images, from collapsed (1 image per class) to diverse."
-        " One estimate from all batches, no repeats: hence no error bars."
+        f"No run: gradients over {spec.batches} batches of {spec.n} real and {spec.n} generated images of "
+        f"{spec.dataset} ({len(records.labels):,} training images, half of them real, the generator's with noise of "
+        f"deviation {spec.noise:g}), which no ε covers.\nNot a reproduction: the paper's lines are generators trained "
+        "on MNIST with different p; here they are pools of held-out images, from collapsed (1 image per class) to "
+        "diverse. One estimate from all batches, no repeats: hence no error bars."
     )
-    write_below(figure, str(table.title), text)
+    write_below(figure, table.title, text)
     return Picture(figure, 0)
-
-
-SETTINGS = {"p", "pool", "n", "batches", "noise", "m", "lam", "alpha_c", "seed"}
-Kind = Callable[[DictConfig, DictConfig, Sequence["TableRow"]], "Picture | None"]
-KINDS: dict[str, tuple[Kind, set[str]]] = {
-    "samples": (samples, {"per_class", "series"}),
-    "norms": (norms, {"series"}),
-    "bias_variance": (bias_variance, {"dataset", *SETTINGS}),
-}

@@ -5,25 +5,34 @@ The same runs give the same bytes: the style is fixed, whatever matplotlibrc say
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, ListConfig
-
-from dpgen_bench.plots import diagnostics as pictures
-from dpgen_bench.plots import kinds
+from dpgen_bench.plots import diagnostics, kinds
+from dpgen_bench.plots.captions import Picture
+from dpgen_bench.plots.grids import samples
 from dpgen_bench.plots.parts import check_keys, same, value_of
+from dpgen_bench.tables.plot_spec import PlotSpec
 from dpgen_bench.tables.rows import TableRow
+from dpgen_bench.tables.spec import TableSpec
 from dpgen_bench.utils.files import atomic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-KINDS = {**kinds.KINDS, **pictures.KINDS}
-COMMON = {"kind", "only"}
+# The function that draws each kind of `tables.plot_spec.PLOT_KINDS`; it gets an entry of that kind alone.
+KINDS: dict[str, Callable[[Any, TableSpec, Sequence[TableRow]], Picture | None]] = {
+    "curve": kinds.curve,
+    "privacy_utility": kinds.privacy_utility,
+    "steps": kinds.steps,
+    "log": kinds.log,
+    "samples": samples,
+    "norms": diagnostics.norms,
+    "bias_variance": diagnostics.bias_variance,
+}
 WITHOUT_RUNS = ("bias_variance",)  # kinds that are drawn though no run was made
 
 STYLE: dict[str, Any] = {
@@ -47,13 +56,13 @@ class Drawing:
     lines: int
 
 
-def draw(name: str, table: DictConfig, rows: Sequence[TableRow], results: Path) -> list[Path]:
+def draw(name: str, table: TableSpec, rows: Sequence[TableRow], results: Path) -> list[Path]:
     """The files of `drawings`, which see."""
     return [path for each in drawings(name, table, rows, results) for path in each.paths]
 
 
 def drawings(
-    name: str, table: DictConfig, rows: Sequence[TableRow], results: Path, skip: Collection[str] = ()
+    name: str, table: TableSpec, rows: Sequence[TableRow], results: Path, skip: Collection[str] = ()
 ) -> list[Drawing]:
     """Write the table's pictures, as PNG and SVG each: NAME, or NAME-1, NAME-2, ... of several.
 
@@ -66,20 +75,19 @@ def drawings(
         skip: kinds that are not drawn; the names of the others do not change.
 
     Raises:
-        ValueError: for an entry of a kind that there is not, or with a key that its kind does not have.
+        ValueError: if an entry names a config key that no row has, or two rows would be drawn at the same place.
     """
     from matplotlib import style
 
     written: list[Drawing] = []
-    entries = plot_entries(table)
-    for number, spec in enumerate(entries):
-        if str(spec.kind) in skip:
+    for number, spec in enumerate(table.plot):
+        if spec.kind in skip:
             continue
         with style.context(["default", STYLE]):
-            picture = KINDS[str(spec.kind)][0](spec, table, _chosen(spec, rows))
+            picture = KINDS[spec.kind](spec, table, _chosen(spec, rows))
             if picture is not None:
-                stem = results / "plots" / stem_of(name, number, len(entries))
-                written.append(Drawing(tuple(_save(picture.figure, stem, str(table.title))), picture.lines))
+                stem = results / "plots" / stem_of(name, number, len(table.plot))
+                written.append(Drawing(tuple(_save(picture.figure, stem, table.title)), picture.lines))
     return written
 
 
@@ -88,32 +96,15 @@ def stem_of(name: str, number: int, entries: int) -> str:
     return name if entries == 1 else f"{name}-{number + 1}"
 
 
-def plot_entries(table: DictConfig) -> list[DictConfig]:
-    """The entries of a table's `plot`, which may be one or a list.
-
-    Raises:
-        ValueError: as `draw`.
-    """
-    plot = table.get("plot")
-    entries = [] if plot is None else list(plot) if isinstance(plot, ListConfig) else [plot]
-    for spec in entries:
-        if not isinstance(spec, DictConfig) or str(spec.get("kind")) not in KINDS:
-            raise ValueError(f"expected a plot with a kind among {', '.join(KINDS)}, got {spec}.")
-        if unknown := sorted(set(map(str, spec)) - KINDS[str(spec.kind)][1] - COMMON):
-            known = ", ".join(sorted(KINDS[str(spec.kind)][1] | COMMON))
-            raise ValueError(f"expected in a plot of kind {spec.kind} the keys {known}, got {', '.join(unknown)}.")
-    return entries
-
-
-def _chosen(spec: DictConfig, rows: Sequence[TableRow]) -> list[TableRow]:
+def _chosen(spec: PlotSpec, rows: Sequence[TableRow]) -> list[TableRow]:
     """The rows with the config values that the entry asks for: `only: {KEY: VALUE or several}`."""
-    only = {str(key): {same(value) for value in _several(values)} for key, values in spec.get("only", {}).items()}
+    only = {key: {same(value) for value in _several(values)} for key, values in spec.only.items()}
     check_keys(rows, only)
     return [row for row in rows if all(same(value_of(row, key)) in only[key] for key in only)]
 
 
 def _several(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, ListConfig) else [value]
+    return list(value) if isinstance(value, tuple) else [value]
 
 
 def _save(figure: Figure, stem: Path, title: str) -> list[Path]:

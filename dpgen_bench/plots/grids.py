@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from omegaconf import DictConfig
 
 from dpgen_bench.plots.captions import Picture, finished
-from dpgen_bench.plots.parts import check_keys, listed, order_of, proven_text, row_name, same, text_of
+from dpgen_bench.plots.parts import check_keys, order_of, proven_text, row_name, same, text_of
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.tables.plot_spec import SamplesSpec
 from dpgen_bench.tables.rows import TableRow
+from dpgen_bench.tables.spec import TableSpec
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,23 +27,20 @@ MOST_ACROSS = 4  # grids side by side
 UNREADABLE = "The samples of run"
 
 
-def samples(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Picture | None:
+def samples(spec: SamplesSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
     """Grids of samples: a column for each method, a row for each ε budget; with one budget columns go on below.
 
     In a grid there is a column for each class and `per_class` rows, of the table row's first seed that has samples.
     What has none stays in its place, empty, with the reason.
 
     Raises:
-        ValueError: if `per_class` is below 1, or a key under `series` is in no row's config.
+        ValueError: if a key under `series` is in no row's config.
     """
     from matplotlib.figure import Figure
 
-    per_class = int(spec.get("per_class", 8))
-    if per_class < 1:
-        raise ValueError(f"expected plot.per_class of at least 1, got {per_class}.")
-    apart = listed(spec.get("series"))
+    apart = spec.series
     check_keys(rows, apart)
-    found = [_grid(row, per_class) for row in rows]
+    found = [_grid(row, spec.per_class) for row in rows]
     blocks = [block for block, _, _ in found if block is not None]
     if not blocks:
         return None
@@ -93,12 +92,12 @@ def _grid(row: TableRow, per_class: int) -> tuple[np.ndarray | None, RunFolder |
     return None, None, damaged or ("no samples" if status == "measured" else status)
 
 
-def _columns(rows: Sequence[TableRow], table: DictConfig, apart: Sequence[str]) -> list[str]:
+def _columns(rows: Sequence[TableRow], table: TableSpec, apart: Sequence[str]) -> list[str]:
     """Each row's column: method and data set, and what tells apart rows of one budget, which never share a cell.
 
     A setting that goes with the budget, such as the number of steps, does not part a method's rows.
     """
-    plain = DictConfig({**table, "settings": []})
+    plain = replace(table, settings=())
     names = [row_name(row, plain, apart) for row in rows]
     for longer in (
         lambda row: row_name(row, table, apart),

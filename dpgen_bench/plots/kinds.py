@@ -8,12 +8,12 @@ values are lines; `panel`, a config key with a column of panels for each value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from omegaconf import DictConfig
 
 from dpgen_bench.plots.captions import Picture
 from dpgen_bench.plots.panels import Grid
@@ -23,7 +23,6 @@ from dpgen_bench.plots.parts import (
     check_keys,
     epsilon_text,
     label_of,
-    listed,
     read_log,
     same,
     value_of,
@@ -32,7 +31,9 @@ from dpgen_bench.runs.kept import trajectory
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.runs.values import metric_values
 from dpgen_bench.tables.leaderboard import unplaced
+from dpgen_bench.tables.plot_spec import CurveSpec, LinesSpec, LogSpec, PrivacyUtilitySpec, StepsSpec
 from dpgen_bench.tables.rows import TableRow
+from dpgen_bench.tables.spec import TableSpec
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,23 +42,22 @@ if TYPE_CHECKING:
 MOST = 1000  # points of one line of a log: more are no wider than a pixel
 
 
-def curve(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Picture | None:
+def curve(spec: CurveSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
     """Final figures over a config key or an epsilon (`x`); bars span the seeds.
 
     Raises:
         ValueError: if two rows of one line have the same x: `series` must tell them apart.
     """
-    x = str(spec.get("x"))
+    x = spec.x
     check_keys(rows, [x])
-    ys = listed(spec.get("y"))
-    shown = [row for row in rows if any(_by_seed(row, y) for y in ys)]
+    shown = [row for row in rows if any(_by_seed(row, y) for y in spec.y)]
     left_out = [row for row in shown if value_of(row, x) is None]
     shown = [row for row in shown if value_of(row, x) is not None]
     if not shown:
         return None
     grid = Grid(spec, shown, x)
     words = epsilon_text if x.startswith("epsilon_") else "{:g}".format
-    axis = XAxis((value_of(member.row, x) for member in grid.members), bool(spec.get("log_x", False)), words)
+    axis = XAxis((value_of(member.row, x) for member in grid.members), spec.log_x, words)
     drawn: dict[int, list[RunFolder]] = {}
     hollow = [_has_no_place(table, member.row) for member in grid.members]
     for (y, column), panel in grid.panels.items():
@@ -74,7 +74,7 @@ def curve(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Pict
             _draw_points(panel, axis, points_of, grid.style[line], line)
             drawn |= {member.number: member.row.measured for _, member, seeds in found if seeds}
         axis.apply(panel)
-        panel.set_xlabel(str(spec.get("x_label") or label_of(x)))
+        panel.set_xlabel(spec.x_label or label_of(x))
     how = "Points: means over seeds; bars: lowest to highest seed."
     if left_out:
         how += f" Left out: {len(left_out)} row(s) without {x}."
@@ -83,10 +83,10 @@ def curve(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Pict
     return grid.finish(spec, table, drawn, how)
 
 
-def _has_no_place(table: DictConfig, row: TableRow) -> bool:
+def _has_no_place(table: TableSpec, row: TableRow) -> bool:
     """Whether a leaderboard gives the row no place, by the same rules; in other tables there are no places."""
-    board = table.get("leaderboard")
-    return bool(board and unplaced(row, str(board.by), str(board.get("unit", "record"))))
+    board = table.leaderboard
+    return bool(board and unplaced(row, board.by, board.unit))
 
 
 def _by_seed(row: TableRow, y: str) -> list[float]:
@@ -116,26 +116,23 @@ def _draw_points(
         panel.plot(*zip(*hollow_ones, strict=True), markerfacecolor="white", markersize=5, zorder=3, **look)  # type: ignore[arg-type]
 
 
-def privacy_utility(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Picture | None:
+def privacy_utility(spec: PrivacyUtilitySpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
     """Figures over epsilon, a line for each method; runs without privacy stand at ∞, at the right.
 
     Of a leaderboard, lines that have no place have hollow markers.
 
     `epsilon: claimed` takes the papers' counts in place of what is proven.
     """
-    which = str(spec.get("epsilon", "proven"))
-    if which not in ("proven", "claimed"):
-        raise ValueError(f"expected plot.epsilon proven or claimed, got {which!r}.")
-    full = DictConfig({"series": "method.name", **spec, "x": f"epsilon_{which}", "log_x": True})
-    return curve(full, table, rows)
+    shared = {each.name: getattr(spec, each.name) for each in fields(LinesSpec)}
+    return curve(CurveSpec(**shared, x=f"epsilon_{spec.epsilon}", log_x=True), table, rows)
 
 
-def steps(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Picture | None:
+def steps(spec: StepsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
     """Figures of the generators kept along the way over steps, and the epsilon spent by then on a second axis.
 
     `per` names a config key by which the steps are divided: per method.n_d, discriminator steps become generator steps.
     """
-    per = str(spec.per) if spec.get("per") else None
+    per = spec.per
     check_keys(rows, [per] if per else [])
     ways: dict[int, list[tuple[RunFolder, dict[float, tuple[float, dict[str, list[float]]]]]]] = {}
     for i, row in enumerate(rows):
@@ -147,8 +144,7 @@ def steps(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Pict
             if points:
                 way = {point.step / unit: (point.epsilon, metric_values(point.measurement)) for point in points}
                 ways.setdefault(i, []).append((folder, way))
-    ys = listed(spec.get("y"))
-    kept = [i for i in ways if any(y in found for _, way in ways[i] for _, found in way.values() for y in ys)]
+    kept = [i for i in ways if any(y in found for _, way in ways[i] for _, found in way.values() for y in spec.y)]
     if not kept:
         return None
     shown = [rows[i] for i in kept]
@@ -166,9 +162,9 @@ def steps(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Pict
                         if math.isfinite(epsilon):
                             spent.setdefault(x, []).append(epsilon)
             _draw_band(panel, seeds, grid.style[member.line], member.line, marks=True)
-        panel.set_xlabel(str(spec.get("x_label") or ("steps" if per is None else f"steps / {label_of(per)}")))
+        panel.set_xlabel(spec.x_label or ("steps" if per is None else f"steps / {label_of(per)}"))
         panel.xaxis.set_major_formatter("{x:,.0f}")
-        if spec.get("log_x", False):
+        if spec.log_x:
             panel.set_xscale("log")
             panel.xaxis.set_minor_formatter("")
         apart |= not _second_axis(panel, spent)
@@ -213,28 +209,23 @@ def _second_axis(panel: Axes, spent: Mapping[float, Sequence[float]]) -> bool:
     return True
 
 
-def log(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Picture | None:
+def log(spec: LogSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
     """Scalars of log.jsonl over the number of the row that has them; `ema` averages them first, `x_max` ends the axis.
 
     Drawn for runs whose training has ended. A line of several seeds ends where the shortest does.
     """
-    decay = spec.get("ema")
-    if decay is not None and not 0.0 <= float(decay) < 1.0:
-        raise ValueError(f"expected plot.ema in [0, 1), got {decay!r}.")
-    last = None if spec.get("x_max") is None else int(spec.x_max)
-    ys = listed(spec.get("y"))
     logs: dict[int, dict[str, list[np.ndarray]]] = {}
     folders: dict[int, list[RunFolder]] = {}
     for i, row in enumerate(rows):
         for folder in row.folders:
             if folder.id in row.unusable or not folder.trained:
                 continue
-            values = {y: read_log(folder.path / "log.jsonl", y)[:last] for y in ys}
+            values = {y: read_log(folder.path / "log.jsonl", y)[: spec.x_max] for y in spec.y}
             if any(len(found) for found in values.values()):
                 folders.setdefault(i, []).append(folder)
             for y, found in values.items():
                 if len(found):
-                    scalar = found if decay is None else averaged(found, float(decay))
+                    scalar = found if spec.ema is None else averaged(found, spec.ema)
                     logs.setdefault(i, {}).setdefault(y, []).append(scalar)
     if not logs:
         return None
@@ -250,21 +241,10 @@ def log(spec: DictConfig, table: DictConfig, rows: Sequence[TableRow]) -> Pictur
             chosen = np.unique(np.append(np.arange(0, length, math.ceil(length / MOST)), length - 1))
             seeds = {float(t + 1): [float(found[t]) for found in several] for t in chosen}
             _draw_band(panel, seeds, grid.style[member.line], member.line, marks=False)
-        panel.set_xlabel(str(spec.get("x_label") or "row of the log"))
+        panel.set_xlabel(spec.x_label or "row of the log")
         panel.xaxis.set_major_formatter("{x:,.0f}")
     how = "Lines: means over seeds; bands: lowest to highest seed."
-    if decay is not None:
-        how += f" Exponential moving averages with decay {float(decay):g}."
+    if spec.ema is not None:
+        how += f" Exponential moving averages with decay {spec.ema:g}."
     drawn = {number: folders[i] for number, i in enumerate(kept)}
     return grid.finish(spec, table, drawn, how)
-
-
-LINES = {"y", "series", "panel", "x_label", "y_label", "log_y"}
-# Each kind with the keys that its entries may have besides `kind`.
-Kind = Callable[[DictConfig, DictConfig, Sequence["TableRow"]], "Picture | None"]
-KINDS: dict[str, tuple[Kind, set[str]]] = {
-    "curve": (curve, {*LINES, "x", "log_x"}),
-    "privacy_utility": (privacy_utility, {*LINES, "epsilon"}),
-    "steps": (steps, {*LINES, "per", "log_x"}),
-    "log": (log, {*LINES, "ema", "x_max"}),
-}

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
-
 from dpgen_bench.plots.captions import Picture, finished
 from dpgen_bench.plots.chance import chance_levels, draw_chance, is_accuracy
-from dpgen_bench.plots.parts import Style, check_keys, label_of, listed, order_of, rank, text_of, value_of
+from dpgen_bench.plots.parts import Style, check_keys, label_of, order_of, rank, text_of, value_of
 from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.tables.plot_spec import LinesSpec
 from dpgen_bench.tables.rows import TableRow
+from dpgen_bench.tables.spec import TableSpec
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,16 +39,12 @@ class Grid:
         ValueError: if a key that the entry names is in no row's config.
     """
 
-    def __init__(self, spec: DictConfig, rows: Sequence[TableRow], x: str | None = None) -> None:
+    def __init__(self, spec: LinesSpec, rows: Sequence[TableRow], x: str | None = None) -> None:
         from matplotlib.figure import Figure
 
-        series, panels = listed(spec.get("series")), listed(spec.get("panel"))
-        if len(panels) > 1:
-            raise ValueError(f"expected one config key for plot.panel, got {panels}.")
+        series, panels = spec.series, [spec.panel] if spec.panel else []
         check_keys(rows, [*series, *panels])
-        self.ys, self.key, self.style = listed(spec.get("y")), panels[0] if panels else None, Style()
-        if not self.ys:
-            raise ValueError("expected plot.y to name a figure or several.")
+        self.ys, self.key, self.style = spec.y, spec.panel, Style()
         extra = [
             key
             for key in ALWAYS
@@ -73,15 +69,13 @@ class Grid:
     def _panel(self, row: TableRow) -> str:
         return text_of(value_of(row, self.key)) if self.key else text_of(None)
 
-    def finish(
-        self, spec: DictConfig, table: DictConfig, drawn: Mapping[int, Sequence[RunFolder]], how: str
-    ) -> Picture:
+    def finish(self, spec: LinesSpec, table: TableSpec, drawn: Mapping[int, Sequence[RunFolder]], how: str) -> Picture:
         """Titles, labels, scales, the legend and the caption, after the lines are drawn.
 
         `drawn` has the runs that are, by the number of the row.
         """
         for (y, column), panel in self.panels.items():
-            panel.set_ylabel(str(spec.get("y_label") or label_of(y)))
+            panel.set_ylabel(spec.y_label or label_of(y))
             panel.grid(alpha=0.25, linewidth=0.6)
             if self.key:
                 panel.set_title(f"{label_of(self.key)}: {column}", fontsize=9)
@@ -89,7 +83,7 @@ class Grid:
                 panel.text(0.5, 0.5, "nothing measured", ha="center", va="center", transform=panel.transAxes)
             levels = chance_levels(y, [member.row for member in self.members if member.panel == column or not self.key])
             draw_chance(panel, levels, percent=y.endswith("_pct"))
-            if spec.get("log_y", False):
+            if spec.log_y:
                 panel.set_yscale("log")
             elif y == "fid" or is_accuracy(y):  # an axis that starts elsewhere makes small differences look large
                 panel.set_ylim(0.0, 1.04 * panel.get_ylim()[1])

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.listing import describe_dataset, epsilon_number, format_epsilon
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.tables.rows import TableRow
+from dpgen_bench.tables.spec import TableSpec
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,12 +68,6 @@ def label_of(name: str, plain: bool = False) -> str:
         who = {"": "average", "avg": "average"}.get(middle, CLASSIFIERS.get(middle, middle.replace("_", " ")))
         return f"{'calibrated accuracy' if calibrated else 'accuracy'}, {who} (%)"
     return name.rsplit(".", 1)[-1].replace("_", " ")
-
-
-def listed(value: Any) -> list[str]:
-    """A yaml's entry that may be one name, several, or nothing."""
-    plain = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-    return [] if plain is None else [str(name) for name in plain] if isinstance(plain, list) else [str(plain)]
 
 
 def value_of(row: TableRow, key: str) -> Any:
@@ -249,11 +244,11 @@ def averaged(values: np.ndarray, decay: float) -> np.ndarray:
     return out
 
 
-def row_name(row: TableRow, table: DictConfig, apart: Iterable[str] = ()) -> str:
+def row_name(row: TableRow, table: TableSpec, apart: Iterable[str] = ()) -> str:
     """A row in words: method, data set, the table's `settings`, and what `apart` names; no line ends within `T = 3`."""
     config = row.specs[0].config
     words = [str(config.method.name), describe_dataset(config)]
-    keys = [*(f"method.{name}" for name in listed(table.get("settings"))), *apart]
+    keys = [*(f"method.{name}" for name in table.settings), *apart]
     words += [
         f"{label_of(key, plain=True)}\u00a0=\u00a0{text_of(value)}"
         for key in keys

@@ -43,7 +43,7 @@ def _write(built: Built, results: Path, formats: Sequence[str], quiet: bool) -> 
         write_atomic(path, WRITERS[kind](built))
         written.append(path)
     table = load_table(name)
-    if table.get("plot") and (built.lines or scale == "paper"):
+    if table.plot and (built.lines or scale == "paper"):
         written += draw(stem, table, built.rows, results)
     console.print(f"{name}: " + " ".join(str(path) for path in written), highlight=False, soft_wrap=True)
     return written

@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.listing import describe_dataset, is_changed
 from dpgen_bench.tables.leaderboard import ranked
@@ -23,6 +21,7 @@ from dpgen_bench.tables.rows import (
     rows_of,
     sweep_lines,
 )
+from dpgen_bench.tables.spec import RowSpec, TableSpec
 
 
 def build(name: str, results: Path, scale: str = "paper") -> Built:
@@ -34,12 +33,12 @@ def build(name: str, results: Path, scale: str = "paper") -> Built:
     return assemble(name, load_table(name), results, scale)
 
 
-def assemble(name: str, table: DictConfig, results: Path, scale: str = "paper") -> Built:
+def assemble(name: str, table: TableSpec, results: Path, scale: str = "paper") -> Built:
     """`build` for a table's content."""
     check_scale(scale)
     parents = parent_ids(table, results, scale)
-    found: list[tuple[PublishedRow | None, TableRow | None, str, DictConfig | None]] = []
-    metrics: list[str] = [str(metric) for metric in table.get("metrics", [])]
+    found: list[tuple[PublishedRow | None, TableRow | None, str, RowSpec | None]] = []
+    metrics: list[str] = list(table.metrics)
     printed = _printed_rows(table)
     if printed:
         metrics = metrics or list(dict.fromkeys(metric for row in printed for metric in row.cells))
@@ -57,34 +56,34 @@ def assemble(name: str, table: DictConfig, results: Path, scale: str = "paper") 
             [] if row is None or entry is None or ours is None else what_differs(table, entry, ours, results, parents)
         )
         lines.append(_line(table, metrics, row, ours, why, entry, differs))
-    if table.get("leaderboard"):
-        lines = ranked(table, lines)
-    note = " ".join(str(table.get("note", "")).split())
+    if table.leaderboard:
+        lines = ranked(table, table.leaderboard, lines)
+    note = " ".join(table.note.split())
     if note and printed and scale == "quick":
         note = f"Of the paper's own runs, for which these stand in: {note}"
     remarks = _remarks([line.row for line in lines if line.row is not None])
-    return Built(name, str(table.title), note, scale, metrics, lines, remarks, bool(printed))
+    return Built(name, table.title, note, scale, metrics, lines, remarks, bool(printed))
 
 
-def _printed_rows(table: DictConfig) -> list[PublishedRow]:
-    if bool(table.get("paper")) != bool(table.get("published")):
+def _printed_rows(table: TableSpec) -> list[PublishedRow]:
+    if bool(table.paper) != bool(table.published):
         raise ValueError(
             "expected `paper` and `published` both, or neither: the source and the table in results/published."
         )
-    return published_rows(str(table.paper), str(table.published)) if table.get("paper") else []
+    return published_rows(table.paper, table.published) if table.paper and table.published else []
 
 
-def _entries(table: DictConfig, printed: Sequence[PublishedRow]) -> list[tuple[PublishedRow, DictConfig | None]]:
+def _entries(table: TableSpec, printed: Sequence[PublishedRow]) -> list[tuple[PublishedRow, RowSpec | None]]:
     """Each printed row with the entry of `rows` that names it, if one does.
 
     Raises:
         ValueError: if an entry names no printed row, two name the same, or an entry has neither `run` nor `why`.
     """
-    named: dict[int, DictConfig] = {}
-    for entry in table.get("rows", []):
-        if not (entry.get("run") or entry.get("why")):
-            raise ValueError(f"expected `run` or `why` in the entry of rows of {dict(entry.of)}, got {sorted(entry)}.")
-        wanted = {str(key): str(value) for key, value in entry.of.items()}
+    named: dict[int, RowSpec] = {}
+    for entry in table.rows:
+        if not (entry.run or entry.why):
+            raise ValueError(f"expected `run` or `why` in the entry of rows of {entry.of}, got neither; add one.")
+        wanted = entry.of
         if unknown := wanted.keys() - PublishedRow.__dataclass_fields__.keys():
             raise ValueError(f"expected under `of` fields of a printed row, got {sorted(unknown)}.")
         matching = [i for i, row in enumerate(printed) if all(getattr(row, key) == wanted[key] for key in wanted)]
@@ -99,9 +98,9 @@ def _entries(table: DictConfig, printed: Sequence[PublishedRow]) -> list[tuple[P
 
 
 def _answer(
-    table: DictConfig,
+    table: TableSpec,
     printed: PublishedRow,
-    entry: DictConfig | None,
+    entry: RowSpec | None,
     results: Path,
     parents: dict[str, str],
     scale: str,
@@ -120,23 +119,23 @@ def _answer(
     return rows[0], ""
 
 
-def check_settings(table: DictConfig, rows: Sequence[TableRow]) -> None:
+def check_settings(table: TableSpec, rows: Sequence[TableRow]) -> None:
     """
     Raises:
         ValueError: if the table names a setting that none of its methods has.
     """
-    for name in table.get("settings", []):
+    for name in table.settings:
         if rows and not any(name in row.specs[0].config.method for row in rows):
             raise ValueError(f"expected under `settings` the names of method settings, got {name!r}, which none has.")
 
 
 def _line(
-    table: DictConfig,
+    table: TableSpec,
     metrics: Sequence[str],
     printed: PublishedRow | None,
     row: TableRow | None,
     why: str,
-    entry: DictConfig | None,
+    entry: RowSpec | None,
     differs: Sequence[str],
 ) -> Line:
     cells = {}
@@ -152,7 +151,7 @@ def _line(
     return Line(_head(table, printed, row), cells, tail, row, printed)
 
 
-def _head(table: DictConfig, printed: PublishedRow | None, row: TableRow | None) -> dict[str, str]:
+def _head(table: TableSpec, printed: PublishedRow | None, row: TableRow | None) -> dict[str, str]:
     """What the line is: as printed, or else as configured; then its epsilons here."""
     head: dict[str, str] = {}
     config = row.specs[0].config if row else None
@@ -169,8 +168,8 @@ def _head(table: DictConfig, printed: PublishedRow | None, row: TableRow | None)
             head["reported in"] = "–"
     if config and not printed:
         head = {"method": str(config.method.name)}
-    for name in table.get("settings", []):
-        head[str(name)] = "–" if config is None else str(config.method.get(name, "–"))
+    for name in table.settings:
+        head[name] = "–" if config is None else str(config.method.get(name, "–"))
     if not printed:
         head["dataset"] = describe_dataset(config) if config else "–"
     if config is None or row is None:
@@ -207,7 +206,7 @@ def _tail(row: TableRow | None, why: str) -> dict[str, str]:
 
 
 def _cell(
-    table: DictConfig, metric: str, printed: PublishedRow | None, row: TableRow | None, differs: Sequence[str]
+    table: TableSpec, metric: str, printed: PublishedRow | None, row: TableRow | None, differs: Sequence[str]
 ) -> Cell:
     ours = row.summary(metric) if row else None
     words = row.cell(metric) if row else "–"

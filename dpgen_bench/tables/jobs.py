@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.kept import kept_steps_measured
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.validation import folder_problem
 from dpgen_bench.tables.rows import expand, lines_of, parent_overrides, spec_of_job, with_parents
+from dpgen_bench.tables.spec import TableSpec
 
 DAMAGED = "damaged: "
 
@@ -51,7 +50,7 @@ class Job:
         return wanted if cap is None else min(wanted, int(cap))
 
 
-def plan_sweep(table: DictConfig, results: Path, scale: str = "paper") -> list[Job]:
+def plan_sweep(table: TableSpec, results: Path, scale: str = "paper") -> list[Job]:
     """Every run of the table once, parents first, then in the order of its lines, each with its state."""
     of_parents = parent_overrides(table, scale)
     ids = {name: spec_of_job(words, results).id for name, words in of_parents.items()}
@@ -69,9 +68,9 @@ def plan_sweep(table: DictConfig, results: Path, scale: str = "paper") -> list[J
     return list(jobs.values())
 
 
-def _kept_overrides(table: DictConfig, scale: str) -> list[str]:
+def _kept_overrides(table: TableSpec, scale: str) -> list[str]:
     """The overrides that keep and measure generators along the way, for a table with `kept_steps`."""
-    steps = (table.get("quick") or {}).get("kept_steps") if scale == "quick" else table.get("kept_steps")
+    steps = table.quick.kept_steps if scale == "quick" else table.kept_steps
     if not steps:
         return []
     return [f"runtime.keep_steps=[{','.join(str(step) for step in steps)}]", "runtime.measure_kept=true"]

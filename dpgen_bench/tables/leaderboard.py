@@ -14,6 +14,7 @@ from dpgen_bench.runs.listing import epsilon_number
 from dpgen_bench.runs.soundness import budget_problem, diagnostics_kept
 from dpgen_bench.tables.lines import Line
 from dpgen_bench.tables.rows import TableRow
+from dpgen_bench.tables.spec import LeaderboardSpec, TableSpec
 
 # A run below this share of its budget was trained with more noise than the others of its place.
 SPENT = 0.98
@@ -24,7 +25,7 @@ LOWER = re.compile(
 HIGHER = re.compile(r"inception_score|precision|recall|density|coverage|acc_(?!\w*real_pct$)\w+_pct")
 
 
-def ranked(table: DictConfig, lines: Sequence[Line]) -> list[Line]:
+def ranked(table: TableSpec, board: LeaderboardSpec, lines: Sequence[Line]) -> list[Line]:
     """The lines by data set, then epsilon, then place; the place stands first in each line's head.
 
     Places are given among lines of one data set and one epsilon by the mean of the figure `leaderboard.by`: the lowest
@@ -48,11 +49,11 @@ def ranked(table: DictConfig, lines: Sequence[Line]) -> list[Line]:
     if len(rows) < len(lines):
         raise ValueError("expected a leaderboard of measured runs, got printed numbers in it.")
     _expect_comparable(rows)
-    by, unit = str(table.leaderboard.by), str(table.leaderboard.get("unit", "record"))
-    sign = 1 if _lower_is_better(table, rows) else -1
+    by = board.by
+    sign = 1 if _lower_is_better(table, board, rows) else -1
     placed: dict[tuple[str, float], list[tuple[float, Line, str]]] = {}
     for line, row in zip(lines, rows, strict=True):
-        summary, why = line.cells[by].ours, unplaced(row, by, unit)
+        summary, why = line.cells[by].ours, unplaced(row, by, board.unit)
         value = math.inf if summary is None or why or not row.measured else sign * summary.mean
         epsilon = row.specs[0].config.privacy.epsilon  # lines without a budget, which have no place, come first
         group = (str(line.head["dataset"]), -1.0 if epsilon is None else float(epsilon))
@@ -69,15 +70,13 @@ def ranked(table: DictConfig, lines: Sequence[Line]) -> list[Line]:
     return out
 
 
-def _lower_is_better(table: DictConfig, rows: Sequence[TableRow]) -> bool:
-    board = table.leaderboard
-    by, better = str(board.by), board.get("better")
-    metrics = [str(metric) for metric in table.get("metrics", [])]
-    if by not in metrics:
-        raise ValueError(f"expected leaderboard.by among the table's metrics, {', '.join(metrics)}, got {by!r}.")
+def _lower_is_better(table: TableSpec, board: LeaderboardSpec, rows: Sequence[TableRow]) -> bool:
+    by, better = board.by, board.better
+    if by not in table.metrics:
+        raise ValueError(f"expected leaderboard.by among the table's metrics, {', '.join(table.metrics)}, got {by!r}.")
     own = "lower" if LOWER.fullmatch(by) else "higher" if HIGHER.fullmatch(by) else None
-    if better not in (None, "lower", "higher") or (own and better not in (None, own)):
-        raise ValueError(f"expected leaderboard.better {own or 'lower or higher'} for {by}, got {better!r}.")
+    if own and better not in (None, own):
+        raise ValueError(f"expected leaderboard.better {own} for {by}, got {better!r}.")
     if own is None:
         there = sorted({name for row in rows for known in row.known for name in known})
         if better is None:

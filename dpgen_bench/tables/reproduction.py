@@ -6,20 +6,17 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig
-
 from dpgen_bench.runs.listing import current_protocol
 from dpgen_bench.runs.measurements import sampling_settings
 from dpgen_bench.runs.statistics import Summary
 from dpgen_bench.tables.published import METRICS, PublishedRow
 from dpgen_bench.tables.rows import TableRow, line_of, rows_of, settings_apart
+from dpgen_bench.tables.spec import RowSpec, TableSpec
 
 OWN = ("this paper", "run by")  # begins `reported_in` of what the paper's authors measured themselves
 
 
-def what_differs(
-    table: DictConfig, entry: DictConfig, row: TableRow, results: Path, parents: dict[str, str]
-) -> list[str]:
+def what_differs(table: TableSpec, entry: RowSpec, row: TableRow, results: Path, parents: dict[str, str]) -> list[str]:
     """What keeps every figure of a printed row's runs from being a reproduction, besides the protocol."""
     if not row.measured:
         return []
@@ -32,28 +29,26 @@ def what_differs(
     return [*reasons, *row.budget_problems()]
 
 
-def check_caveats(table: DictConfig, metrics: Sequence[str]) -> None:
+def check_caveats(table: TableSpec, metrics: Sequence[str]) -> None:
     """
     Raises:
         ValueError: if `caveat` of the table or a row gives a reason for a figure that the table has not.
     """
-    for owner in (table, *table.get("rows", [])):
-        said = owner.get("caveat")
-        for name in said if isinstance(said, DictConfig) else ():
+    for caveat in (table.caveat, *(row.caveat for row in table.rows)):
+        for name in caveat if isinstance(caveat, dict) else ():
             if name not in metrics:
                 raise ValueError(f"expected under `caveat` figures of the table ({', '.join(metrics)}), got {name!r}.")
 
 
-def stated_caveats(owner: DictConfig | None, metric: str) -> list[str]:
+def stated_caveats(owner: TableSpec | RowSpec | None, metric: str) -> list[str]:
     """Why the yaml says that the figure is no reproduction: `caveat`, one reason for all figures, or one for each."""
-    said = owner.get("caveat") if owner else None
-    if isinstance(said, DictConfig):
-        said = said.get(metric)
-    return [" ".join(str(said).split())] if said else []
+    caveat = owner.caveat if owner else None
+    reason = caveat.get(metric) if isinstance(caveat, dict) else caveat
+    return [" ".join(reason.split())] if reason else []
 
 
 def caveats_of(
-    table: DictConfig, metric: str, printed: PublishedRow, row: TableRow, ours: Summary, differs: Sequence[str]
+    table: TableSpec, metric: str, printed: PublishedRow, row: TableRow, ours: Summary, differs: Sequence[str]
 ) -> str:
     """Why a measured figure does not count as a reproduction of the printed one; "" where it does."""
     reasons = [one.caveat for one in METRICS.values() if one.name == metric and one.caveat]
@@ -63,7 +58,7 @@ def caveats_of(
         reasons.append("what is printed is uncertain")
     reasons += differs
     if keys := _keys_of(row, metric):  # else it is a cost, which no protocol measures
-        theirs, here = current_protocol(str(table.protocol)), row.specs[0].protocol_record()
+        theirs, here = current_protocol(table.protocol), row.specs[0].protocol_record()
         # Both draw the same samples, and have the metric that gives the figure word for word.
         alike = all(key in theirs["metrics"] and theirs["metrics"][key] == here["metrics"].get(key) for key in keys)
         if sampling_settings(theirs) != sampling_settings(here) or not alike:

@@ -23,7 +23,7 @@ from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.validation import folder_problem
 from dpgen_bench.runs.values import cost, metric_values, notes
 from dpgen_bench.tables.grid import expand_rows
-from dpgen_bench.tables.spec import check_table
+from dpgen_bench.tables.spec import RowSpec, TableSpec, parse_table
 
 SCALES = ("paper", "quick")
 QUICK_PROTOCOL = "standard_1k_cpu"  # of a table's quick runs, where its yaml names none
@@ -144,25 +144,22 @@ def table_names() -> list[str]:
     return sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
 
 
-def load_table(name: str) -> DictConfig:
-    """A table's yaml, with each grid entry of its `rows` replaced by the rows that it stands for.
+def load_table(name: str) -> TableSpec:
+    """The table conf/table/NAME.yaml, with each grid entry of its `rows` replaced by the rows that it stands for.
 
     Raises:
         ValueError: if there is none of that name, for a grid that cannot be (see `expand_rows`), or for keys or types
-            that no table has (see `check_table`).
+            that no table has (see `parse_table`).
     """
     if name not in table_names():  # which a path out of the folder is not either
         raise ValueError(f"expected a table in {CONF / 'table'} ({', '.join(table_names())}), got {name!r}.")
-    loaded = OmegaConf.load(CONF / "table" / f"{name}.yaml")
-    assert isinstance(loaded, DictConfig)
-    if loaded.get("rows"):
-        entries = OmegaConf.to_container(loaded.rows)
-        assert isinstance(entries, list)
-        loaded.rows = expand_rows(entries)
-    content = OmegaConf.to_container(loaded)
-    assert isinstance(content, dict)
-    check_table(name, {str(key): value for key, value in content.items()})
-    return loaded
+    loaded = OmegaConf.to_container(OmegaConf.load(CONF / "table" / f"{name}.yaml"))
+    if not isinstance(loaded, dict):
+        raise ValueError(f"table {name}: expected a mapping of keys to values, got {loaded!r}.")
+    content = {str(key): value for key, value in loaded.items()}
+    if content.get("rows"):
+        content["rows"] = expand_rows(content["rows"])
+    return parse_table(name, content)
 
 
 def expand(sweep: str) -> list[list[str]]:
@@ -177,47 +174,47 @@ def expand(sweep: str) -> list[list[str]]:
     return [list(job) for job in itertools.product(*choices)]
 
 
-def parent_overrides(table: DictConfig, scale: str = "paper") -> dict[str, list[str]]:
+def parent_overrides(table: TableSpec, scale: str = "paper") -> dict[str, list[str]]:
     """The overrides of the table's `parents`, runs that others restart from, by name.
 
     Raises:
         ValueError: if a parent's line is not one run.
     """
     words = {}
-    for name, line in table.get("parents", {}).items():
-        jobs = expand(str(line))
+    for name, line in table.parents.items():
+        jobs = expand(line)
         if len(jobs) != 1:
             raise ValueError(f"expected the line of one run for the parent {name!r}, got {len(jobs)}: {line}")
-        words[str(name)] = [*measured_by(table, jobs[0]), *(["scale=quick"] if scale == "quick" else [])]
+        words[name] = [*measured_by(table, jobs[0]), *(["scale=quick"] if scale == "quick" else [])]
     return words
 
 
-def parent_ids(table: DictConfig, results: Path, scale: str = "paper") -> dict[str, str]:
+def parent_ids(table: TableSpec, results: Path, scale: str = "paper") -> dict[str, str]:
     """Ids of the table's `parents` by name; raises what `parent_overrides` does."""
     return {name: spec_of_job(words, results).id for name, words in parent_overrides(table, scale).items()}
 
 
-def lines_of(table: DictConfig, scale: str = "paper") -> list[str]:
+def lines_of(table: TableSpec, scale: str = "paper") -> list[str]:
     """The multirun lines of the table at that scale, of its printed rows and of its own, with their protocol.
 
     At scale quick a printed row has its own stand-in (`quick`), or else its run with scale=quick, as all others have.
     """
     check_scale(scale)
-    entries = [line for entry in table.get("rows", []) if (line := line_of(table, entry, scale))]
+    entries = [line for entry in table.rows if (line := line_of(table, entry, scale))]
     return [*entries, *sweep_lines(table, scale)]
 
 
-def sweep_lines(table: DictConfig, scale: str = "paper") -> list[str]:
+def sweep_lines(table: TableSpec, scale: str = "paper") -> list[str]:
     """Those of its own alone."""
-    return [_at_scale(table, str(sweep), scale) for sweep in table.get("sweeps", [])]
+    return [_at_scale(table, sweep, scale) for sweep in table.sweeps]
 
 
-def worth_building(table: DictConfig, quick_runs: bool) -> tuple[str, ...]:
+def worth_building(table: TableSpec, quick_runs: bool) -> tuple[str, ...]:
     """The scales at which a table may hold a figure: paper, and quick if it has stand-ins or there are runs of it.
 
     Building a table composes each of its runs, which takes seconds.
     """
-    stands_in = any(entry.get("quick") for entry in table.get("rows", []))
+    stands_in = any(entry.quick for entry in table.rows)
     return SCALES if stands_in or quick_runs else SCALES[:1]
 
 
@@ -232,12 +229,12 @@ def any_quick(results: Path) -> bool:
     return False
 
 
-def line_of(table: DictConfig, entry: DictConfig, scale: str) -> str | None:
+def line_of(table: TableSpec, entry: RowSpec, scale: str) -> str | None:
     """The multirun line of one entry of `rows`; None where no run can answer it."""
     check_scale(scale)
-    if scale == "quick" and entry.get("quick"):
-        return " ".join(_with_protocol(str(entry.quick).split(), _quick_protocol(table)))
-    return _at_scale(table, str(entry.run), scale) if entry.get("run") else None
+    if scale == "quick" and entry.quick:
+        return " ".join(_with_protocol(entry.quick.split(), _quick_protocol(table)))
+    return _at_scale(table, entry.run, scale) if entry.run else None
 
 
 def check_scale(scale: str) -> None:
@@ -249,25 +246,25 @@ def check_scale(scale: str) -> None:
         raise ValueError(f"expected scale={' or scale='.join(SCALES)}, got {scale!r}.")
 
 
-def _at_scale(table: DictConfig, line: str, scale: str) -> str:
+def _at_scale(table: TableSpec, line: str, scale: str) -> str:
     if scale == "paper":
         return " ".join(measured_by(table, line.split()))
     named = any(word.startswith("protocol=") for word in line.split())
-    words = line.split() if named and not table.get("published") else _without_protocol(line.split())
+    words = line.split() if named and not table.published else _without_protocol(line.split())
     return " ".join([*_with_protocol(words, _quick_protocol(table)), "scale=quick"])
 
 
-def _quick_protocol(table: DictConfig) -> str:
-    return str((table.get("quick") or {}).get("protocol", QUICK_PROTOCOL))
+def _quick_protocol(table: TableSpec) -> str:
+    return table.quick.protocol or QUICK_PROTOCOL
 
 
 def _without_protocol(words: Sequence[str]) -> list[str]:
     return [word for word in words if not word.startswith("protocol")]
 
 
-def measured_by(table: DictConfig, words: Sequence[str]) -> list[str]:
+def measured_by(table: TableSpec, words: Sequence[str]) -> list[str]:
     """The overrides with the table's protocol, unless they name one."""
-    return _with_protocol(words, str(table.protocol))
+    return _with_protocol(words, table.protocol)
 
 
 def _with_protocol(words: Sequence[str], protocol: str) -> list[str]:

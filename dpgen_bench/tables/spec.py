@@ -1,84 +1,122 @@
-"""What the yaml of a table may say: its keys and their types, checked when it is loaded (see CONTRIBUTING.md)."""
+"""A table's yaml as dataclasses: `parse_table` checks its keys and types and is the only reader of the raw mapping."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 
-from dpgen_bench.utils.validation import check_types
+from dpgen_bench.tables.plot_spec import PlotSpec, parse_plots
+from dpgen_bench.utils.validation import check_keys, check_types, frozen
+
+Spec = TypeVar("Spec")
+Caveat = str | dict[str, str] | None  # one reason for all metrics, or one for each
 
 
 @dataclass(frozen=True)
 class RowSpec:
-    """An entry of `rows`, after its grid was expanded: the run that answers a printed row, or why there is none."""
+    """An entry of `rows`, after its grid was expanded: the run for a printed row, or why there is none.
+
+    Args:
+        of: fields of the printed row with their text, which name it (see `published.PublishedRow`).
+        run: the multirun line whose runs reproduce the row.
+        quick: the multirun line that replaces `run` at scale quick.
+        why: the reason for which the row has no run.
+        caveat: why the row's values are not a reproduction, although scale and protocol are the paper's.
+    """
 
     of: dict[str, str]
     run: str | None = None
     quick: str | None = None
     why: str | None = None
-    caveat: str | dict[str, str] | None = None
+    caveat: Caveat = None
 
 
 @dataclass(frozen=True)
 class QuickSpec:
-    """What differs at scale quick."""
+    """What differs at scale quick; None: the default protocol, and no generators are kept during training."""
 
     protocol: str | None = None
-    kept_steps: list[int] | None = None
+    kept_steps: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class LeaderboardSpec:
-    """Which figure gives the lines of a table their places."""
+    """How the lines of a leaderboard are ranked.
+
+    Args:
+        by: the metric by which lines are ranked.
+        better: which direction is better; needed for a metric that the bench does not know.
+        unit: the privacy unit, "record" or "client", that all lines share.
+    """
 
     by: str
-    better: str | None = None
+    better: Literal["lower", "higher"] | None = None
     unit: str = "record"
 
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A table as its yaml has it."""
+    """A table of conf/table; CONTRIBUTING.md describes each key for authors.
+
+    Args:
+        protocol: the measurement protocol of its runs; for a paper's table the paper's own.
+        paper, published: the paper, and the number of its table, whose printed values stand next to the measured ones.
+        sweeps: multirun lines of runs that answer no printed row.
+        rows: which runs answer which printed rows.
+        metrics: the columns; empty: those of the printed table.
+        settings: settings of the methods that are shown as columns.
+        parents: multirun lines, of one run each, from which other runs restart.
+        kept_steps: steps at which generators are kept and measured.
+        plot: the table's plots.
+    """
 
     title: str
     protocol: str
     note: str = ""
     paper: str | None = None
     published: str | None = None
-    sweeps: list[str] = field(default_factory=list)
-    rows: list[Any] = field(default_factory=list)
-    metrics: list[str] = field(default_factory=list)
-    settings: list[str] = field(default_factory=list)
+    sweeps: tuple[str, ...] = ()
+    rows: tuple[RowSpec, ...] = ()
+    metrics: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
     parents: dict[str, str] = field(default_factory=dict)
-    kept_steps: list[int] | None = None
-    caveat: dict[str, str] | str | None = None
-    quick: dict[str, Any] | None = None
-    leaderboard: dict[str, Any] | None = None
-    plot: Any = None
+    kept_steps: tuple[int, ...] | None = None
+    caveat: Caveat = None
+    quick: QuickSpec = field(default_factory=QuickSpec)
+    leaderboard: LeaderboardSpec | None = None
+    plot: tuple[PlotSpec, ...] = ()
 
 
-def check_table(name: str, content: Mapping[str, Any]) -> None:
-    """Check the keys and types of a table's yaml, whose grid rows are expanded.
+def parse_table(name: str, content: Mapping[str, Any]) -> TableSpec:
+    """The table of that yaml, whose grid rows are expanded.
 
     Raises:
         ValueError: for a key that no table has, one that is missing, or a value of another type.
     """
-    _check(TableSpec, content, f"table {name}")
-    for entry in content.get("rows", []):
-        _check(RowSpec, entry, f"table {name}, rows")
-    for key, cls in (("quick", QuickSpec), ("leaderboard", LeaderboardSpec)):
-        if content.get(key) is not None:
-            _check(cls, content[key], f"table {name}, {key}")
+    where = f"table {name}"
+    values = dict(content)
+    if isinstance(values.get("rows"), list | tuple):
+        values["rows"] = [_parse_row(entry, f"{where}, rows") for entry in values["rows"]]
+    if "quick" in values:
+        values["quick"] = _build(QuickSpec, values["quick"], f"{where}, quick")
+    if values.get("leaderboard") is not None:
+        values["leaderboard"] = _build(LeaderboardSpec, values["leaderboard"], f"{where}, leaderboard")
+    try:
+        values["plot"] = parse_plots(values.get("plot"))
+    except ValueError as error:
+        raise ValueError(f"{where}, {error}") from None
+    return _build(TableSpec, values, where)
 
 
-def _check(cls: type, given: Any, where: str) -> None:
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{where}: expected a mapping of keys to values, got {given!r}; write it as `key: value`.")
-    known = [each.name for each in fields(cls)]
-    if unknown := sorted(set(map(str, given)) - set(known)):
-        raise ValueError(f"{where}: expected keys among {', '.join(known)}, got {unknown}; correct the name.")
-    needed = [each.name for each in fields(cls) if each.default is MISSING and each.default_factory is MISSING]
-    if missing := [key for key in needed if key not in given]:
-        raise ValueError(f"{where}: expected the keys {', '.join(needed)}, got none of {missing}; add them.")
-    check_types(cls, {str(key): value for key, value in given.items()}, where)
+def _parse_row(entry: Any, where: str) -> RowSpec:
+    if isinstance(entry, Mapping) and isinstance(entry.get("of"), Mapping):
+        # Printed fields are text, for which a yaml may write a number: `epsilon: 10`.
+        entry = {**entry, "of": {str(key): str(value) for key, value in entry["of"].items()}}
+    return _build(RowSpec, entry, where)
+
+
+def _build(cls: type[Spec], content: Any, where: str) -> Spec:
+    check_keys(cls, content, where)
+    check_types(cls, content, where)
+    return cls(**{str(key): frozen(value) for key, value in content.items()})

@@ -174,7 +174,6 @@ def print_plan(name: str, results: Path, overrides: Sequence[str] = (), scale: s
         ValueError: as `launch_sweeps` would.
     """
     table = load_table(name)
-    settings = [str(setting) for setting in table.get("settings", [])]
     jobs = plan_sweep(table, results, scale)
     check_overrides(overrides, jobs, results)
     missing = [job for job in jobs if not job.finished]
@@ -185,7 +184,7 @@ def print_plan(name: str, results: Path, overrides: Sequence[str] = (), scale: s
     shown = Table("run", "what", "state", "steps")
     for job in missing:
         steps = "?" if job.steps is None else f"{job.steps:,}"
-        shown.add_row(job.spec.id, _title(job.spec, settings), job.state, steps)
+        shown.add_row(job.spec.id, _title(job.spec, table.settings), job.state, steps)
     console.print(shown)
     for job in missing:
         if job.damaged:

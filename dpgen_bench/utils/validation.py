@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 _SIMPLE = {float: "a number", int: "an integer", str: "a word", bool: "true or false", type(None): "null"}
@@ -77,6 +77,34 @@ def check_types(cls: type, given: Mapping[str, Any], where: str) -> None:
             raise ValueError(f"{where}.{name}: expected a number in {interval.text}, got {value!r}.")
 
 
+def check_keys(cls: type, content: Any, where: str) -> None:
+    """Compare the keys of a mapping with the fields of a dataclass that will be made of it.
+
+    Args:
+        where: what the mapping is, for the message.
+
+    Raises:
+        ValueError: for something other than a mapping, a key that is not a field, or a field without default that is
+            missing.
+    """
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{where}: expected a mapping of keys to values, got {content!r}; write it as `key: value`.")
+    known = [each for each in fields(cls) if each.init]
+    names = [each.name for each in known]
+    if unknown := sorted(set(map(str, content)) - set(names)):
+        raise ValueError(f"{where}: expected keys among {', '.join(names)}, got {unknown}; correct the name.")
+    required = [each.name for each in known if each.default is MISSING and each.default_factory is MISSING]
+    if missing := [name for name in required if name not in content]:
+        raise ValueError(f"{where}: expected the keys {', '.join(required)}, got none of {missing}; add them.")
+
+
+def frozen(value: Any) -> Any:
+    """The value with tuples in place of lists, at every depth."""
+    if isinstance(value, Mapping):
+        return {key: frozen(item) for key, item in value.items()}
+    return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
+
+
 def _fits(value: Any, hint: Any) -> bool:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -91,6 +119,9 @@ def _fits(value: Any, hint: Any) -> bool:
         if origin is tuple and Ellipsis not in arguments:
             return len(value) == len(arguments) and all(map(_fits, value, arguments))
         return all(_fits(item, arguments[0]) for item in value)
+    if origin is dict:
+        key, item = arguments
+        return isinstance(value, Mapping) and all(_fits(k, key) and _fits(v, item) for k, v in value.items())
     if hint in (float, int):
         return isinstance(value, (int, hint)) and not isinstance(value, bool)
     return isinstance(value, hint) if hint in _SIMPLE else True
@@ -123,4 +154,6 @@ def _words(hint: Any) -> str:
         return f"a list of {len(arguments)}: {', '.join(map(_words, arguments))}"
     if origin in (tuple, list, Sequence):
         return f"a list, each {_words(arguments[0])}"
+    if origin is dict:
+        return f"a mapping from {_words(arguments[0])} to {_words(arguments[1])}"
     return _SIMPLE.get(hint, str(hint))
