@@ -38,8 +38,8 @@ def a_table(*sweeps: str, **more) -> dict[str, Any]:
     return {"title": "t", "protocol": "quick", "sweeps": [*sweeps], "metrics": ["acc_mlp_pct"], **more}
 
 
-def plan(table: dict[str, Any], results: Path) -> list[Job]:
-    return plan_sweep(parse_table("toy", table), results)
+def plan(table: dict[str, Any], results: Path, scale: str = "paper") -> list[Job]:
+    return plan_sweep(parse_table("toy", table), results, scale)
 
 
 def write_table(tmp_path: Path, monkeypatch, table: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ def test_only_what_is_missing_is_planned(tmp_path):
 def test_a_line_of_finished_runs_is_not_launched(tmp_path):
     measured(tmp_path, f"{MERF} privacy.epsilon=10", "quick", BOTH, seed=1)
     table = a_table(f"{MERF} privacy.epsilon=10 seed=1", f"{MERF} privacy.epsilon=1 seed=0,1")
-    ((_, *words),) = multiruns(plan_sweep(table, tmp_path), tmp_path, ["runtime.device=cpu"])
+    ((_, *words),) = multiruns(plan(table, tmp_path), tmp_path, ["runtime.device=cpu"])
     assert words == [
         MERF,
         "privacy.epsilon=1",
