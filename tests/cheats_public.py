@@ -151,7 +151,7 @@ class SeedsPublicRandomness(Remembers):
 
 @dataclass
 class SecondMechanism(Remembers):
-    """A second mechanism's std, times, bound or name are made of what the first one saw; or of a constant."""
+    """A second mechanism, requested after the first was used: its std, times, bound or name are of what that saw."""
 
     what: str = "std"
 
@@ -168,6 +168,20 @@ class SecondMechanism(Remembers):
         )
         if self.what != "name":  # a name stands in the ledger before its first release
             second(lambda x, y: torch.ones(len(x), 1))
+
+
+@dataclass
+class TwoMechanisms(MeanImage):
+    """Honest: both mechanisms are requested before the first release."""
+
+    def mechanism(self, data: PrivateData, ctx: Context) -> Mechanism:
+        second = PerRecord(C=1.0, shape=(1,))
+        self.second = data.mechanism("second", sample=Full(), bound=second, times=1, std=1e6)
+        first = PerRecord(C=self.C, shape=data.image_shape)
+        return data.mechanism("sum", sample=Poisson(self.rate), bound=first, times=self.steps, std=1e3)
+
+    def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
+        self.second(lambda x, y: torch.ones(len(x), 1))
 
 
 @dataclass

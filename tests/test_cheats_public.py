@@ -10,11 +10,20 @@ import torch
 from torch import nn
 
 from dpgen_bench.method import Context
+from dpgen_bench.privacy import planning
 from dpgen_bench.testing import ConformanceError, check_method
 from dpgen_bench.training.checkpoint import load_checkpoint
 from dpgen_bench.training.plain import plain
 from tests.cheats import Box
-from tests.cheats_public import Claimed, InCounts, InGenerator, InState, SecondMechanism, SeedsPublicRandomness
+from tests.cheats_public import (
+    Claimed,
+    InCounts,
+    InGenerator,
+    InState,
+    SecondMechanism,
+    SeedsPublicRandomness,
+    TwoMechanisms,
+)
 from tests.test_cheats import SMALL
 
 STATE, LEDGER = "passed to ctx.steps differs", "The ledger is public"
@@ -32,8 +41,6 @@ CHEATS = {
         for form in ("types", "order", "strides")
     },
     "a seed of public randomness": (SeedsPublicRandomness, f"{STATE} after step 0 in public randomness/python"),
-    **{f"{what} of a mechanism": (partial(SecondMechanism, what=what), LEDGER) for what in ("std", "times", "bound")},
-    "name of a mechanism": (partial(SecondMechanism, what="name"), "other mechanisms were requested"),
     "a claimed epsilon": (Claimed, "epsilon_claimed"),
     "words of a conditional epsilon": (partial(Claimed, conditional=True), "epsilon_claimed or epsilon_conditional"),
     "order of names in the log": (partial(InCounts, what="log"), "the log differs"),
@@ -44,7 +51,7 @@ HONEST = {
     "a buffer of NaN": partial(InGenerator, where="nan", private=False),
     "plain things in ctx.steps": InState,
     "a public seed": partial(SeedsPublicRandomness, private=False),
-    "a second mechanism": partial(SecondMechanism, private=False),
+    "a second mechanism": TwoMechanisms,
     "a claim": partial(Claimed, private=False),
     "counters": partial(InCounts, what="counters", private=False),
 }
@@ -59,6 +66,22 @@ def test_cheats_are_caught(cheat, reason):
 @pytest.mark.parametrize("honest", HONEST.values(), ids=HONEST)
 def test_their_honest_neighbours_are_not_accused(honest):
     check_method(honest, **SMALL)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_mechanism_that_is_requested_after_a_release_is_refused(private):
+    with pytest.raises(ValueError, match=r"before the first release, got a request for 'second-.*' after .*'sum'"):
+        check_method(partial(SecondMechanism, private=private), **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [*((what, LEDGER) for what in ("std", "times", "bound")), ("name", "other mechanisms were requested")],
+)
+def test_the_suite_compares_mechanisms_even_without_that_refusal(what, reason, monkeypatch):
+    monkeypatch.setattr(planning, "expect_no_release", lambda ledger, name: None)
+    with pytest.raises(ConformanceError, match=reason):
+        check_method(partial(SecondMechanism, what=what), **SMALL)
 
 
 def _checkpoint(tmp_path, content):

@@ -66,11 +66,9 @@ def test_the_declared_sensitivity_of_rows_is_reached_by_opposite_rows():
 
 def test_the_sum_of_rows_does_not_depend_on_the_microbatch():
     data, _ = open_data(epsilon=math.inf)
-    sums = []
-    for size in (1, 5, None):
-        bound = PerRecord(C=0.3, shape=(1, 2, 2), microbatch=size)
-        release = data.mechanism(f"m{size}", sample=Full(), bound=bound, times=1)
-        sums.append(release(lambda x, y: x))
+    bounds = {f"m{size}": PerRecord(C=0.3, shape=(1, 2, 2), microbatch=size) for size in (1, 5, None)}
+    mechanisms = [data.mechanism(name, sample=Full(), bound=bound, times=1) for name, bound in bounds.items()]
+    sums = [release(lambda x, y: x) for release in mechanisms]
     torch.testing.assert_close(sums[0], sums[1])
     torch.testing.assert_close(sums[0], sums[2])
 

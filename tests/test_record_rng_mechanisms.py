@@ -65,8 +65,8 @@ def test_rows_belong_to_mechanism_release_and_record(kind, diagnostics, tmp_path
             found.update({(*where, record): tuple(row) for record, row in zip(y.tolist(), drawn.tolist(), strict=True)})
             return torch.zeros(len(x), 2) if kind == "PerRecord" else torch.zeros(2)
 
-        for name in ("a", "b"):
-            release = data.mechanism(name, sample=Full(), bound=BOUNDS[kind](), times=2)
+        mechanisms = {name: data.mechanism(name, sample=Full(), bound=BOUNDS[kind](), times=2) for name in ("a", "b")}
+        for name, release in mechanisms.items():
             for index in range(2):
                 release(functools.partial(fn, (name, index)))
     everyone, without = rows

@@ -171,10 +171,10 @@ class PrivateData:
         Raises:
             BudgetExceeded: the allowance, with what was approved before, would exceed the budget, or less than 1 % of
                 it is left for a mechanism that is to take the rest.
-            ValueError: neither given, a name used twice or that can name no file, a number of the wrong type or out of
-                range, a share out of (0, 1], with `std` or without `times`, shares
-                that sum to more than 1, C = inf with noise, or state that the accounting of `sample` and `bound` does
-                not cover.
+            ValueError: neither given, a request after the run's first release, a name used twice or that can name no
+                file, a number of the wrong type or out of range, a share out of (0, 1], with `std` or without `times`,
+                shares that sum to more than 1, C = inf with noise, or state that the accounting of `sample` and `bound`
+                does not cover.
         """
         request = Request(name, sample, bound, times, std, share)
         self._services.ledger.expect_new(name)

@@ -248,7 +248,7 @@ class Ledger:
             raise ValueError(f"a mechanism named {name!r} was already handed out; give each its own name.")
 
     def approve(self, entry: Entry) -> None:
-        """Write down an allowance, also on disk, before its first release."""
+        """Write down an allowance, also on disk, before the first release of the run."""
         self.entries[entry.name] = replace(entry, noise=self.noise, diagnostics=self.diagnostics)
         self.save()
 

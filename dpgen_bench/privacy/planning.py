@@ -70,6 +70,20 @@ class Request:
             object.__setattr__(self, "share", share)
 
 
+def expect_no_release(ledger: Ledger, name: str) -> None:
+    """Refuse a new mechanism after a release of this run; releases of a parent do not count.
+
+    Its noise, its sampling or its number of releases could depend on what was released, and composition with such
+    adaptive parameters is proven for Rényi DP, but not for all accountants (docs/accounting.md, assumption A1).
+    """
+    used = [earlier for earlier, entry in ledger.entries.items() if entry.executed and entry.inherited_from is None]
+    if used:
+        raise ValueError(
+            f"expected all mechanisms to be requested before the first release, got a request for {name!r} after "
+            f"releases of {', '.join(map(repr, used))}; request it at the beginning of `fit`, too."
+        )
+
+
 def planned(ledger: Ledger, request: Request, spent: Sequence[Event] | None = None) -> Entry:
     """The entry for a request, within the ledger's budget; on resume, the entry that the ledger already holds.
 
@@ -79,12 +93,14 @@ def planned(ledger: Ledger, request: Request, spent: Sequence[Event] | None = No
 
     Raises:
         BudgetExceeded: if it would exceed the budget, or should take the rest of the budget and less than 1 % is left.
-        ValueError: for a request that is incomplete or contradictory, or differs from the approved one.
+        ValueError: for a request that is incomplete or contradictory, differs from the approved one, or comes after a
+            release of this run.
     """
     known = ledger.entries.get(request.name)
     if known is not None:
         _expect_same(known, request)
         return known
+    expect_no_release(ledger, request.name)
     if ledger.budget.epsilon is None:
         return _planned_without_budget(request)
     rest = _takes_the_rest(ledger, request)
