@@ -52,7 +52,7 @@ lint:
 	$(RUN)/ruff check .
 
 types:
-	$(RUN)/mypy -p dpgen_bench
+	$(RUN)/mypy -p dpgen_bench -p methods
 
 tests:
 	$(RUN)/python -m pytest -q -n auto --dist loadscope --durations=10

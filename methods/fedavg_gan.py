@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -102,7 +102,7 @@ class FedAvgGAN(Checked):
         return paper_count(opacus_rdp, events, delta, unit=self.clip_norm)
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
-        clients, sizes = data.grouped("client"), {"width": self.width, "conditional": self.conditional}
+        clients, sizes = data.grouped("client"), dict[str, Any](width=self.width, conditional=self.conditional)
         generator = NetGenerator.build(GeneratorNet, clients, ctx.device, latent_dim=self.latent_dim, **sizes)
         d_config = config_of(DiscriminatorNet, clients, **sizes, norm=self.norm)
         G, D = generator.net, make_net(d_config, ctx.device)
@@ -117,6 +117,7 @@ class FedAvgGAN(Checked):
             before = parameters_to_vector(D.parameters()).detach()
             # The clients' part: each trains D on its records; the sum of clipped differences, plus noise.
             noisy = ask({"discriminator": before, "generator": parameters_to_vector(G.parameters()).detach()})
+            assert noisy is not None  # where the server adds the noise, every round has a sum
             mean = noisy / self.clients_per_round
             vector_to_parameters(before + self.lr_server * mean, D.parameters())
             for _ in range(self.g_steps):  # the server's part: train G against D

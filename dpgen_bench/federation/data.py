@@ -120,7 +120,7 @@ class ClientData:
             BudgetExceeded: if the allowance, together with those approved before, would exceed the budget, or too
                 little of the budget is left.
             ValueError: for a combination of sampling, bound and noise that no proof covers, a name that is used twice,
-                and a program that cannot be pickled.
+                a request after the first release, and a program that cannot be pickled.
         """
         ledger = self._services.ledger
         request = Request(name, sample, bound, times, std, share)

@@ -58,7 +58,7 @@ class Mechanism(Allowance):
             state.bind(visits, services.key.derive(entry.name))
         services.hand_out(self, _Control(self))
 
-    def __call__(self, fn: Callable[..., Tensor], public: PublicRows | None = None) -> Any:
+    def __call__(self, fn: Callable[..., Any], public: PublicRows | None = None) -> Any:
         """One release.
 
         Args:
@@ -100,7 +100,7 @@ class Mechanism(Allowance):
             self._services.ledger.record(self.name, self._executed)
         return noisy["value"] if noisy.keys() == {"value"} else noisy
 
-    def _release(self, fn: Callable[..., Tensor], public: PublicRows | None, index: int) -> dict[str, Tensor]:
+    def _release(self, fn: Callable[..., Any], public: PublicRows | None, index: int) -> dict[str, Tensor]:
         if not callable(fn):
             raise ValueError(f"mechanism {self.name!r}: expected a function of (images, labels), got {fn!r}; give one.")
         self._bound.check_public(public)
