@@ -58,7 +58,7 @@ def test_better_than_real_is_above_100(test, tmp_path):
 def test_without_real_training_records_the_plain_accuracy_still_comes(test, tmp_path):
     for more, reason in (
         ({"train_closed": "this run's records were promised away"}, "records were promised away"),
-        ({}, "given no dataset to load them from"),
+        ({}, "the context has no dataset to load them from"),
     ):
         result = evaluate(Accuracy("mlp", Remember()), swap(test, 5), test, context(tmp_path, **more))
         assert result.status == "measured"
@@ -72,7 +72,7 @@ def test_without_real_training_records_the_plain_accuracy_still_comes(test, tmp_
 def test_a_reference_that_is_never_right_calibrates_nothing(test, tmp_path):
     result = evaluate(Accuracy("mlp", Remember()), test, test, context(tmp_path, swap(test, 20)))
     assert result.values == {"acc_mlp_pct": 100.0, "acc_mlp_real_pct": 0.0}
-    assert any("right on no image" in note for note in result.notes)
+    assert any("after training on real records is 0" in note for note in result.notes)
 
 
 def test_a_wrong_number_of_predictions_is_an_error(test, tmp_path):

@@ -272,13 +272,13 @@ def test_the_guard_is_where_a_hold_out_by_class_fails(monkeypatch):
     [
         ("LinearSVC", {}, "such as sklearn.svm.LinearSVC, got 'LinearSVC'"),
         ("sklearn.swm.LinearSVC", {}, r"sklearn\.swm\.LinearSVC cannot be imported"),
-        ("sklearn.svm.LinearSVD", {}, r"at sklearn\.svm\.LinearSVD, found None"),
+        ("sklearn.svm.LinearSVD", {}, r"at sklearn\.svm\.LinearSVD, got None"),
         ("sklearn.preprocessing.StandardScaler", {}, "with fit and predict"),
         ("sklearn.svm.LinearSVC", {"maxiter": 3}, "no parameter maxiter; it has C, .*max_iter"),
         ("xgboost.XGBClassifier", {"colsample": 0.1}, "no parameter colsample;"),
         ("sklearn.svm.LinearSVC", {"loss": "hing"}, "'loss' parameter of LinearSVC"),
         ("sklearn.ensemble.BaggingClassifier", {"n_jobs": 2, "random_state": 1}, "n_jobs, random_state must not be"),
-        ("sklearn.ensemble.VotingClassifier", {}, "no classifier with scikit-learn's interface"),
+        ("sklearn.ensemble.VotingClassifier", {}, "expected a classifier with scikit-learn's interface"),
     ],
 )
 def test_wrong_settings_are_found_at_once(estimator, params, complaint):

@@ -10,7 +10,7 @@ from scipy import stats
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate import nearest as neighbours
 from dpgen_bench.evaluate.metric import EvalContext, NotMeasured, evaluate
-from dpgen_bench.evaluate.nearest import Memorisation, nearest, picked
+from dpgen_bench.evaluate.nearest import Memorisation, nearest, random_positions
 from tests.image_toys import context, images
 
 # Nearest images
@@ -140,7 +140,7 @@ def test_sizes_that_do_not_divide_are_noted(tmp_path):
     assert values["nn_train"] == pytest.approx(float(torch.stack(parts).sqrt().mean()) / 255, rel=1e-12)
     (note,) = ctx.notes
     assert "3 x 30 of the 100 training images" in note
-    assert "the other 10 are in nn_train_all" in note
+    assert "only nn_train_all and nn_copies_pct use the other 10" in note
     ctx = context(tmp_path, images(20, 13))
     assert Memorisation()(samples, test, ctx)["nn_num_reference"] == 20
     (note,) = ctx.notes
@@ -196,7 +196,7 @@ def test_max_samples_are_chosen_by_the_seed(tmp_path):
     assert values[0]["nn_num_samples"] == 20
     assert values[0] == values[1]
     assert values[0]["nn_test"] != values[2]["nn_test"]
-    chosen = picked(70, 20, seed=0)
+    chosen = random_positions(70, 20, seed=0)
     expected = written_out_nearest(samples.images[chosen], test.images).sqrt().mean() / 255
     assert values[0]["nn_test"] == pytest.approx(float(expected), rel=1e-12)
 

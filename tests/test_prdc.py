@@ -13,7 +13,7 @@ from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate import features
 from dpgen_bench.evaluate import nearest as neighbours
 from dpgen_bench.evaluate.metric import EvalContext, evaluate
-from dpgen_bench.evaluate.nearest import Memorisation, Prdc, picked, prdc, squared_radii, whole_numbers
+from dpgen_bench.evaluate.nearest import Memorisation, Prdc, prdc, random_positions, squared_radii, whole_numbers
 from tests.image_toys import context, images
 
 
@@ -252,11 +252,11 @@ def test_prdc_chooses_among_more_images_by_the_seed(tmp_path, asked, monkeypatch
 
 
 def test_a_choice_is_spread_over_all_positions():
-    chosen = picked(1000, 400, seed=0)
+    chosen = random_positions(1000, 400, seed=0)
     assert len(chosen.unique()) == 400
     assert 450 < float(chosen.double().mean()) < 550
-    assert not torch.equal(chosen, picked(1000, 400, seed=1))
-    assert torch.equal(picked(10, 10, seed=0), torch.arange(10))
+    assert not torch.equal(chosen, random_positions(1000, 400, seed=1))
+    assert torch.equal(random_positions(10, 10, seed=0), torch.arange(10))
 
 
 def test_copies_are_noted(tmp_path, asked):

@@ -1,8 +1,8 @@
-"""Classifiers that `utility.Accuracy` trains on samples and asks about the real test images.
+"""Classifiers that `utility.Accuracy` trains on samples and evaluates on the real test images.
 
-A classifier is a frozen dataclass: its fields are its settings, and `fingerprint` makes them part of a cache's key.
-One's own needs `fit` and `one_core` as in `Classifier` below, anywhere on the Python path, and a `REVISION` in its
-module, to be raised when its answers change for other reasons than its fields.
+A classifier is a frozen dataclass: its fields are its settings, and `fingerprint` makes them part of a cache's key. To
+add one, write a dataclass with `fit` and `one_core` (see `Classifier`) in a module on the Python path, with a constant
+`REVISION` in that module; raise it when the predictions change for other reasons than the fields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import EvalContext
 
-# Raise when `Sklearn` gives other answers for the same settings: cached figures of the old one are then left alone.
+# Raise it when `Sklearn` gives other predictions for the same settings, so that cached ones are not used.
 REVISION = 1
 
 
@@ -43,22 +43,22 @@ class Classifier(Protocol):
     """Settings of a classifier, and its training."""
 
     def fit(self, records: Records, ctx: EvalContext) -> Fitted:
-        """Train on `records` alone; whatever is held out to stop by is held out of them. Randomness is ctx.seed's."""
+        """Train on `records` only, from which samples for early stopping are held out. Randomness is from ctx.seed."""
         ...
 
     def one_core(self, device: Any) -> bool:
-        """Whether it may run in a process of its own, with one thread and without the device."""
+        """Whether it may run in a separate process, with one thread and without the device."""
         ...
 
 
 def pixel_rows(images: Tensor) -> np.ndarray:
-    """Images as rows of pixels in [0, 1], float32 [n, c·h·w]; `images` themselves stay as they are."""
+    """Images as rows of pixels in [0, 1], float32 [n, c·h·w]; `images` are not changed."""
     return (images.flatten(1).cpu().float() / 255.0).numpy()
 
 
 @dataclass(frozen=True)
 class Constant:
-    """Answers with one label, whatever it is shown."""
+    """Predicts the same label for every image."""
 
     label: int
 
@@ -68,7 +68,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class FittedSklearn:
-    """A fitted estimator that knows class numbers 0..k-1; `classes` [k] are the labels they stand for."""
+    """A fitted estimator that predicts class numbers 0..k-1, and the labels `classes` [k] of these numbers."""
 
     model: Any
     classes: np.ndarray
@@ -83,19 +83,19 @@ class FittedSklearn:
 class Sklearn:
     """Any classifier with scikit-learn's interface, on pixels in [0, 1].
 
-    It is fitted to the samples in an order drawn from the seed: samples come sorted or cyclic by class, and an
-    estimator that holds out its last rows, or takes rows in turn, would see an accident of that order. All randomness
-    is the seed's, everything runs on one thread, and so a figure does not depend on the number of cores. Class numbers
-    without gaps are made for the estimator and undone in `predict`. Samples of one class, or of one and the same image,
-    leave nothing to learn: the answer is then the most frequent label (the smallest of them, if there are more).
-    An iteration limit that is reached is part of the classifier's definition and no cause for a warning.
+    Samples are sorted or cyclic by class, so they are shuffled by the seed: estimators that hold out the last rows, or
+    process rows in order, would depend on that order. All randomness derives from the seed, and everything runs on one
+    thread, so that predictions do not depend on the number of cores. The estimator gets class numbers 0..k-1, which
+    `predict` maps back to labels. If all samples have one class or are the same image, the most frequent label is
+    predicted (the smallest one of several). Reaching the limit of iterations is part of the classifier's definition and
+    issues no warning.
 
     Args:
-        estimator: the class's path, such as sklearn.ensemble.RandomForestClassifier or xgboost.XGBClassifier.
-        params: its settings, without random_state and n_jobs, which are set here; the library's defaults for the rest.
+        estimator: path of the class, such as sklearn.ensemble.RandomForestClassifier or xgboost.XGBClassifier.
+        params: its settings, without random_state and n_jobs, which are set here. Others are the library's defaults.
 
     Raises:
-        ValueError: at once, if there is no such class or it refuses the settings.
+        ValueError: if there is no such class, or it refuses the settings.
     """
 
     estimator: str
@@ -110,9 +110,11 @@ class Sklearn:
         try:
             known = kind().get_params(deep=False)
         except Exception as error:
-            raise ValueError(f"{self.estimator} is no classifier with scikit-learn's interface: {error}") from error
-        if ours := sorted({"random_state", "n_jobs"} & set(self.params)):
-            raise ValueError(f"{self.estimator}: {', '.join(ours)} must not be in params; the evaluation sets it.")
+            raise ValueError(
+                f"expected a classifier with scikit-learn's interface, got {self.estimator}: {error}"
+            ) from error
+        if reserved := sorted({"random_state", "n_jobs"} & set(self.params)):
+            raise ValueError(f"{self.estimator}: {', '.join(reserved)} must not be in params; the evaluation sets it.")
         if unknown := sorted(set(self.params) - set(known)):
             raise ValueError(
                 f"{self.estimator} has no parameter {', '.join(unknown)}; it has {', '.join(sorted(known))}."
@@ -120,10 +122,10 @@ class Sklearn:
         model = kind(**copy.deepcopy(dict(self.params)))
         if "random_state" in known:
             model.set_params(random_state=seed % 2**32)
-        # Unset, n_jobs means one job to scikit-learn, which warns of it where it has no effect; to others, all cores.
+        # scikit-learn runs one job by default, and warns if n_jobs has no effect; other libraries use all cores.
         if "n_jobs" in known and not self.estimator.startswith("sklearn."):
             model.set_params(n_jobs=1)
-        if hasattr(model, "_parameter_constraints"):  # private to scikit-learn, which else looks at values when it fits
+        if hasattr(model, "_parameter_constraints"):  # Private to scikit-learn, which otherwise checks values in `fit`.
             try:
                 model._validate_params()
             except ValueError as error:
@@ -131,7 +133,11 @@ class Sklearn:
         return model
 
     def fit(self, records: Records, ctx: EvalContext) -> Fitted:
-        """Raises ValueError if there are too few samples to hold out for an early stopping."""
+        """Train a new estimator on `records`.
+
+        Raises:
+            ValueError: if there are too few samples to hold out for early stopping.
+        """
         classes, numbers = np.unique(records.labels.cpu().numpy(), return_inverse=True)
         counts = np.bincount(numbers)
         if len(classes) == 1 or bool((records.images == records.images[:1]).all()):
@@ -148,10 +154,14 @@ class Sklearn:
         return True
 
     def _check_holdout(self, params: dict[str, Any], counts: np.ndarray) -> None:
-        """A hold-out that sees every class needs two samples of each, and as many rows held out as there are classes.
+        """Check that early stopping can hold out samples of every class.
 
-        Where scikit-learn splits by class it fails below that, without saying what to do; where it does not (its
-        perceptron, by version), it would stop by a handful of rows.
+        That needs two samples of each class, and as many held-out samples as classes. Where scikit-learn splits by
+        class, it raises an error below these numbers that does not say what to do; where it does not (its perceptron,
+        depending on the version), a few samples would decide when training stops.
+
+        Raises:
+            ValueError: if there are too few samples.
         """
         if params.get("early_stopping") is not True or "validation_fraction" not in params:
             return
@@ -165,13 +175,13 @@ class Sklearn:
 
 
 def fingerprint(classifier: Classifier) -> str:
-    """JSON text, the same for the same classifier in any process, of all that its answers depend on but the records.
+    """JSON text of all that a classifier's predictions depend on besides the records; the same in every process.
 
-    That is its class, its fields, the REVISION of the class's module if it has one, and the versions of the libraries
-    that compute: those of the estimator for `Sklearn`, PyTorch for others.
+    It contains its class, its fields, the REVISION of the class's module if it has one, and versions of libraries:
+    those of the estimator for `Sklearn`, PyTorch for others.
 
     Raises:
-        TypeError: if it is no dataclass, or a field has no text of its own.
+        TypeError: if it is not a dataclass, or a field cannot be written as JSON.
     """
     kind = type(classifier)
     if not dataclasses.is_dataclass(classifier):
@@ -187,7 +197,7 @@ def fingerprint(classifier: Classifier) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form for: mappings, nested dataclasses and estimators (a base estimator among the params)."""
+    """A JSON-able form of mappings, nested dataclasses and estimators (such as a base estimator in `params`)."""
     if isinstance(value, Mapping):
         return dict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -210,7 +220,7 @@ def _class_at(path: str) -> Any:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ValueError(f"the estimator {path} cannot be imported: {error}.") from error
-    found = getattr(module, name, None)
-    if not isinstance(found, type) or not hasattr(found, "fit") or not hasattr(found, "predict"):
-        raise ValueError(f"expected a class with fit and predict at {path}, found {found!r}.")
-    return found
+    kind = getattr(module, name, None)
+    if not isinstance(kind, type) or not hasattr(kind, "fit") or not hasattr(kind, "predict"):
+        raise ValueError(f"expected a class with fit and predict at {path}, got {kind!r}.")
+    return kind

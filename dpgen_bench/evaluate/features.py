@@ -1,4 +1,7 @@
-"""Inception features of images, by the 2015 network of the FID: those of pytorch-fid, or of the TensorFlow 1 graph."""
+"""Inception features of images, as pytorch-fid or the original TensorFlow 1 graph computes them, and their cache.
+
+FID, KID and PRDC are computed from these features, by the Inception network of 2015 with the weights of the FID.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,13 @@ from dpgen_bench.utils.cache import cached_arrays
 
 GET_WEIGHTS = 'python -c "from pytorch_fid.inception import fid_inception_v3; fid_inception_v3()"'
 
-# Rows of one cached file: what a kill can cost, a few minutes of one CPU core.
+# Images of one cached file. A killed process loses at most one file, a few minutes of one CPU core.
 CHUNK = 1000
 
 # Height and width of the network's input.
 SIDE = 299
 
-# Which tool's features; see `InceptionFeatures`.
+# The tool whose features are computed; see `InceptionFeatures`.
 Tool = Literal["pytorch_fid", "tensorflow1"]
 
 
@@ -37,9 +40,9 @@ def weights_path() -> Path:
 
 
 class Extractor(Protocol):
-    """Images uint8 or float32 within 0..255 [n, 1 or 3, h, w] to features float32 [n, dim], row by row.
+    """Computes features float32 [n, dim] of images [n, 1 or 3, h, w], uint8 or float32 within 0..255.
 
-    `version` names all that the features depend on besides the images.
+    The features of an image depend on that image only. `version` names all else that they depend on.
     """
 
     dim: int
@@ -60,11 +63,11 @@ def _as_tensorflow1(pixels: Tensor) -> Tensor:
 
 
 def resize_as_tensorflow1(images: Tensor, side: int) -> Tensor:
-    """Images float [n, c, h, w] to [n, c, side, side], by TensorFlow 1's resize_bilinear with align_corners=False.
+    """Resize images float [n, c, h, w] to [n, c, side, side] as TensorFlow 1's resize_bilinear (align_corners=False).
 
-    Row i of the result is taken at h/side * i of the image's rows, where torch and TensorFlow 2 take it at
-    h/side * (i + 1/2) - 1/2. So an enlarged picture lies up to half a pixel of the original nearer to its upper left
-    corner. Between rows, and likewise columns, the result is linear; beyond the last one it is constant.
+    Row i of the result is interpolated at row h/side * i of the image. PyTorch and TensorFlow 2 interpolate it at
+    h/side * (i + 1/2) - 1/2, so their enlarged image is shifted by up to half a pixel of the original. Interpolation is
+    linear between rows and columns, and constant beyond the last one.
     """
     for axis in (3, 2):
         size = images.shape[axis]
@@ -77,33 +80,35 @@ def resize_as_tensorflow1(images: Tensor, side: int) -> Tensor:
 
 
 class InceptionFeatures:
-    """Images to the features of one of Inception's pooling layers, the last one (2,048 features) by default.
+    """Features of images at one of Inception's pooling layers, by default the last one (2,048 features).
 
-    Two tools in use have the same network with the same weights, but bring images to its input differently. Features
-    compare only with features of the same tool: those of 28x28 digits differ by about 16 %.
+    Two tools are in use. They have the same network with the same weights, and differ in how they preprocess images.
+    Features are comparable only with features of the same tool: those of 28x28 digits differ by about 16 %.
 
-    - "pytorch_fid": pytorch-fid on a folder of PNG files. Pixels go to x / 127.5 - 1 and are enlarged to 299x299 by
-      torch's bilinear interpolation.
-    - "tensorflow1": the graph in the code of the FID's authors (Heusel et al.), as torch-fidelity imitates it. Pixels
-      are enlarged as TensorFlow 1 does, see `resize_as_tensorflow1`, and go to (x - 128) / 128.
+    - "pytorch_fid": pytorch-fid on a folder of PNG files. Pixels are scaled to x / 127.5 - 1 and enlarged to 299x299 by
+      PyTorch's bilinear interpolation.
+    - "tensorflow1": the graph in the code of the FID's authors (Heusel et al., 2017), which torch-fidelity reproduces.
+      Pixels are enlarged as by TensorFlow 1, see `resize_as_tensorflow1`, and scaled to (x - 128) / 128.
 
-    Both repeat grey images to three channels. Weights come from torch hub's cache alone: a run never opens the network.
+    Both repeat grey images to three channels. Weights are read from torch hub's cache and are never downloaded.
 
-    The batch normalisations are folded into their convolutions and tensors lie channels last, for speed; grey images
-    are enlarged before they are repeated. Features differ from the tool's own by rounding (relative error near 1e-6).
+    For speed, batch normalisations are folded into their convolutions, tensors have the memory format channels last,
+    and grey images are enlarged before they are repeated. Features differ from the tool's own by rounding (relative
+    error near 1e-6).
 
     Args:
-        dim: 64, 192, 768 or 2,048, pytorch-fid's and torch-fidelity's layers.
-        tool: whose features.
+        device: where the network runs.
+        dim: 64, 192, 768 or 2,048, as in pytorch-fid and torch-fidelity.
+        tool: the tool whose features are computed.
 
     Raises:
-        NotMeasured: if the weights are not in the cache.
-        RuntimeError: if they are there and cannot be loaded.
-        ValueError: for another tool.
+        NotMeasured: if the weights are not in torch hub's cache.
+        RuntimeError: if the weights cannot be loaded.
+        ValueError: for an unknown tool.
     """
 
-    # By tool: a name, and what brings pixels to the network's input. Raise the number in a name when features change
-    # for other reasons than the weights: caches of the old ones are then left alone.
+    # For each tool a revision and the preprocessing of pixels. Raise the number at the end of a revision when features
+    # change for other reasons than the weights, so that cached features of the previous revision are not used.
     inputs: ClassVar[dict[Tool, tuple[str, Callable[[Tensor], Tensor]]]] = {
         "pytorch_fid": ("pytorch-fid, folded, bilinear 299, 2", _as_pytorch_fid),
         "tensorflow1": ("tensorflow 1, folded, bilinear 299, 1", _as_tensorflow1),
@@ -129,7 +134,7 @@ class InceptionFeatures:
 
     @cached_property
     def version(self) -> str:
-        """Names what the features depend on besides the images: tool and revision, the layer, the weights' bytes."""
+        """Names all that the features depend on besides the images: tool, revision, layer and the weights' content."""
         with open(self.path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return f"{self.revision}, {self.dim}, weights {digest[:16]}"
@@ -137,7 +142,7 @@ class InceptionFeatures:
     @torch.no_grad()
     def __call__(self, images: Tensor, batch_size: int = 64) -> np.ndarray:
         features = np.empty((len(images), self.dim), dtype=np.float32)
-        # TF32 would make the same images give other features on a GPU than on a CPU.
+        # With TF32, features on a GPU would differ from those on a CPU by more than rounding.
         with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
             for start in range(0, len(images), batch_size):
                 batch = self.prepare(images[start : start + batch_size].to(self.device).float()).expand(-1, 3, -1, -1)
@@ -148,16 +153,17 @@ class InceptionFeatures:
 
 
 def check_tool(tool: str) -> None:
-    """
+    """Check the name of a tool.
+
     Raises:
-        ValueError: for a tool that is none of `Tool`.
+        ValueError: for a tool that is not one of `Tool`.
     """
     if tool not in get_args(Tool):
-        raise ValueError(f"expected as the Inception features' tool {' or '.join(get_args(Tool))}, got {tool!r}.")
+        raise ValueError(f"expected {' or '.join(get_args(Tool))} as the tool of Inception features, got {tool!r}.")
 
 
 def fold_batch_norms(network: nn.Module) -> nn.Module:
-    """Replace each pair of `.conv` and `.bn` in an evaluation-mode network by one convolution; changes it in place."""
+    """Replace each pair of `.conv` and `.bn` in a network in evaluation mode by one convolution, in place."""
     for module in network.modules():
         conv, norm = getattr(module, "conv", None), getattr(module, "bn", None)
         if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
@@ -167,10 +173,15 @@ def fold_batch_norms(network: nn.Module) -> nn.Module:
 
 
 def features_of(records: Records, ctx: EvalContext, *, real: bool, tool: Tool = "pytorch_fid") -> np.ndarray:
-    """Inception features float32 [n, 2048] of `records`, computed once for all metrics that ask with the same tool.
+    """Inception features float32 [n, 2048] of `records`, computed once for all metrics that use the same tool.
 
-    Those of a real set are kept in `ctx.cache` for every run; those of samples in `ctx.scratch` until the run's
-    protocol is complete, so that a killed evaluation goes on where it was.
+    Args:
+        records: the images.
+        ctx: names the caches, the device and the batch size.
+        real: whether the images are real. Features of real images are kept in `ctx.cache` for all runs; features of
+            samples are kept in `ctx.scratch` until the run's protocol is complete, so that a killed evaluation can
+            resume.
+        tool: see `InceptionFeatures`.
 
     Raises:
         NotMeasured: if the network's weights are not on this machine.

@@ -1,4 +1,4 @@
-"""The Inception Score of GS-WGAN's paper, by a classifier trained on the real training records and kept in a cache."""
+"""The Inception Score as GS-WGAN's paper uses it: by a classifier trained on the real training records."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.evaluate.networks import Network
 from dpgen_bench.evaluate.reference import percent_correct, reference_network, reference_predictions
 
-MOST_BIAS = 0.01  # a score that falls short by more of itself is noted
+LARGEST_BIAS = 0.01  # relative bias of a score, above which a note is added
 
 
 @dataclass
 class InceptionScore:
-    """How surely a classifier of real records names each sample, and how evenly the samples spread over the classes.
+    """Whether a classifier of real records is certain of the class of each sample, and all classes are as frequent.
 
-    exp(mean over samples of KL(p(class | sample) || p(class))), p(class) being the mean over the samples: between 1 and
-    the number of classes, and higher is better. The samples are put into an order drawn from ctx.seed (they come sorted
-    or cyclic by class) and cut into `splits` parts; the score is the mean over the parts. It compares with no score by
-    another classifier, so that one's accuracy on the real test records is given beside it.
+    The score is exp(mean over samples of KL(p(class | sample) || p(class))), where p(class) is the mean over samples.
+    It lies between 1 and the number of classes; higher is better. The samples, which are sorted or cyclic by class, are
+    shuffled by ctx.seed and cut into `splits` parts; the value is the mean over the parts. Scores by different
+    classifiers are not comparable, so the classifier's accuracy on the real test records is returned, too.
 
     Args:
-        classifier: trained on the real training records, once for each dataset; kept in ctx.cache/classifiers.
-        splits: parts of the samples.
+        classifier: trained on the real training records, once for each dataset; see `reference.reference_network`.
+        splits: number of parts.
 
     Raises:
-        ValueError: when called with fewer samples than parts.
-        NotMeasured: when called where the real training records are not to be had.
+        ValueError: for fewer than 1 part; when called, for fewer samples than parts.
+        NotMeasured: when called, if the real training records are not available.
     """
 
     classifier: Network
@@ -50,12 +50,13 @@ class InceptionScore:
         if n < self.splits:
             raise ValueError(f"expected at least {self.splits} samples, one for each split, got {n}.")
         bias = expected_bias(n // self.splits, ctx.num_classes)
-        if bias > MOST_BIAS:
+        if bias > LARGEST_BIAS:
             ctx.note(
                 f"inception_score: {n // self.splits:,} samples for each of {self.splits} splits and {ctx.num_classes} "
                 f"classes: biased downwards, by up to about {100 * bias:.0f}% of it; compare it only with scores from "
                 "as many samples and splits."
             )
+        # The classifier, and its predictions on the test images for its accuracy.
         train = ctx.train()
         fitted = reference_network(self.classifier, train, ctx)
         predicted = reference_predictions(self.classifier, train, real_test.images, ctx)
@@ -70,20 +71,21 @@ class InceptionScore:
 
 
 def inception_score(probabilities: Tensor, splits: int = 10) -> tuple[float, float]:
-    """Mean and standard deviation (divided by `splits`, as NumPy does) of the scores of `splits` contiguous parts.
+    """Mean and standard deviation (over `splits`, not `splits - 1`) of the scores of `splits` contiguous parts.
 
     Args:
-        probabilities: [n, classes], n ≥ splits, each row a distribution; 0·log 0 counts as 0.
+        probabilities: [n, classes] with n ≥ splits; each row is a distribution. 0·log 0 counts as 0.
+        splits: number of parts.
 
     Raises:
-        ValueError: if there are fewer rows than parts, or rows that are no distributions.
+        ValueError: if there are fewer rows than parts, or a row is not a distribution.
     """
     p = torch.as_tensor(probabilities, dtype=torch.float64)
     if p.ndim != 2 or not 1 <= splits <= len(p):
         raise ValueError(
             f"expected probabilities [n, classes] with n of at least {splits} splits, got {tuple(p.shape)}."
         )
-    if not bool(((p >= 0).all(dim=1) & ((p.sum(dim=1) - 1).abs() < 1e-6)).all()):  # NaN fails it too
+    if not bool(((p >= 0).all(dim=1) & ((p.sum(dim=1) - 1).abs() < 1e-6)).all()):  # False for NaN, too.
         raise ValueError("expected rows of probabilities, none below 0 and each with sum 1, got others (or NaN).")
     scores = []
     for i in range(splits):
@@ -95,10 +97,10 @@ def inception_score(probabilities: Tensor, splits: int = 10) -> tuple[float, flo
 
 
 def expected_bias(samples: int, num_classes: int) -> float:
-    """By what share of itself a score from so few samples falls short, at most and about: (classes - 1) / (2·samples).
+    """Approximate upper bound of a score's relative downward bias: (classes - 1) / (2·samples).
 
-    The log score is the entropy of the mean prediction less the mean entropy of the predictions. The first is that of
-    an average over few samples, which falls short of the limit's by (classes - 1) / (2·samples) when each prediction is
-    sure of one class (Miller 1955), and by less when they are not; the second has no bias.
+    The logarithm of the score is the entropy of the mean prediction minus the mean entropy of the predictions. The
+    first entropy is estimated from `samples` predictions and is too small by (classes - 1) / (2·samples) if each
+    prediction is certain of one class (Miller, 1955), and by less otherwise. The second one is unbiased.
     """
     return (num_classes - 1) / (2 * samples)

@@ -1,6 +1,6 @@
-"""Whether samples look like inverted images: the detector of the debugging task of GS-WGAN, section 5.4.
+"""A detector of inverted images by their mean intensity, for the debugging task of GS-WGAN (section 5.4).
 
-Ink covers little of an image, so that inverted images are bright, and the mean intensity tells them apart.
+Ink covers a small part of an image, so that inverted images are bright.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dpgen_bench.evaluate.metric import EvalContext
 
 @dataclass
 class Inversion:
-    """`mean_intensity` of the samples, within [0, 1]; `inverted_score` and `inverted_verdict` (1 or 0), see below.
+    """Whether samples look inverted: values `mean_intensity`, `inverted_score` and `inverted_verdict` (1 or 0).
 
-    The detector is ours; it stands in for a person who looks at the samples. Grey noise has a score of 0.5, so that
-    the verdict on a generator that learnt nothing is worth nothing.
+    See the functions of these names. The detector is ours; in the paper, a person looks at the samples. Grey noise has
+    a score near 0.5, so that the verdict on a generator that has learnt nothing is meaningless.
     """
 
     def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
@@ -32,9 +32,9 @@ def mean_intensity(images: Tensor) -> float:
     """Mean intensity in [0, 1] of images [n, c, h, w], uint8 or float32 within 0..255.
 
     Raises:
-        ValueError: for other images, or none.
+        ValueError: for images of another shape, type or range, or no images.
     """
-    records = Records(images, torch.zeros(len(images), dtype=torch.int64))  # checks them
+    records = Records(images, torch.zeros(len(images), dtype=torch.int64))  # checks the images
     if not records.images.numel():
         raise ValueError("expected at least one image, got none.")
     kind = torch.float64 if images.is_floating_point() else torch.int64
@@ -42,9 +42,9 @@ def mean_intensity(images: Tensor) -> float:
 
 
 def inverted_score(mean: float, expected: float) -> float:
-    """How far `mean` lies on the way from e, that of images as they should be, to 1 - e, that of inverted ones.
+    """Position of `mean` between e = `expected`, the mean of correct images (0), and 1 - e, that of inverted ones (1).
 
-    (mean - e) / (1 - 2 e), so 0 at e and 1 at 1 - e; e is `expected`.
+    The score is (mean - e) / (1 - 2 e).
 
     Raises:
         ValueError: for intensities outside [0, 1], or e = 0.5, which inversion does not change.
@@ -54,11 +54,11 @@ def inverted_score(mean: float, expected: float) -> float:
             raise ValueError(f"expected the {what} intensity within [0, 1], got {value!r}.")
     if abs(1 - 2 * expected) < 1e-9:
         raise ValueError(
-            "the expected mean intensity is 0.5, and inverted images have it, too: the mean tells nothing."
+            "expected a mean intensity of correct images other than 0.5, which inverted images would have, too."
         )
     return (mean - expected) / (1 - 2 * expected)
 
 
 def verdict(mean: float, expected: float) -> bool:
-    """Whether images of this mean intensity look inverted: `inverted_score` above one half."""
+    """Whether images of this mean intensity look inverted: whether `inverted_score` is above one half."""
     return inverted_score(mean, expected) > 0.5

@@ -1,4 +1,4 @@
-"""Kernel Inception Distance: how far the samples' Inception features are from real ones, without assuming Gaussians."""
+"""The Kernel Inception Distance of samples to real images, which unlike FID does not assume Gaussian features."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def kid(
 ) -> tuple[float, float]:
     """Squared maximum mean discrepancy of two sets of features: mean and standard deviation over random subsets.
 
-    Each of the `subsets` times, `subset_size` rows of either set are drawn without replacement, those of
-    `features_generated` first, all from one `np.random.RandomState(seed)`: torch-fidelity's order, so that the same
-    features give the same subsets and values. With subset_size = n on both sides, one subset is the whole estimator.
+    For each subset, `subset_size` rows of both sets are drawn without replacement, those of `features_generated` first,
+    all by one `np.random.RandomState(seed)`. This is torch-fidelity's order, so that the same features give the same
+    subsets and values.
 
-    All in float64: the figure is what is left, often 1e-3 or less, of means of kernel values from 1 to 100 that cancel.
-    torch-fidelity 0.4 computes in the features' own float32 and is off by about 1e-7 for it, which is 1e-4 of a figure
-    of 1e-3 (tests/test_kid.py shows it); given the same features in float64 it agrees with this to 1e-9.
+    Values are computed in float64, because means of kernel values from 1 to 100 cancel and leave 1e-3 or less.
+    torch-fidelity 0.4 computes in the features' float32, with an error of about 1e-7, which is 1e-4 of a value of 1e-3
+    (see tests/test_kid.py); for the same features in float64, the values agree to 1e-9.
 
     Args:
         features_generated, features_real: [n, d] and [m, d].
@@ -32,11 +32,11 @@ def kid(
         seed: of the draws.
 
     Returns:
-        The mean, which estimates MMD² without bias and so may be negative, and the standard deviation (over
-        `subsets`, not `subsets - 1`). The latter is the spread of subsets that share rows, not the mean's error.
+        The mean, an unbiased estimate of MMD² that may be negative, and the standard deviation (over `subsets`, not
+        `subsets - 1`). Subsets share rows, so that the standard deviation is not the standard error of the mean.
 
     Raises:
-        ValueError: if a set has fewer rows than `subset_size`, the sets differ in width, or a feature is not finite.
+        ValueError: if a set has fewer rows than `subset_size`, the sets have different d, or a feature is not finite.
     """
     check_sizes(len(features_generated), len(features_real), subset_size)
     if features_generated.shape[1] != features_real.shape[1]:
@@ -49,16 +49,16 @@ def kid(
     draws = np.random.RandomState(seed % 2**32)
     values = np.empty(subsets)
     for i in range(subsets):
-        made = features_generated[draws.choice(len(features_generated), subset_size, replace=False)]
+        generated = features_generated[draws.choice(len(features_generated), subset_size, replace=False)]
         real = features_real[draws.choice(len(features_real), subset_size, replace=False)]
-        values[i] = mmd_squared(made.astype(np.float64), real.astype(np.float64))
+        values[i] = mmd_squared(generated.astype(np.float64), real.astype(np.float64))
     return float(values.mean()), float(values.std())
 
 
 def mmd_squared(x: np.ndarray, y: np.ndarray) -> float:
-    """Unbiased estimate of MMD² under the kernel k(a, b) = (a·b / d + 1)³, from float64 rows x [m, d] and y [n, d],
+    """Unbiased estimate of MMD² under the kernel k(a, b) = (a·b / d + 1)³, from float64 rows x [m, d] and y [n, d].
 
-    mean of k(x_i, x_j) over i ≠ j + the same of y - 2 · mean of k(x_i, y_j) over all i, j.
+    It is: mean of k(x_i, x_j) over i ≠ j + mean of k(y_i, y_j) over i ≠ j - 2 · mean of k(x_i, y_j) over all i, j.
     """
     d = x.shape[1]
 
@@ -70,12 +70,16 @@ def mmd_squared(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def check_sizes(num_generated: int, num_real: int, subset_size: int) -> None:
-    """Raises ValueError if either set is smaller than a subset; a smaller subset would be another figure."""
+    """Check that both sets have at least `subset_size` images.
+
+    Raises:
+        ValueError: if a set has fewer. Subsets are not made smaller, because the value depends on their size.
+    """
     for name, n in (("samples", num_generated), ("real images", num_real)):
         if n < subset_size:
             raise ValueError(
                 f"expected at least subset_size={subset_size} of the {name}, got {n}. Set the metric's subset_size to "
-                f"{min(num_generated, num_real)} or less (figures of different subset_size differ in spread), or raise "
+                f"{min(num_generated, num_real)} or less (values of different subset_size differ in spread), or raise "
                 "protocol.num_samples if the samples are too few."
             )
 
@@ -84,24 +88,24 @@ def check_sizes(num_generated: int, num_real: int, subset_size: int) -> None:
 class Kid:
     """Kernel Inception Distance of the samples to real images (Bińkowski, Sutherland, Arbel, Gretton, 2018).
 
-    The squared maximum mean discrepancy of Inception features (2,048 a picture, the FID's) under the polynomial kernel
-    (a·b/2048 + 1)³: 0 if the two distributions are the same, else more. It is estimated without bias: equal
-    distributions give values around 0, often negative, and the number of samples does not shift it, as it does the FID.
-    Papers often print 100 or 1,000 times this figure. Kernel, subsets and subset_size are torch-fidelity's defaults.
+    It is the squared maximum mean discrepancy of Inception features (the 2,048 features of the FID) under the
+    polynomial kernel (a·b/2048 + 1)³: 0 if the two distributions are the same, else positive. The estimate is unbiased,
+    unlike that of the FID: for equal distributions it is around 0 and often negative, for any number of samples. Papers
+    often print 100 or 1,000 times this value. Kernel, subsets and subset_size are torch-fidelity's defaults.
 
-    Returned: `kid`, the mean over subsets; `kid_std_subsets`, their standard deviation, which falls with `subset_size`
-    and is no error bar of `kid`; the numbers of images on both sides, `kid_num_samples` and `kid_num_reference`; and
-    `kid_subset_size`. Subsets are drawn by the context's seed. See `kid` for the arithmetic.
+    Values: `kid`, the mean over subsets; `kid_std_subsets`, their standard deviation, which decreases with
+    `subset_size` and is not an error bar of `kid`; `kid_num_samples` and `kid_num_reference`, the numbers of images;
+    and `kid_subset_size`. Subsets are drawn by the context's seed. See the function `kid`.
 
     Args:
-        subsets: random pairs of subsets over which is averaged.
-        subset_size: images of each subset.
+        subsets: number of random pairs of subsets.
+        subset_size: images in each subset.
         reference: "test", the real test images, or "train", the real training images.
 
     Raises:
-        ValueError: for fewer than 1 subset, subsets of fewer than 2 images, or another reference; when called, if the
-            samples or the real images are fewer than `subset_size`.
-        NotMeasured: when called, if the network's weights or the training images are not to be had.
+        ValueError: for fewer than 1 subset, subsets of fewer than 2 images, or an unknown reference; when called, for
+            fewer samples or real images than `subset_size`.
+        NotMeasured: when called, if the network's weights or the training images are not available.
     """
 
     subsets: int = 100
@@ -119,11 +123,11 @@ class Kid:
 
     def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
         real = real_test if self.reference == "test" else ctx.train()
-        # Before the features, which may take an hour.
+        # Checked before the features are computed, which may take an hour.
         check_sizes(len(samples), len(real), self.subset_size)
-        made_features = features.features_of(samples, ctx, real=False)
+        generated_features = features.features_of(samples, ctx, real=False)
         real_features = features.features_of(real, ctx, real=True)
-        mean, std = kid(made_features, real_features, self.subsets, self.subset_size, ctx.seed)
+        mean, std = kid(generated_features, real_features, self.subsets, self.subset_size, ctx.seed)
         return {
             "kid": mean,
             "kid_std_subsets": std,

@@ -1,7 +1,7 @@
-"""What a metric is, and how one is run so that it cannot harm the rest of an evaluation.
+"""The interface of a metric, and its evaluation, in which an error of one metric does not affect the others.
 
-A metric is a dataclass that a protocol's yaml names as `_target_`. One's own needs a class like this, anywhere on the
-Python path, and an entry under `metrics:` in a file of conf/protocol:
+A metric is a dataclass that a protocol's yaml names as `_target_`. To add one, write a class like this in a module on
+the Python path, and an entry under `metrics:` in a file of conf/protocol:
 
     @dataclass
     class MeanBrightness:
@@ -11,10 +11,10 @@ Python path, and an entry under `metrics:` in a file of conf/protocol:
             gap = samples.images.double().mean() - real_test.images.double().mean()
             return {"brightness_gap": self.scale * float(gap)}
 
-Values carry their unit in their name where they have one (`acc_cnn_pct`), and no two metrics of a protocol share a
-name. What cannot be measured on this machine raises `NotMeasured` with the reason and the remedy. Two methods more are
-understood: `one_core(device) -> bool`, whether the metric may run on one core beside others; and, instead of
-`__call__`, `combine(values) -> dict`, for figures made of the other metrics' values.
+The name of a value includes its unit if it has one (`acc_cnn_pct`), and no two metrics of a protocol return values of
+the same name. A metric that cannot be measured on this machine raises `NotMeasured` with the reason and the remedy. Two
+methods are optional: `one_core(device) -> bool` says whether the metric may run on one core, next to other metrics; and
+`combine(values, notes) -> dict`, in place of `__call__`, computes values from those of the other metrics.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class NotMeasured(RuntimeError):
-    """A metric lacks what it needs here, such as weights; says what is missing, where, and how to get it."""
+    """Raised if something that a metric needs is missing, such as weights; says what, where, and how to get it."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +48,15 @@ class EvalContext:
     """What a metric may use besides the images.
 
     Args:
-        seed: all randomness of a metric derives from it.
+        seed: of all randomness of a metric.
         device: where networks run.
         num_classes: classes of the dataset; labels are below it.
-        cache: a folder for what may be computed once for many runs, such as features of the real images.
-        batch_size: images for each forward pass of a feature network; no value depends on it but for rounding.
-        dataset: where the real training records are loaded from, for metrics that compare with them.
-        train_closed: why this run's figures may not be computed from its training records, or None if they may.
-        scratch: a folder of this run, emptied when its protocol is complete; None keeps nothing.
-        notes: what a reader of the figures must know besides their values; see `note`.
+        cache: a folder for values that are computed once for many runs, such as features of the real images.
+        batch_size: images in each forward pass of a feature network; values depend on it by rounding only.
+        dataset: the dataset of the real training records, for metrics that compare with them.
+        train_closed: why no values may be computed from this run's training records, or None if they may.
+        scratch: a folder of this run, deleted when its protocol is complete; None keeps nothing.
+        notes: remarks for readers of the values; see `note`.
     """
 
     seed: int
@@ -70,22 +70,22 @@ class EvalContext:
     notes: list[str] = field(default_factory=list)
 
     def train(self) -> Records:
-        """The real training records. What is computed from them is covered by no epsilon.
+        """The real training records. No epsilon covers what is computed from them.
 
         Raises:
-            NotMeasured: if they are not on this machine, or this run's must not be looked at again.
+            NotMeasured: if they are not on this machine, or must not be read again after this run (`train_closed`).
         """
         if self.train_closed is not None:
             raise NotMeasured(self.train_closed)
         if self.dataset is None:
-            raise NotMeasured("needs the real training records, and was given no dataset to load them from")
+            raise NotMeasured("needs the real training records, but the context has no dataset to load them from")
         try:
             return _load_once(self.dataset, "train")
         except MissingData as error:
             raise NotMeasured(f"needs the real training records: {error}") from error
 
     def note(self, text: str) -> None:
-        """Say something about the figures that goes with them into every report, such as too few samples."""
+        """Add a remark on the values, such as too few samples; every report shows it next to them."""
         self.notes.append(text)
 
 
@@ -95,14 +95,22 @@ def _load_once(dataset: DatasetSpec, split: Split) -> Records:
 
 
 class Metric(Protocol):
-    """Measures samples of a generator against the real test records; neither is to be changed."""
+    """Measures samples of a generator against the real test records; it must change neither."""
 
     def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True)
 class MetricResult:
-    """What became of one metric. `values` is empty unless it was measured; `reason` says why it was not, or failed."""
+    """The result of one metric.
+
+    Attributes:
+        status: whether it was measured.
+        values: by name; empty unless the status is "measured".
+        reason: why it was not measured or failed, else None.
+        notes: remarks on the values; see `EvalContext.note`.
+        seconds: how long it took.
+    """
 
     status: Literal["measured", "not measured", "failed"]
     values: dict[str, float] = field(default_factory=dict)
@@ -112,10 +120,10 @@ class MetricResult:
 
 
 def evaluate(metric: Metric, samples: Records, real_test: Records, ctx: EvalContext) -> MetricResult:
-    """Run one metric; whatever `Exception` it raises becomes its result.
+    """Run one metric. An `Exception` that it raises is returned as a result with the status "failed".
 
-    The global random generators are seeded by `ctx.seed` for the metric and put back after it: its values do not
-    depend on which metrics ran before.
+    The global random generators are seeded by `ctx.seed` while the metric runs and restored afterwards, so that its
+    values do not depend on the metrics that ran before.
     """
     start = time.perf_counter()
     ctx = replace(ctx, notes=[])
@@ -134,16 +142,17 @@ def evaluate(metric: Metric, samples: Records, real_test: Records, ctx: EvalCont
     except Exception as error:
         log.exception("metric %r failed", metric)
         return result("failed", f"{type(error).__name__}: {error}")
-    wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
-    if wrong or not values:
-        return result("failed", f"expected finite values, got {wrong or 'none'}")
+    infinite = {name: value for name, value in values.items() if not math.isfinite(value)}
+    if infinite or not values:
+        return result("failed", f"expected finite values, got {infinite or 'none'}")
     return result("measured")
 
 
 def check_pair(samples: Records, real_test: Records, num_classes: int) -> None:
-    """Raises ValueError unless both sets have records of one image shape, the samples with labels below `num_classes`.
+    """Check samples and test images before a metric runs. Test labels are not read: metrics do so after training.
 
-    The test labels are not looked at: a metric does that, once, after it has trained.
+    Raises:
+        ValueError: if a set is empty, the image shapes differ, or a sample has a label of `num_classes` or more.
     """
     for name, records in (("samples", samples), ("real test records", real_test)):
         if len(records.images) == 0:
@@ -164,7 +173,7 @@ def hash_images(images: Tensor) -> str:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Python's, NumPy's and PyTorch's global generators seeded by `seed` inside the block, put back after it."""
+    """Seed Python's, NumPy's and PyTorch's global generators inside the block, and restore them after it."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):

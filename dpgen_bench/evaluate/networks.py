@@ -1,6 +1,6 @@
 """The papers' networks that classify images, and `Network`, which trains one of them on samples.
 
-An architecture takes images [b, c, h, w], scaled as its `Network` says, to logits [b, num_classes].
+Each architecture maps images [b, c, h, w], scaled as its `Network` says, to logits [b, num_classes].
 """
 
 from __future__ import annotations
@@ -24,17 +24,23 @@ from dpgen_bench.evaluate.training import class_logits, count_correct, placed, t
 Shape = tuple[int, int, int]
 
 
-def check_side(image_shape: Shape, least: int) -> None:
-    """Raises ValueError unless images are at least `least` pixels high and wide."""
-    if min(image_shape[1:]) < least:
-        raise ValueError(f"expected images of at least {least}x{least} pixels, got {image_shape[1]}x{image_shape[2]}.")
+def check_side(image_shape: Shape, smallest: int) -> None:
+    """Check the height and width of images.
+
+    Raises:
+        ValueError: if one of them is below `smallest`.
+    """
+    if min(image_shape[1:]) < smallest:
+        raise ValueError(
+            f"expected images of at least {smallest}x{smallest} pixels, got {image_shape[1]}x{image_shape[2]}."
+        )
 
 
 class DpganNet(nn.Module):
-    """The classifier of "Private GANs, Revisited" (the released code's; 1,199,882 parameters at 1x28x28, 10 classes).
+    """The classifier in the code of "Private GANs, Revisited" (1,199,882 parameters for 1x28x28 pixels, 10 classes).
 
     conv 3x3, 32 - ReLU - conv 3x3, 64 - ReLU - max pool 2 - dropout 0.25 - linear 128 - ReLU - dropout 0.5 - linear,
-    no padding.
+    without padding.
     """
 
     def __init__(self, image_shape: Shape, num_classes: int) -> None:
@@ -48,8 +54,8 @@ class DpganNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.conv2(self.conv1(images).relu_())
-        # The largest of four, then ReLU: the same as ReLU first, on a quarter of the numbers. Flat before dropout, so
-        # that which units drop out does not depend on how the weights lie in memory.
+        # Max pooling before ReLU gives the same values and needs a quarter of the ReLUs. Maps are flattened before
+        # dropout, so that the dropped units do not depend on the memory format.
         x = nn.functional.max_pool2d(x, 2).relu_().flatten(1)
         x = nn.functional.dropout(x, 0.25, self.training)
         x = nn.functional.dropout(self.fc1(x).relu_(), 0.5, self.training)
@@ -57,7 +63,7 @@ class DpganNet(nn.Module):
 
 
 class PaperMlp(nn.Module):
-    """One hidden layer of ReLUs (GS-WGAN and DP-Sinkhorn: 100 units; 79,510 parameters at 1x28x28, 10 classes)."""
+    """One hidden layer of ReLUs (GS-WGAN, DP-Sinkhorn: 100 units; 79,510 parameters for 1x28x28 pixels, 10 classes)."""
 
     def __init__(self, image_shape: Shape, num_classes: int, hidden: int = 100) -> None:
         super().__init__()
@@ -69,12 +75,12 @@ class PaperMlp(nn.Module):
 
 
 class PaperCnn(nn.Module):
-    """Two hidden layers of 32 and 64 filters, ReLU, dropout between all intermediate layers.
+    """Two convolutional layers of 32 and 64 filters, ReLU, and dropout between all intermediate layers.
 
-    So the DP-Sinkhorn paper (appendix D.2, p = 0.5) and GS-WGAN's (appendix C.3, no p printed). Neither prints kernels,
-    padding or pooling. Our choice: kernels 3x3 with padding 1, each followed by max pooling 2, and then the output
-    layer: conv 32 - ReLU - max pool - dropout - conv 64 - ReLU - max pool - dropout - linear (50,186 parameters at
-    1x28x28, 10 classes).
+    The papers of DP-Sinkhorn (appendix D.2, p = 0.5) and GS-WGAN (appendix C.3, p is not printed) describe it so.
+    Neither prints kernels, padding or pooling. We choose 3x3 kernels with padding 1 and max pooling 2 after each:
+    conv 32 - ReLU - max pool - dropout - conv 64 - ReLU - max pool - dropout - linear (50,186 parameters for 1x28x28
+    pixels, 10 classes).
     """
 
     def __init__(self, image_shape: Shape, num_classes: int, dropout: float = 0.5) -> None:
@@ -94,11 +100,12 @@ class PaperCnn(nn.Module):
 
 
 class Vgg11(nn.Module):
-    """VGG's configuration A with batch norm and one linear layer, as GS-WGAN's authors score samples by.
+    """VGG's configuration A with batch norm and one linear layer, by which GS-WGAN's authors compute Inception Scores.
 
-    Convolutions 3x3, each with batch norm and ReLU, of 64 M 128 M 256 256 M 512 512 M 512 512 M filters (M: max pool
-    2), padding 1. For images of less than 32 pixels the first has padding 3, as the authors': it makes 28 pixels 32.
-    Larger images get padding 1 there too, our choice (9,229,962 parameters at 1x28x28, 10 classes).
+    Convolutions 3x3 with padding 1, each with batch norm and ReLU, of 64 M 128 M 256 256 M 512 512 M 512 512 M filters
+    (M: max pool 2). For images below 32 pixels, the first convolution has padding 3 as in the authors' code, which
+    enlarges 28 pixels to 32. For larger images we choose padding 1 (9,229,962 parameters for 1x28x28 pixels, 10
+    classes).
     """
 
     plan = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
@@ -130,38 +137,39 @@ NETS: dict[str, type[nn.Module]] = {
     "vgg11": Vgg11,
 }
 
-# Raise when trained networks give other answers for the same settings: caches of the old ones are then left alone.
+# Raise it when trained networks give other predictions for the same settings, so that cached ones are not used.
 REVISION = 1
 RECORD_CLASSIFIER_SEED = 0
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network trained on samples by Adam or SGD on the cross-entropy. It sees no other records.
+    """Settings of a network that is trained by Adam or SGD on the cross-entropy of samples, and of no other records.
 
-    What is held out, to stop by and to choose an epoch, is held out of the samples, which are shuffled first: they may
-    come sorted by class. The defaults are those of "Private GANs, Revisited" but for its hold-out; that is
-    `holdout=5000, keep="best"`, taken here of shuffled samples and not of the last ones, which is the same in law where
-    labels are independent. Everything random is drawn from ctx.seed.
+    Held-out samples, by which training stops and an epoch is chosen, are drawn at random, because samples may be sorted
+    by class. The defaults are those of "Private GANs, Revisited" except for its hold-out: that is
+    `holdout=5000, keep="best"`, where the paper holds out the last samples. Both have the same distribution if labels
+    are independent. All randomness derives from ctx.seed.
 
     Args:
         net: "dpgan_cnn", "paper_cnn", "paper_mlp" or "vgg11".
-        net_params: what that architecture takes besides shape and classes, such as {"hidden": 100}.
+        net_params: arguments of the architecture in addition to shape and classes, such as {"hidden": 100}.
         optimiser: "adam" or "sgd".
-        learning_rate, weight_decay: of either; other settings of Adam are PyTorch's defaults.
+        learning_rate, weight_decay: of both optimisers; other settings of Adam are PyTorch's defaults.
         momentum: of SGD.
-        batch_size: samples for a step; the last batch of an epoch is what is left.
-        epochs: at most.
+        batch_size: samples in a step; the last batch of an epoch may be smaller.
+        epochs: the largest number of epochs.
         milestones: numbers of epochs after which the learning rate is multiplied by `gamma`.
-        holdout: a whole number: so many samples, but 1/12 of fewer than 12 times as many. A fraction below 1: that
-            share, rounded down. 0: none.
-        keep: the "best" epoch, the first with the most held-out samples right, or the "last".
-        patience: stop after so many epochs in a row without more held-out samples right; None: never.
-        augment: "none", or "crop_flip": move each image by up to 4 pixels and mirror every second one, at random.
-        normalise: (mean, deviation) of pixels in [0, 1], to be subtracted and divided by; None leaves them.
+        gamma: see `milestones`.
+        holdout: a whole number of samples, or 1/12 of the samples if that is less; or a fraction below 1 of the
+            samples, rounded down. 0 holds out none.
+        keep: the "best" epoch (the first with the most correct predictions for held-out samples) or the "last".
+        patience: stop after this number of epochs in a row without more correct predictions; None never stops.
+        augment: "none"; or "crop_flip": shift each image by up to 4 pixels, and mirror it with probability 1/2.
+        normalise: (mean, deviation) of pixels in [0, 1], to subtract and to divide by; None leaves them unchanged.
 
     Raises:
-        ValueError: at once, if settings are unknown or contradict each other.
+        ValueError: for unknown or contradictory settings.
     """
 
     net: str
@@ -181,7 +189,7 @@ class Network:
     normalise: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "milestones", tuple(self.milestones))  # yaml gives lists
+        object.__setattr__(self, "milestones", tuple(self.milestones))  # yaml has no tuples
         if self.normalise is not None:
             object.__setattr__(self, "normalise", tuple(self.normalise))
         for name, known in (
@@ -201,48 +209,55 @@ class Network:
                 f"got {self.batch_size}, {self.epochs} and {self.learning_rate}."
             )
         if self.optimiser == "adam" and self.momentum:
-            raise ValueError(f"momentum is SGD's; got {self.momentum} with optimiser adam: leave it out.")
+            raise ValueError(f"expected momentum with optimiser sgd only, got {self.momentum} with adam; leave it out.")
         if self.holdout < 0 or (self.holdout != int(self.holdout) and self.holdout > 1):
             raise ValueError(f"expected holdout to be a whole number or a fraction below 1, got {self.holdout}.")
         if not self.holdout and (self.keep == "best" or self.patience is not None):
-            raise ValueError("keep best and patience go by held-out samples: give a holdout above 0.")
+            raise ValueError(
+                "expected a holdout above 0 with keep best or patience, which use held-out samples, got 0."
+            )
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"expected a patience of 1 epoch or more, or null, got {self.patience}.")
         if self.normalise is not None and (len(self.normalise) != 2 or self.normalise[1] <= 0):
             raise ValueError(f"expected normalise to be a mean and a deviation above 0, got {self.normalise}.")
 
     def one_core(self, device: Any) -> bool:
-        """On a CPU it runs on one thread, beside others; on an accelerator it does not."""
+        """Whether it runs on one thread, next to others: on a CPU it does, on an accelerator it does not."""
         return torch.device(device).type == "cpu"
 
     def held_out(self, n: int) -> int:
         """How many of `n` samples are held out.
 
         Raises:
-            ValueError: if there are too few to hold out one.
+            ValueError: if there are too few samples to hold out one.
         """
         if not self.holdout:
-            held, least = 0, 1
+            held, smallest = 0, 1
         elif self.holdout < 1:
-            held, least = math.floor(self.holdout * n + 1e-9), math.ceil(1 / self.holdout - 1e-9)
+            held, smallest = math.floor(self.holdout * n + 1e-9), math.ceil(1 / self.holdout - 1e-9)
         else:
-            held, least = min(int(self.holdout), n // 12), 12
-        if n < least:
-            means = f", of which one is held out (holdout={self.holdout})" if self.holdout else ""
-            raise ValueError(f"expected at least {least} samples{means}, got {n}: raise protocol.num_samples.")
+            held, smallest = min(int(self.holdout), n // 12), 12
+        if n < smallest:
+            reason = f", of which one is held out (holdout={self.holdout})" if self.holdout else ""
+            raise ValueError(f"expected at least {smallest} samples{reason}, got {n}: raise protocol.num_samples.")
         return held
 
     def fit(self, records: Records, ctx: EvalContext) -> FittedNetwork:
-        """Raises ValueError if there are too few samples to hold out one, or images too small for the network."""
+        """Train a new network on `records`.
+
+        Raises:
+            ValueError: if there are too few samples to hold out one, or the images are too small for the network.
+        """
         held = self.held_out(len(records))
         rows = len(records) - held
         with repeatable(ctx.seed):
+            # Shuffle the samples; the last `held` are held out.
             rng = torch.Generator().manual_seed(ctx.seed)
             order = torch.randperm(len(records), generator=rng)
             images, labels = records.images[order].to(ctx.device), records.labels[order].to(ctx.device)
             net = placed(self.build(records.images.shape, ctx.num_classes), ctx.device)
             optimiser = self._optimiser(net)
-            best, since, kept = -1, 0, net.state_dict()
+            best, epochs_since, kept = -1, 0, net.state_dict()
             for epoch in range(self.epochs):
                 for group in optimiser.param_groups:
                     group["lr"] = self.learning_rate * self.gamma ** sum(after <= epoch for after in self.milestones)
@@ -250,28 +265,29 @@ class Network:
                 train_epoch(net, optimiser, images[:rows], labels[:rows], self.batch_size, rng, self.normalise, augment)
                 if not held:
                     continue
+                # Early stopping and the choice of an epoch.
                 correct = count_correct(net, images[rows:], labels[rows:], self.normalise)
-                since += 1
+                epochs_since += 1
                 if correct > best:
-                    best, since = correct, 0
+                    best, epochs_since = correct, 0
                     kept = copy.deepcopy(net.state_dict()) if self.keep == "best" else kept
-                if since == self.patience:
+                if epochs_since == self.patience:
                     break
             if self.keep == "best":
                 net.load_state_dict(kept)
         return FittedNetwork(net.eval(), self.normalise)
 
     def build(self, image_shape: Sequence[int], num_classes: int) -> nn.Module:
-        """The network before training, for images [..., c, h, w]. Draws from PyTorch's global generator."""
+        """An untrained network for images [..., c, h, w]; its weights are drawn by PyTorch's global generator."""
         return NETS[self.net](tuple(image_shape[-3:]), num_classes, **self.net_params)
 
     def restore(
         self, state: Mapping[str, Tensor], image_shape: Sequence[int], num_classes: int, device: torch.device | str
     ) -> FittedNetwork:
-        """The fitted network whose `state` this is.
+        """The fitted network with this `FittedNetwork.state`.
 
         Raises:
-            RuntimeError: if it is another network's.
+            RuntimeError: if it is the state of another architecture.
         """
         with seeded(0):
             net = self.build(image_shape, num_classes)
@@ -283,13 +299,13 @@ class Network:
             return torch.optim.SGD(
                 net.parameters(), lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
             )
-        # One pass over all parameters for a step.
+        # `fused` updates all parameters in one pass.
         return torch.optim.Adam(net.parameters(), lr=self.learning_rate, weight_decay=self.weight_decay, fused=True)
 
 
 @dataclass(frozen=True)
 class FittedNetwork:
-    """A trained network, in evaluation mode, and how its pixels are normalised."""
+    """A trained network in evaluation mode, with the normalisation of its pixels."""
 
     net: nn.Module
     normalise: tuple[float, float] | None = None
@@ -304,7 +320,7 @@ class FittedNetwork:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """All parameters and running statistics by name, on the CPU, as `Network.restore` takes them."""
+        """All parameters and running statistics by name, on the CPU; the argument of `Network.restore`."""
         return {name: value.cpu().contiguous() for name, value in self.net.state_dict().items()}
 
     def _logits(self, images: Tensor) -> Tensor:
@@ -312,19 +328,19 @@ class FittedNetwork:
             logits = class_logits(self.net, images, self.normalise)
         if not bool(torch.isfinite(logits).all()):
             raise ValueError(
-                "expected finite answers of the trained network, got NaN or infinity: its training diverged."
+                "expected finite logits of the trained network, got NaN or infinity: its training diverged."
             )
         return logits
 
 
 @dataclass(frozen=True)
 class RecordClassifier:
-    """A `Network` with its default settings that is trained on records, outside any protocol and on the CPU.
+    """A `Network` with default settings that is trained on records on the CPU, independently of a protocol.
 
-    It is the `classifier` of `dpgen_bench.data.debugging.DebuggingClients`.
+    It is used as the `classifier` of `dpgen_bench.data.debugging.DebuggingClients`.
 
     Raises:
-        ValueError: at once, for an unknown architecture or fewer than 1 epoch.
+        ValueError: for an unknown architecture or fewer than 1 epoch.
     """
 
     net: str
@@ -345,6 +361,6 @@ class RecordClassifier:
 
 @contextmanager
 def repeatable(seed: int) -> Iterator[None]:
-    """Global generators seeded, and cuDNN kept to algorithms that give the same again and as much as a CPU does."""
+    """Seed global generators, and restrict cuDNN to deterministic algorithms in full float32, inside the block."""
     with seeded(seed), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         yield

@@ -1,4 +1,4 @@
-"""Metrics that need one core each, in a bounded pool of processes, one result at a time as they end."""
+"""Evaluation of metrics in parallel, for those that need one core each: a bounded pool of processes."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import EvalContext, Metric, MetricResult, evaluate
 from dpgen_bench.training.progress import ProgressBar
 
-# Sums depend on the number of threads: with one, a figure is the same on every machine whatever the size of the pool.
+# Sums depend on the number of threads. With one thread, values do not depend on the number of cores or processes.
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
 
 def needs_one_core(metric: Metric, device: Any) -> bool:
-    """Whether the metric says (by `one_core(device)`) that it runs on one core, and so beside others like it."""
-    asked = getattr(metric, "one_core", None)
-    return bool(asked and asked(device))
+    """Whether the metric runs on one core, next to others: it has a method `one_core(device)` that returns true."""
+    one_core = getattr(metric, "one_core", None)
+    return bool(one_core and one_core(device))
 
 
 def evaluate_apart(
     metrics: Mapping[str, Metric], samples: Records, real_test: Records, ctx: EvalContext, workers: int | None = None
 ) -> Iterator[tuple[str, MetricResult]]:
-    """`evaluate` for each metric in a process of its own; results come as they end.
+    """`evaluate` each metric in a separate process; yields results in the order in which they are complete.
 
-    A process that dies (out of memory, say) takes the others of the pool with it: those that had not ended are then
-    run again one at a time, and one that dies alone is a failed metric. If the caller stops, or raises, so do the
-    processes; they also leave when this process is killed.
+    If a process dies, for example for lack of memory, its pool ends with it. The metrics without a result are then run
+    again one at a time, and a metric whose process dies again has failed. The processes end when the caller stops
+    iterating or raises, and when this process is killed.
 
     Args:
-        workers: processes at most; None is one for each core this process may use.
+        workers: the largest number of processes; None is one for each core that this process may use.
     """
     workers = workers or loky.cpu_count()
     ctx = replace(ctx, device="cpu")
@@ -51,7 +51,7 @@ def evaluate_apart(
             yield key, result
         for key in list(left):
             alone = dict(_together({key: left[key]}, samples, real_test, ctx, 1))
-            died = MetricResult("failed", reason="its process died; is there enough memory for it?")
+            died = MetricResult("failed", reason="its process died; check that there is enough memory for it")
             del left[key]
             bar.step(len(metrics) - len(left))
             yield key, alone.get(key, died)
@@ -62,9 +62,9 @@ def evaluate_apart(
 def _together(
     metrics: Mapping[str, Metric], samples: Records, real_test: Records, ctx: EvalContext, workers: int
 ) -> Iterator[tuple[str, MetricResult]]:
-    """All metrics in one pool; ends early, without an error, if a process of it died."""
+    """Evaluate metrics in one pool; ends early, without an error, if a process of the pool dies."""
     pool = loky.get_reusable_executor(
-        max_workers=workers, timeout=60, env=ONE_THREAD, initializer=_leave_with, initargs=(os.getpid(),)
+        max_workers=workers, timeout=60, env=ONE_THREAD, initializer=_end_with, initargs=(os.getpid(),)
     )
     ended = False
     try:
@@ -76,7 +76,7 @@ def _together(
                 result = future.result()
             except TerminatedWorkerError:
                 return
-            except Exception as error:  # what cannot be sent to another process, or back
+            except Exception as error:  # A metric or a result that cannot be pickled.
                 result = MetricResult("failed", reason=f"{type(error).__name__}: {error}")
             yield futures[future], result
         ended = True
@@ -92,8 +92,8 @@ def _job(metric: Metric, samples: Records, real_test: Records, ctx: EvalContext)
     return evaluate(metric, samples, real_test, ctx)
 
 
-def _leave_with(parent: int) -> None:
-    """End this process when its parent is gone, even in the middle of a long computation."""
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended, even in the middle of a long computation."""
 
     def watch() -> None:
         while os.getppid() == parent:

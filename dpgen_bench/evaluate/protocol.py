@@ -1,4 +1,4 @@
-"""The metrics of a protocol: built from its config, and evaluated on one set of samples."""
+"""Building the metrics of a protocol from its config, and evaluating them on one set of samples."""
 
 from __future__ import annotations
 
@@ -23,12 +23,18 @@ def evaluate_each(
     done: Mapping[str, Mapping[str, Any]],
     title: str,
 ) -> Iterator[tuple[str, MetricResult]]:
-    """Each metric's result: those for one core in a pool of processes, then the others here, then what combines them.
+    """Yield the key and the result of each metric.
 
-    Two metrics that give a value of one name would hide each other: the later of them fails.
+    Metrics that need one core run first, in a pool of processes; then the others, in this process; last come those that
+    combine the values of others. If two metrics return values of the same name, the later one fails.
 
     Args:
-        done: results there already, also those that this yields, as its caller adds them.
+        metrics: by key.
+        samples, test: see `Metric`.
+        ctx: see `EvalContext`.
+        workers: see `parallel.evaluate_apart`.
+        done: results by key, as dictionaries with "values". The caller adds each yielded result to them.
+        title: of the lines that report progress.
     """
     apart = {key: metric for key, metric in metrics.items() if needs_one_core(metric, ctx.device)}
     combined = {key: metric for key, metric in metrics.items() if is_combined(metric)}
@@ -63,7 +69,7 @@ def _distinct(result: MetricResult, done: Mapping[str, Mapping[str, Any]]) -> Me
 
 
 def is_combined(metric: Any) -> bool:
-    """Whether the metric is made of other metrics' values."""
+    """Whether the metric is computed from the values of other metrics."""
     return hasattr(metric, "combine")
 
 
@@ -71,7 +77,7 @@ def build_metrics(protocol: DictConfig) -> dict[str, Any]:
     """The protocol's metrics by their keys.
 
     Raises:
-        ValueError: naming the metric that cannot be built, and why.
+        ValueError: if a metric cannot be built; names it and says why.
     """
     metrics = {}
     for key, node in protocol.metrics.items():

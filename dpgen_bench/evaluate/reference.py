@@ -1,4 +1,7 @@
-"""Classifiers trained on the real training records, once for all runs of a data set: they calibrate, and they score."""
+"""Classifiers that are trained on the real training records, once for all runs of a data set.
+
+`utility.Accuracy` compares with their accuracy; `inception_score.InceptionScore` uses their predictions for samples.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from dpgen_bench.utils.cache import Arrays, cached_arrays
 
 log = logging.getLogger(__name__)
 
-# Every reference is trained with this seed, whichever run is measured.
+# The seed of all these trainings, so that they do not depend on the run that is measured.
 REFERENCE_SEED = 0
 
 
 def predictions(classifier: Classifier, records: Records, images: Tensor, ctx: EvalContext) -> Tensor:
-    """Labels int64 [n] that the classifier, trained on `records`, gives `images` [n, c, h, w]."""
+    """Labels int64 [n] predicted for `images` [n, c, h, w] by the classifier trained on `records` with `ctx.seed`."""
     with seeded(ctx.seed):
         return classifier.fit(records, ctx).predict(images).cpu()
 
@@ -67,10 +70,10 @@ def reference_network(classifier: Any, train: Records, ctx: EvalContext) -> Any:
 
 
 def percent_correct(predicted: Tensor, truth: Tensor) -> float:
-    """How many of `predicted` are right, in percent.
+    """Percentage of `predicted` labels [n] that equal `truth` [n].
 
     Raises:
-        ValueError: if they are not one for each image.
+        ValueError: if the shapes differ.
     """
     if predicted.shape != truth.shape:
         raise ValueError(f"expected {len(truth)} predicted labels, got {tuple(predicted.shape)}.")
@@ -78,7 +81,7 @@ def percent_correct(predicted: Tensor, truth: Tensor) -> float:
 
 
 def _as_reference(ctx: EvalContext) -> EvalContext:
-    """Notes of the training are dropped: they would come with the run that happened to fill the cache alone."""
+    """The context of a reference's training, without notes: only the run that fills the cache would get them."""
     return replace(ctx, seed=REFERENCE_SEED, notes=[])
 
 

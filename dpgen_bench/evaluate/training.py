@@ -1,6 +1,6 @@
-"""One epoch of training a network on labelled images, and its answers: what `networks.Network` is made of.
+"""Steps of `networks.Network`: one epoch of training on labelled images, augmentation, and predictions.
 
-Images stay as they are kept (uint8, or float32 within 0..255) and are scaled batch by batch.
+Images keep their type (uint8, or float32 within 0..255) and are scaled batch by batch.
 """
 
 from __future__ import annotations
@@ -9,30 +9,31 @@ import torch
 from torch import Tensor, nn
 
 CROP_PADDING = 4
-# On a CPU larger batches are slower: their activations no longer fit in its caches.
-ANSWER_BATCH = {"cpu": 128}
+# Batch size of predictions. On a CPU larger batches are slower: their activations no longer fit in its caches.
+PREDICTION_BATCH = {"cpu": 128}
 
 
 def placed(net: nn.Module, device: torch.device | str) -> nn.Module:
-    """The network on the device; on a CPU with channels last, which is faster there and the same up to rounding."""
+    """The network on the device. On a CPU it has the memory format channels last, which is faster there."""
     net = net.to(device)
     return net.to(memory_format=torch.channels_last) if torch.device(device).type == "cpu" else net
 
 
 def network_input(images: Tensor, normalise: tuple[float, float] | None) -> Tensor:
-    """Images [b, c, h, w] within 0..255 to float32 within 0..1, then less the mean and divided by the deviation."""
+    """Scale images [b, c, h, w] from 0..255 to float32 in [0, 1]; subtract the mean and divide by the deviation."""
     scaled = images.float() / 255.0
     return scaled if normalise is None else (scaled - normalise[0]) / normalise[1]
 
 
 def crop_flip(images: Tensor, moves: Tensor) -> Tensor:
-    """Images [b, c, h, w] moved by up to `CROP_PADDING` pixels each way and mirrored, with black where nothing was.
+    """Shift images [b, c, h, w] by up to `CROP_PADDING` pixels in each direction and mirror them; new pixels are black.
 
     Args:
         moves: int64 [b, 3]: the crop's first row and column within the padded image, 0..2·CROP_PADDING, and whether
-            its columns are mirrored, 0 or 1.
+            the image is mirrored, 0 or 1.
     """
     height, width = images.shape[2:]
+    # Index arrays that pick, for each image, the rows and columns of its crop.
     padded = nn.functional.pad(images, (CROP_PADDING,) * 4)
     columns = torch.arange(width, device=images.device).expand(len(images), width)
     columns = torch.where(moves[:, 2:] == 1, columns.flip(1), columns) + moves[:, 1:2]
@@ -54,9 +55,9 @@ def train_epoch(
     normalise: tuple[float, float] | None = None,
     augment: bool = False,
 ) -> None:
-    """Go once through `images` in an order drawn from `rng` (a CPU generator), the last batch being what is left.
+    """Train on all `images` once, in an order drawn from `rng` (a CPU generator). The last batch may be smaller.
 
-    `augment` moves and mirrors every image by `crop_flip`, uniformly at random.
+    With `augment`, every image is shifted and mirrored by `crop_flip`, uniformly at random.
     """
     net.train()
     order = torch.randperm(len(images), generator=rng).to(images.device)
@@ -81,10 +82,10 @@ def class_logits(net: nn.Module, images: Tensor, normalise: tuple[float, float] 
     """Logits float32 [n, classes], on the CPU, of images [n, c, h, w] by the network in evaluation mode."""
     net.eval()
     device = next(net.parameters()).device
-    parts = images.split(ANSWER_BATCH.get(device.type, 1000))
+    parts = images.split(PREDICTION_BATCH.get(device.type, 1000))
     return torch.cat([net(network_input(part.to(device), normalise)) for part in parts]).cpu()
 
 
 def count_correct(net: nn.Module, images: Tensor, labels: Tensor, normalise: tuple[float, float] | None = None) -> int:
-    """How many of `images` the network, in evaluation mode, gives their own label."""
+    """How many of `images` the network, in evaluation mode, classifies as `labels`."""
     return int((class_logits(net, images, normalise).argmax(dim=1) == labels.cpu()).sum())

@@ -1,4 +1,4 @@
-"""Utility: how well classifiers that were trained on samples alone do on real test images."""
+"""Utility of samples: the accuracy on real test images of classifiers that are trained on samples only."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dpgen_bench.evaluate.reference import REFERENCE_SEED, percent_correct, pred
 class Accuracy:
     """Accuracy on the real test images of a classifier trained on samples; test labels are read once, at the end.
 
-    Gives acc_NAME_pct and, calibrated, acc_NAME_real_pct, the same for the classifier trained on all real training
-    records, and acc_NAME_calibrated_pct = 100 · acc_NAME_pct / acc_NAME_real_pct. Where the real training records
-    are not to be had, the plain accuracy comes alone, and a note says why.
+    Returns acc_NAME_pct and, with `calibrate`, acc_NAME_real_pct, the accuracy of the same classifier trained on all
+    real training records, and acc_NAME_calibrated_pct = 100 · acc_NAME_pct / acc_NAME_real_pct. If the real training
+    records are not available, acc_NAME_pct is the only value, and a note says why.
 
     Args:
-        name: what the figures call the classifier: mlp, cnn, logreg, ...
-        classifier: what is trained.
-        calibrate: also compare with the classifier trained on real records.
+        name: of the classifier in the names of the values: mlp, cnn, logreg, ...
+        classifier: the classifier that is trained.
+        calibrate: whether to compare with the classifier trained on real records.
     """
 
     name: str
@@ -33,28 +33,29 @@ class Accuracy:
 
     def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
         train = self._real_train(ctx)
-        # Samples that are the real records themselves: their classifier is the reference, and is not trained twice.
-        same = train is not None and ctx.seed == REFERENCE_SEED and samples.content_hash == train.content_hash
+        # If the samples are the real records, their classifier is the reference: it is not trained twice.
+        is_real = train is not None and ctx.seed == REFERENCE_SEED and samples.content_hash == train.content_hash
         reference = None
-        if train is not None and (self.calibrate or same):
+        if train is not None and (self.calibrate or is_real):
             reference = reference_predictions(self.classifier, train, real_test.images, ctx)
-        predicted = reference if same else predictions(self.classifier, samples, real_test.images, ctx)
+        predicted = reference if is_real else predictions(self.classifier, samples, real_test.images, ctx)
         assert predicted is not None
         truth = real_test.labels.cpu()
         accuracy = percent_correct(predicted, truth)
         values = {f"acc_{self.name}_pct": accuracy}
         if self.calibrate and reference is not None:
-            real = values[f"acc_{self.name}_real_pct"] = percent_correct(reference, truth)
+            real = percent_correct(reference, truth)
+            values[f"acc_{self.name}_real_pct"] = real
             if real > 0.0:
                 values[f"acc_{self.name}_calibrated_pct"] = 100.0 * (accuracy / real)
             else:
                 ctx.note(
-                    f"acc_{self.name}_calibrated_pct not measured: trained on real records it is right on no image"
+                    f"acc_{self.name}_calibrated_pct not measured: the accuracy after training on real records is 0"
                 )
         return values
 
     def one_core(self, device: torch.device | str) -> bool:
-        """Whether this may be measured in a process of its own, with one thread."""
+        """Whether this may be measured in a separate process, with one thread."""
         return self.classifier.one_core(device)
 
     def _real_train(self, ctx: EvalContext) -> Records | None:
@@ -70,14 +71,14 @@ class Accuracy:
 class AverageAccuracy:
     """Means over classifiers: acc_avg_pct of acc_NAME_pct, and acc_calibrated_pct of acc_NAME_calibrated_pct.
 
-    The calibrated one is a mean of ratios, not the ratio of means, as in GS-WGAN's Tables A1 and A2. It is no metric of
-    the images; it is made of other metrics' values by `combine`.
+    acc_calibrated_pct is a mean of ratios, not the ratio of means, as in GS-WGAN's Tables A1 and A2. The means are
+    computed by `combine` from the values of other metrics.
 
     Args:
         of: names of the classifiers.
 
     Raises:
-        ValueError: if there are none, or one is named twice.
+        ValueError: if there are no names, or the same name occurs twice.
     """
 
     of: list[str]
@@ -87,9 +88,9 @@ class AverageAccuracy:
             raise ValueError(f"expected one or more classifiers' names, each once, got {self.of}.")
 
     def combine(self, values: Mapping[str, float], notes: list[str] | None = None) -> dict[str, float]:
-        """The means of `values`, which hold the figures of all metrics by name.
+        """The means over classifiers of `values`, which are the values of all metrics by name.
 
-        Where calibrated figures are missing, their mean is too, and a line that says so is appended to `notes`.
+        If a calibrated accuracy is missing, acc_calibrated_pct is missing as well, and `notes` gets a line about it.
 
         Raises:
             NotMeasured: if the accuracy of a classifier is missing.

@@ -1,8 +1,8 @@
-"""Sums of per-record gradients, each clipped to a norm: what DP-SGD releases, before the noise.
+"""Sums of per-record gradients that are clipped to a norm: the query of DP-SGD, to which noise is added.
 
     clipped_gradient_sum(module, loss_fn, rows, C)  =  Σ_i min(1, C/‖g_i‖) g_i,   g_i = ∇ loss_i, all parameters
 
-Back ends: "bookkeeping" (fast, four layer types) and "opacus" (reference, more layer types).
+There are two back ends: "bookkeeping" (fast, four types of layers) and "opacus" (the reference, more types of layers).
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ __all__ = ["Backend", "ClippedSum", "check_module", "clipped_gradient_sum"]
 
 Backend = Literal["bookkeeping", "opacus"]
 
-# Below this, squares of float32 gradients that still matter against max_norm² would underflow.
+# Below this bound, squares of float32 gradients that are not negligible against max_norm² would underflow.
 SMALLEST_MAX_NORM = 1e-6
 
 
 @dataclass(frozen=True)
 class ClippedSum:
-    """gradients: the sum, by name of trainable parameter. norms [b]: of each record's gradient before clipping,
-    rounded up; 0 for records masked out or dropped. With max_norm = inf they are not computed: NaN, except those
-    zeros. Norms are private; nothing but the noised sum may be released."""
+    """The result of `clipped_gradient_sum`. It is private: only the sum with noise may be released.
+
+    Attributes:
+        gradients: the sum, by name of trainable parameter.
+        norms: [b], of each record's gradient before clipping, rounded up; 0 for records that are masked out or dropped.
+            With max_norm = inf norms are not computed: they are NaN, except for those zeros.
+    """
 
     gradients: dict[str, Tensor]
     norms: Tensor
@@ -46,25 +50,26 @@ def clipped_gradient_sum(
     microbatch: int | None = None,
     backend: Backend = "bookkeeping",
 ) -> ClippedSum:
-    """Σ_i min(1, max_norm/‖g_i‖) g_i with g_i the gradient of record i's loss in all trainable parameters jointly.
+    """Σ_i min(1, max_norm/‖g_i‖) g_i, where g_i is the gradient of record i's loss in all trainable parameters jointly.
 
     Guarantees: for finite max_norm each record adds a vector of L2 norm at most max_norm, in exact arithmetic on
-    the returned values; a record with a NaN or infinite loss, activation or gradient adds exactly zero and changes
-    no other record's part. This presumes that loss i depends on row i alone: layers that mix rows are refused, but
-    a `loss_fn` that does so itself cannot be seen from here. The module is left as it was (no hooks, no change to
-    .grad), except what its own forward does.
+    the returned values. A record with a NaN or infinite loss, activation or gradient adds exactly zero and changes
+    no other record's summand. This requires that loss i depends on row i only: layers that mix rows are refused, but
+    a `loss_fn` that mixes them itself is not detected here. The module is not changed (no hooks, no change of .grad),
+    except by its own forward.
 
     Args:
         module: holds the parameters; those with requires_grad=False are skipped.
         loss_fn: loss_fn(*rows) -> losses of shape (b,), for any number b >= 1 of rows.
         rows: tensors [B, ...], one row per record; B = 0 gives zeros.
-        max_norm: C. With inf the plain sum is returned, by ordinary autograd, for any module that mixes no rows.
-        mask: [B] bool or 0/1; rows with 0 are left out before `loss_fn` sees them.
-        microbatch: most rows at once; bounds the memory and changes the sum by rounding only.
+        max_norm: C. With inf the sum without clipping is returned, by ordinary autograd, for any module that does not
+            mix rows.
+        mask: [B] bool or 0/1; rows with 0 are removed before `loss_fn` is called.
+        microbatch: largest number of rows processed together; bounds the memory and changes the sum by rounding only.
         backend: "bookkeeping" or "opacus".
 
     Raises:
-        ValueError: for losses of another shape than (b,), layers the back end does not cover, rows of different
+        ValueError: for losses of another shape than (b,), layers that the back end does not cover, rows of different
             lengths, or a mask, microbatch, max_norm or backend out of range.
     """
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -74,31 +79,32 @@ def clipped_gradient_sum(
     norms = torch.zeros(size, dtype=first.dtype, device=first.device)
     totals = {name: torch.zeros_like(p) for name, p in parameters.items()}
 
-    where = torch.arange(size, device=first.device)
+    # Positions of the records that are not masked out, in microbatches.
+    included = torch.arange(size, device=first.device)
     if mask is not None:
-        where = torch.nonzero(mask.to(first.device)).flatten()
-    step = max(1, microbatch or len(where))
+        included = torch.nonzero(mask.to(first.device)).flatten()
+    step = max(1, microbatch or len(included))
 
     def losses_of(chunk: tuple[Tensor, ...]) -> Tensor:
         with torch.enable_grad():
             return _checked_losses(loss_fn(*chunk), len(chunk[0]))
 
-    for some in where.split(step) if len(where) else ():
-        everyone = mask is None and len(some) == size
-        chunk = rows if everyone else tuple(row[some.to(row.device)] for row in rows)
+    for positions in included.split(step) if len(included) else ():
+        all_rows = mask is None and len(positions) == size
+        chunk = rows if all_rows else tuple(row[positions.to(row.device)] for row in rows)
         with torch.no_grad():
             if math.isinf(max_norm):
-                sums, own = _plain_sum(parameters, losses_of, chunk)
+                sums, chunk_norms = _plain_sum(parameters, losses_of, chunk)
             else:
-                sums, own = _clipped_sum(backend)(module, parameters, losses_of, chunk, max_norm)
-        norms[some] = own
+                sums, chunk_norms = _clipped_sum(backend)(module, parameters, losses_of, chunk, max_norm)
+        norms[positions] = chunk_norms
         for name, total in totals.items():
             total += sums[name]
     return ClippedSum(totals, norms)
 
 
 def check_module(module: nn.Module, max_norm: float, backend: Backend) -> None:
-    """Refuse what can be seen of a module without a record; `clipped_gradient_sum` refuses it, too.
+    """Check a module before records are used. `clipped_gradient_sum` makes the same checks.
 
     Raises:
         ValueError: for layers that mix rows, or that the back end does not cover.
@@ -129,7 +135,7 @@ def _check(
     microbatch: int | None,
     backend: str,
 ) -> int:
-    """The number of rows B, once every argument has been found in range."""
+    """Check all arguments; returns the number of rows B."""
     if not parameters:
         raise ValueError("expected a module with trainable parameters, got none; set requires_grad_(True) on some.")
     if not rows or not all(isinstance(row, Tensor) and row.dim() for row in rows):
@@ -174,8 +180,10 @@ def _plain_sum(
     losses_of: Callable[[tuple[Tensor, ...]], Tensor],
     rows: tuple[Tensor, ...],
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Σ_i g_i by ordinary autograd. If it is not finite, the batch is halved until the records at fault are alone;
-    these are left out."""
+    """Σ_i g_i by ordinary autograd, and norms as in `ClippedSum`, both without records whose gradient is not finite.
+
+    If the sum is not finite, the batch is halved recursively until such records are found.
+    """
     losses = losses_of(rows)
     b = len(losses)
     grads = torch.autograd.grad(losses, list(parameters.values()), torch.ones_like(losses), allow_unused=True)
@@ -192,4 +200,4 @@ def _plain_sum(
         _plain_sum(parameters, losses_of, tuple(row[part] for row in rows))
         for part in (slice(0, b // 2), slice(b // 2, b))
     ]
-    return {name: halves[0][0][name] + halves[1][0][name] for name in sums}, torch.cat([own for _, own in halves])
+    return {name: halves[0][0][name] + halves[1][0][name] for name in sums}, torch.cat([norms for _, norms in halves])

@@ -1,8 +1,8 @@
-"""Clipped gradient sums from one backward pass, without forming most per-record gradients.
+"""The back end "bookkeeping": clipped gradient sums from one backward pass, mostly without per-record gradients.
 
-One forward records the input of every layer with trainable parameters; one backward asks autograd for the
-gradients in the layers' outputs alone, so the weight gradients of an ordinary step are not computed. Norms come
-from these two (layers.py), and one contraction with the clip factors gives Σ_i min(1, C/‖g_i‖) g_i.
+The forward pass records the input of every layer with trainable parameters. The backward pass computes the gradients
+in the layers' outputs only, and no weight gradients. Inputs and output gradients give the norms (layers.py), and one
+contraction with the clip factors gives Σ_i min(1, C/‖g_i‖) g_i.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dpgen_bench.privacy.gradients.rounding import (
     full_float32,
 )
 
-_NUMBERS_IN_FLOAT64 = 2**23  # of per-record gradients formed at once: 64 MiB
+_NUMBERS_IN_FLOAT64 = 2**23  # of per-record gradients in memory at the same time: 64 MiB
 SUPPORTED = "Linear, Conv2d, ConvTranspose2d and Embedding"
 
 
@@ -34,21 +34,21 @@ def layers_to_record(module: nn.Module, parameters: dict[str, nn.Parameter]) -> 
     """Name -> layer, for every layer that holds trainable parameters.
 
     Raises:
-        ValueError: if one of them is not covered; says which and what covers it.
+        ValueError: if one of them is not covered; names the layer and says what to do.
     """
     refuse_hidden_weights(module, parameters, also_shared=True)
     layers: dict[str, nn.Module] = {}
     for name, layer in module.named_modules():
         if not own_trainable(layer):
             continue
-        elsewhere = "use backend='opacus', or freeze its parameters"
-        # Subclasses are refused too: an overridden forward need not be linear in the weight.
+        remedy = "use backend='opacus', or freeze its parameters"
+        # Subclasses are refused, too: an overridden forward may not be linear in the weight.
         if type(layer) not in (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding):
             raise ValueError(
-                f"backend='bookkeeping' covers {SUPPORTED}; layer {name!r} is a {type(layer).__name__}: {elsewhere}."
+                f"backend='bookkeeping' covers {SUPPORTED}; layer {name!r} is a {type(layer).__name__}: {remedy}."
             )
         if not {own for own, _ in layer.named_parameters(recurse=False)} <= {"weight", "bias"}:
-            raise ValueError(f"layer {name!r} holds parameters besides weight and bias: {elsewhere}.")
+            raise ValueError(f"layer {name!r} has parameters other than weight and bias: {remedy}.")
         if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
             raise ValueError(
                 f"layer {name!r} has padding_mode={layer.padding_mode!r}, which no back end for per-record gradients "
@@ -75,12 +75,13 @@ def _layer_gradient(layer: nn.Module, inputs: Tensor, gradients: Tensor) -> Laye
 
 
 def _expect_rows(name: str, layer: nn.Module, inputs: Tensor, gradients: Tensor, b: int) -> None:
-    fewest = {nn.Linear: 2, nn.Embedding: 1}.get(type(layer), 4)
-    if inputs.dim() < fewest or len(inputs) != b or len(gradients) != b:
+    """Check that a layer's input and output gradient have one row per record, and full precision."""
+    dimensions = {nn.Linear: 2, nn.Embedding: 1}.get(type(layer), 4)
+    if inputs.dim() < dimensions or len(inputs) != b or len(gradients) != b:
         raise ValueError(
-            f"expected layer {name!r} to see {b} rows, one per record, in dimension 0 of an input of at least {fewest} "
-            f"dimensions; it got an input of shape {tuple(inputs.shape)} and gave {tuple(gradients.shape)}. Keep the "
-            "records in dimension 0 throughout the module."
+            f"expected the input of layer {name!r} to have {b} rows, one per record, in dimension 0, and at least "
+            f"{dimensions} dimensions; got shape {tuple(inputs.shape)}, and {tuple(gradients.shape)} of the output. "
+            "Keep the records in dimension 0 throughout the module."
         )
     assert isinstance(layer.weight, Tensor)
     dtype = layer.weight.dtype
@@ -105,55 +106,62 @@ def clipped_sum(
     with Recorder(layers_to_record(module, parameters)) as recorder:
         losses = losses_of(rows)
     recorder.refuse_use_outside_layers(losses, parameters)
-    found, alive = _layer_gradients(recorder, losses)
+    layer_gradients, finite = _layer_gradients(recorder, losses)
 
     with full_float32():
-        return _clip_and_add(parameters, found, alive, max_norm, losses.dtype)
+        return _clip_and_add(parameters, layer_gradients, finite, max_norm, losses.dtype)
 
 
 def _clip_and_add(
     parameters: dict[str, nn.Parameter],
-    found: dict[str, LayerGradient],
-    alive: Tensor,
+    layer_gradients: dict[str, LayerGradient],
+    finite: Tensor,
     max_norm: float,
     dtype: torch.dtype,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Norms, clip factors and the contraction; rounding.py says why records take one of three ways."""
-    squared = torch.zeros(len(alive), dtype=torch.float64, device=alive.device)
+    """The clipped sum and the norms, as `clipped_sum` returns them, of records with a `finite` [b] loss.
+
+    Norms and contraction have one of three precisions for each record; rounding.py says why.
+    """
+    # Norms from float32 Gram matrices.
+    squared = torch.zeros(len(finite), dtype=torch.float64, device=finite.device)
     terms = torch.zeros_like(squared)
-    measured = {name: gradient.squared_norms() for name, gradient in found.items()}
-    for own_squared, own_terms in measured.values():
-        squared += own_squared
-        terms += own_terms
+    in_float32 = {name: gradient.squared_norms() for name, gradient in layer_gradients.items()}
+    for layer_squared, layer_terms in in_float32.values():
+        squared += layer_squared
+        terms += layer_terms
     kappa = cancellation(squared, terms)
     margin = BASE + PER_TERM * kappa
-    ordinary = alive & (squared < LARGEST_SQUARE) & (terms < LARGEST_SQUARE)
-    closer = ordinary & (kappa > MOST_IN_FLOAT32)
-    if bool(closer.any()):
-        rows = torch.nonzero(closer).flatten()
+    ordinary = finite & (squared < LARGEST_SQUARE) & (terms < LARGEST_SQUARE)
+
+    # Norms from float64 Gram matrices, where terms cancel much.
+    cancelling = ordinary & (kappa > MOST_IN_FLOAT32)
+    if bool(cancelling.any()):
+        rows = torch.nonzero(cancelling).flatten()
         squared[rows] = torch.stack(
             [
-                # Where a float32 gradient was formed, that one is summed, so its norm is the one that counts.
-                measured[name][0][rows] if gradient.kept is not None else gradient.in_float64(rows).squared_norms()[0]
-                for name, gradient in found.items()
+                # Where a float32 gradient was formed, it is the summand, so its norm is the relevant one.
+                in_float32[name][0][rows] if gradient.kept is not None else gradient.in_float64(rows).squared_norms()[0]
+                for name, gradient in layer_gradients.items()
             ]
         ).sum(0)
         kappa = cancellation(squared, terms)
         margin[rows] = BASE + PER_TERM * kappa[rows].sqrt()
     ordinary &= kappa <= MOST_CONTRACTED
 
+    # The contraction in float32; the other records are added in float64.
     norms = torch.where(ordinary, squared.sqrt() * (1.0 + margin), torch.zeros_like(squared))
     factors = torch.where(ordinary, max_norm / norms.clamp_min(max_norm), torch.zeros_like(norms))
     sums = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-    rest = torch.nonzero(alive & ~ordinary).flatten()
-    if len(rest):
-        norms[rest] = _add_in_float64(sums, found, rest, max_norm)
-    everyone = bool(ordinary.all())
-    for name, gradient in found.items():
-        if not everyone:
+    others = torch.nonzero(finite & ~ordinary).flatten()
+    if len(others):
+        norms[others] = _add_in_float64(sums, layer_gradients, others, max_norm)
+    all_ordinary = bool(ordinary.all())
+    for name, gradient in layer_gradients.items():
+        if not all_ordinary:
             gradient.keep_only(ordinary)
-        for own_name, total in gradient.weighted_sum(factors.to(dtype)).items():
-            sums[_join(name, own_name)] += total
+        for parameter, total in gradient.weighted_sum(factors.to(dtype)).items():
+            sums[_join(name, parameter)] += total
     return sums, norms.to(dtype)
 
 
@@ -162,7 +170,7 @@ def _join(layer: str, parameter: str) -> str:
 
 
 def _layer_gradients(recorder: Recorder, losses: Tensor) -> tuple[dict[str, LayerGradient], Tensor]:
-    """By layer name the factors of its per-record gradients, and alive [b]: which records have a finite loss."""
+    """Input and output gradient of each layer, by name, and which records have a finite loss, bool [b]."""
     names = [call.name for call in recorder.calls]
     for name in names:
         if names.count(name) > 1:
@@ -170,32 +178,34 @@ def _layer_gradients(recorder: Recorder, losses: Tensor) -> tuple[dict[str, Laye
                 f"layer {name!r} is called more than once in one loss, which backend='bookkeeping' does not cover; use "
                 "backend='opacus', or one call on the concatenated batch."
             )
-    alive = torch.isfinite(losses.detach())
+    finite = torch.isfinite(losses.detach())
     gradients = torch.autograd.grad(
-        losses, [call.edge for call in recorder.calls], alive.to(losses.dtype), allow_unused=True
+        losses, [call.edge for call in recorder.calls], finite.to(losses.dtype), allow_unused=True
     )
-    found: dict[str, LayerGradient] = {}
+    layer_gradients: dict[str, LayerGradient] = {}
     for call, gradient in zip(recorder.calls, gradients, strict=True):
-        if gradient is None:  # the loss does not use this output
+        if gradient is None:  # The loss does not depend on this output.
             continue
         inputs = call.intact_input()
         _expect_rows(call.name, call.layer, inputs, gradient, len(losses))
-        found[call.name] = _layer_gradient(call.layer, inputs, gradient)
-    return found, alive
+        layer_gradients[call.name] = _layer_gradient(call.layer, inputs, gradient)
+    return layer_gradients, finite
 
 
-def _add_in_float64(sums: dict[str, Tensor], found: dict[str, LayerGradient], rows: Tensor, max_norm: float) -> Tensor:
-    """Add the clipped gradients of the records `rows` [r] to `sums`, formed in float64; returns their norms [r].
+def _add_in_float64(
+    sums: dict[str, Tensor], layer_gradients: dict[str, LayerGradient], rows: Tensor, max_norm: float
+) -> Tensor:
+    """Add the clipped gradients of the records `rows` [r] to `sums`, computed in float64; returns their norms [r].
 
-    A record whose gradient is not finite even so adds nothing and has norm 0.
+    A record whose gradient is not finite in float64 adds nothing and has norm 0.
     """
     numbers = sum(total.numel() for total in sums.values())
     norms = []
-    for some in rows.split(max(1, _NUMBERS_IN_FLOAT64 // numbers)):
+    for part in rows.split(max(1, _NUMBERS_IN_FLOAT64 // numbers)):
         formed = {
-            _join(name, own): values.flatten(1)
-            for name, gradient in found.items()
-            for own, values in gradient.in_float64(some).per_record().items()
+            _join(name, parameter): values.flatten(1)
+            for name, gradient in layer_gradients.items()
+            for parameter, values in gradient.in_float64(part).per_record().items()
         }
         squared = torch.stack([values.square().sum(1) for values in formed.values()]).sum(0)
         finite = torch.isfinite(squared)

@@ -1,8 +1,8 @@
-"""What one forward pass did with a module's parameters, and refusals for what cannot be split by record.
+"""Recording a module's forward pass, and refusing modules whose gradients cannot be split by record.
 
-Both back ends rest on the same fact: a record's gradient in a layer's parameters is a function of that layer's
-input and of the gradient of the loss in that layer's output. It holds only if each parameter enters the loss
-through the recorded calls and nowhere else, and only if row i of every layer belongs to record i.
+Both back ends compute a record's gradient in a layer's parameters from that layer's input and from the gradient of the
+loss in that layer's output. This is correct only if each parameter enters the loss through the recorded calls only, and
+if row i of every layer belongs to record i.
 """
 
 from __future__ import annotations
@@ -21,10 +21,17 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a layer: its input, and where its output sits in the autograd graph.
+    """One call of a layer: its input, and the position of its output in the autograd graph.
 
-    The edge is taken as the layer returns, so an in-place activation that later overwrites the output tensor
-    does not change which gradient is asked for.
+    The edge is recorded when the layer returns, so that the gradient is that of the layer's own output even if an
+    in-place activation overwrites the tensor later.
+
+    Attributes:
+        name, layer: the layer.
+        input: its input.
+        version: of the input, which PyTorch counts up when it is overwritten.
+        edge: of the output in the autograd graph.
+        shape: of the output.
     """
 
     name: str
@@ -38,7 +45,7 @@ class Call:
         """The input [b, ...], detached.
 
         Raises:
-            ValueError: if it was overwritten after the layer read it.
+            ValueError: if it was overwritten after the call.
         """
         if self.input._version != self.version:
             raise ValueError(
@@ -58,7 +65,7 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         for name, layer in self.layers.items():
-            # prepend: a hook of the user's must not replace the output before it is seen here.
+            # `prepend`, because a hook of the user could replace the output.
             handle = layer.register_forward_hook(self._hook(name), prepend=True, with_kwargs=True)
             self._handles.append(handle)
         return self
@@ -73,21 +80,22 @@ class Recorder:
         def record(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if not isinstance(output, Tensor) or not output.requires_grad:
                 return
-            given = args[0] if args else kwargs.get("input")
-            if not isinstance(given, Tensor):
-                raise ValueError(f"expected layer {name!r} to be called with a tensor, got {type(given).__name__}.")
+            value = args[0] if args else kwargs.get("input")
+            if not isinstance(value, Tensor):
+                raise ValueError(f"expected layer {name!r} to be called with a tensor, got {type(value).__name__}.")
             edge = get_gradient_edge(output)
-            self.calls.append(Call(name, layer, given, given._version, edge, tuple(output.shape)))
+            self.calls.append(Call(name, layer, value, value._version, edge, tuple(output.shape)))
 
         return record
 
     def refuse_use_outside_layers(self, losses: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Walk the graph of `losses` from its end, and again from every recorded input, stopping at recorded outputs.
+        """Check that parameters enter `losses` through the recorded calls only.
 
         Raises:
-            ValueError: if this meets a parameter: it is then used outside its layer's forward (read as
-                `layer.weight`, or through a gradient penalty's second derivative), which no back end can see.
+            ValueError: if a parameter is used outside its layer's forward (read as `layer.weight`, or through the
+                second derivative of a gradient penalty), which no back end covers.
         """
+        # Search the graph backwards from the losses and from every recorded input, up to the recorded outputs.
         names = {id(parameter): name for name, parameter in parameters.items()}
         outputs = {call.edge.node for call in self.calls}
         open_nodes: list[Node | None] = [losses.grad_fn]
@@ -103,7 +111,7 @@ class Recorder:
                 raise ValueError(
                     f"parameter {names[id(owner)]!r} enters the loss outside its own layer's forward (read directly, "
                     "or through a second derivative such as a gradient penalty), so its per-record gradient cannot be "
-                    "told from the layer's input and output; let it act through its layer alone."
+                    "computed from the layer's input and output; use it through its layer only."
                 )
             open_nodes += [following for following, _ in node.next_functions]
 
@@ -114,7 +122,11 @@ def own_trainable(layer: nn.Module) -> list[str]:
 
 
 def refuse_row_coupling(module: nn.Module) -> None:
-    """Raise ValueError if a layer of `module` mixes the rows of a batch (or keeps statistics of them)."""
+    """Check that no layer of `module` mixes the rows of a batch or keeps statistics of them.
+
+    Raises:
+        ValueError: if a layer does.
+    """
     for name, layer in module.named_modules():
         mixes = isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None)
         keeps = isinstance(layer, _InstanceNorm) and layer.track_running_stats and layer.training
@@ -127,11 +139,15 @@ def refuse_row_coupling(module: nn.Module) -> None:
 
 
 def refuse_hidden_weights(module: nn.Module, trainable: Iterable[str], also_shared: bool) -> None:
-    """Raise ValueError for parameters that reach their layer through a function of them, or (on request) twice.
+    """Check that each layer uses its parameters directly, and not functions of other parameters.
 
     Args:
+        module: its layers are checked.
         trainable: names of the trainable parameters.
-        also_shared: refuse a parameter that is known under two names, too.
+        also_shared: whether trainable parameters with two names are refused, too.
+
+    Raises:
+        ValueError: if a layer computes its weights from other parameters, or, with `also_shared`, if layers share one.
     """
     for name, layer in module.named_modules():
         if torch.nn.utils.parametrize.is_parametrized(layer) or any(
@@ -145,18 +161,19 @@ def refuse_hidden_weights(module: nn.Module, trainable: Iterable[str], also_shar
             )
     if not also_shared:
         return
+    # Parameters that occur in two layers.
     first: dict[int, str] = {}
-    wanted = set(trainable)
-    own = [
+    trainable_names = set(trainable)
+    named = [
         (f"{name}.{key}".lstrip("."), p)
         for name, layer in module.named_modules()
         for key, p in layer._parameters.items()
     ]
-    for name, parameter in own:
+    for name, parameter in named:
         if parameter is None:
             continue
         other = first.setdefault(id(parameter), name)
-        if other != name and {other, name} & wanted:
+        if other != name and {other, name} & trainable_names:
             raise ValueError(
                 f"parameter {name!r} is shared with {other!r}: its gradient is a sum over two layers, which "
                 "backend='bookkeeping' does not cover; use backend='opacus'."

@@ -1,4 +1,4 @@
-"""Per-record gradient algebra of two-dimensional convolutions, plain and transposed."""
+"""Norms and weighted sums of the per-record gradients of two-dimensional convolutions, ordinary and transposed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dpgen_bench.privacy.gradients.layers import (
     scale,
 )
 
-# Copying patches out costs about as much as multiplying them: Gram matrices are built from pixels unless that takes
-# this many times the multiply-adds.
+# Copying patches costs about as much as multiplying them, so Gram matrices are computed from pixels unless that takes
+# more than this many times the multiply-adds.
 _PIXELS_OVER_PATCHES = 2.0
 
 
@@ -25,7 +25,7 @@ class Correlations(LayerGradient):
     """W_i[o, c, u] = Σ_t maps_i[o, t] · image_i[c, stride·t + dilation·u - padding], for both convolutions.
 
     nn.Conv2d: image = layer input, maps = output gradient. nn.ConvTranspose2d is the adjoint: image = output
-    gradient, maps = layer input. With g groups, channels [o] and [c] are split alike and W_i is block diagonal.
+    gradient, maps = layer input. With g groups, channels o and c are split in the same way and W_i is block diagonal.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class Correlations(LayerGradient):
     @classmethod
     def of_convolution(cls, layer: nn.Conv2d, inputs: Tensor, gradients: Tensor) -> Correlations:
         if isinstance(layer.padding, str):
-            # padding="same" may be one longer at the end than at the start; pad here as the layer does.
+            # With padding="same" the end may have one pixel more than the start; pad here as the layer does.
             inputs = F.pad(inputs, layer._reversed_padding_repeated_twice)
         return cls(layer, inputs, gradients, gradients)
 
     @classmethod
     def of_transposed(cls, layer: nn.ConvTranspose2d, inputs: Tensor, gradients: Tensor) -> Correlations:
-        # An output_padding of a stride or more gives the image positions that no input pixel owns: add zero pixels.
+        # With an output_padding of a stride or more, some positions of the image have no input pixel: add zero pixels.
         grid = [
             (gradients.shape[2 + i] + 2 * layer.padding[i] - layer.dilation[i] * (layer.kernel_size[i] - 1) - 1)  # type: ignore[operator]
             // layer.stride[i]
@@ -63,10 +63,12 @@ class Correlations(LayerGradient):
         c, h, w = self.image.shape[1:]
         t, pixels = th * tw, h * w
         if t == 1:
+            # One position: norms of the outer product of patch and map.
             patches = F.unfold(self.image, self.kernel, self.dilation, self.padding, self.stride)
             of_groups = (b * self.groups, -1)
             squared, terms = _single_outer(patches.view(of_groups), self.maps.reshape(of_groups))
             return self._over_groups(squared), self._over_groups(terms)
+        # Compare the costs of the gradients themselves and of Gram matrices by patches or by pixels.
         taps = self.kernel[0] * self.kernel[1]
         by_patches, by_pixels = t * t * c * taps, pixels * pixels * c + t * t * taps
         if self._keeps_gradients(b, min(by_patches, by_pixels) + t * t * o):
@@ -92,11 +94,11 @@ class Correlations(LayerGradient):
         return torch.bmm(patches.transpose(1, 2), patches)
 
     def _gram_by_pixels(self, image: Tensor, th: int, tw: int) -> Tensor:
-        """Gram matrices [n, T, T] of the patches of image [n, C, H, W], without copying patches out.
+        """Gram matrices [n, T, T] of the patches of image [n, C, H, W], without copying patches.
 
-        a_t·a_s is a sum over kernel taps u of pixel products x[p(t, u)]·x[p(s, u)], and every such product is an
-        entry of one H·W x H·W Gram matrix of pixels; tap u reads a strided block of it. Taps outside the image
-        meet padding, which is zero.
+        a_t·a_s is a sum over kernel taps u of products of pixels x[p(t, u)]·x[p(s, u)]. Each product is an entry of
+        the H·W x H·W Gram matrix of pixels, and tap u reads a strided block of it. Taps outside the image read
+        padding, which is zero.
         """
         n, _, h, w = image.shape
         flat = image.flatten(2)
@@ -110,7 +112,7 @@ class Correlations(LayerGradient):
         return gram.view(n, th * tw, th * tw)
 
     def _reach(self, axis: int, tap: int, positions: int, size: int) -> tuple[slice, slice]:
-        """The positions whose kernel tap lies inside an image of `size` pixels, and the pixels they see."""
+        """The positions whose kernel tap lies inside an image of `size` pixels, and the pixels that they read."""
         step, offset = self.stride[axis], self.dilation[axis] * tap - self.padding[axis]
         first = max(0, -(offset // step))
         last = min(positions - 1, (size - 1 - offset) // step)
@@ -127,15 +129,15 @@ class Correlations(LayerGradient):
         for rows in _pieces(n, numbers):
             patches = F.unfold(image[rows], self.kernel, self.dilation, self.padding, self.stride)
             patches = patches.reshape(-1, c // self.groups * taps, patches.shape[2])
-            against = maps[rows].reshape(-1, maps.shape[1] // self.groups, patches.shape[2])
-            formed[rows] = torch.bmm(against, patches.transpose(1, 2)).view(-1, *self.layer.weight.shape)
+            flat_maps = maps[rows].reshape(-1, maps.shape[1] // self.groups, patches.shape[2])
+            formed[rows] = torch.bmm(flat_maps, patches.transpose(1, 2)).view(-1, *self.layer.weight.shape)
         return formed
 
     def _blank(self, keep: Tensor) -> None:
         self.image, self.maps = blank(self.image, keep), blank(self.maps, keep)
 
     def _weighted_weight_sum(self, factors: Tensor) -> Tensor:
-        # The kernel that ordinary training uses for the weight gradient, on scaled rows.
+        # The operation that computes the weight gradient in ordinary training, on scaled rows.
         return torch.ops.aten.convolution_backward(
             scale(self.maps, factors),
             self.image,
@@ -156,5 +158,5 @@ class Correlations(LayerGradient):
         )
 
     def per_record(self) -> dict[str, Tensor]:
-        found = {"weight": self._form(self.image, self.maps)} if self.has_weight else {}
-        return found if self.bias is None else {**found, "bias": self.bias}
+        gradients = {"weight": self._form(self.image, self.maps)} if self.has_weight else {}
+        return gradients if self.bias is None else {**gradients, "bias": self.bias}

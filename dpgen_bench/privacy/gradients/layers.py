@@ -1,15 +1,18 @@
-"""Per-record gradient algebra of one layer: norms without gradients, and clipped sums without either.
+"""Norms and weighted sums of the per-record gradients of one layer, from its inputs and output gradients.
 
-Every layer here is linear in its weight, so record i's weight gradient is a sum over positions t of outer products
+All layers here are linear in their weight, so record i's weight gradient is a sum over positions t of outer products
 
-    W_i = Σ_t d_it a_itᵀ        a: what the weight multiplies (layer input, image patch), d: output gradient,
+    W_i = Σ_t d_it a_itᵀ        a: input of the weight (layer input or image patch), d: output gradient.
 
-and its norm needs no gradient: ‖W_i‖² = Σ_ts (a_it·a_is)(d_it·d_is), the inner product of two T x T Gram matrices
-(the "ghost norm"; Li et al., "Large language models can be strong differentially private learners", ICLR 2022).
-Where T is large and the weight small, W_i itself is cheaper: formed, kept, and summed with the clip factors. The
-mixture and its per-layer rule follow Bu, Mao & Xu, "Scalable and efficient training of large convolutional neural
-networks with differential privacy", NeurIPS 2022; the single backward, Bu et al., "Differentially private
-optimization on large model at small cost", ICML 2023 (book-keeping).
+Its norm is the inner product of two T x T Gram matrices, so that W_i is not needed (the "ghost norm"; Li et al., "Large
+language models can be strong differentially private learners", ICLR 2022):
+
+    ‖W_i‖² = Σ_ts (a_it·a_is)(d_it·d_is).
+
+If T is large and the weight is small, it is cheaper to compute W_i, keep it, and sum it with the clip factors. The
+choice for each layer follows Bu, Mao & Xu, "Scalable and efficient training of large convolutional neural networks with
+differential privacy", NeurIPS 2022; the single backward pass follows Bu et al., "Differentially private optimization on
+large model at small cost", ICML 2023 (book-keeping).
 """
 
 from __future__ import annotations
@@ -23,39 +26,42 @@ from torch import Tensor, nn
 
 from dpgen_bench.privacy.gradients.rounding import LARGEST_SQUARE
 
-# Forming and re-reading one number of a per-record gradient costs about this many multiply-adds (measured on
-# DPGAN's discriminator, one CPU thread). It decides between Gram matrices and per-record gradients.
+# Writing and reading one number of a per-record gradient costs about as much as this many multiply-adds (measured on
+# DPGAN's discriminator with one CPU thread). It decides between Gram matrices and per-record gradients.
 _COST_OF_A_KEPT_NUMBER = 16
 _MOST_KEPT_NUMBERS = 2**25  # per layer: 128 MiB in float32
-_NUMBERS_AT_ONCE = 2**21  # of a temporary: 8 MiB in float32, about what a core's cache and memory bus like
+_NUMBERS_AT_ONCE = 2**21  # of a temporary tensor: 8 MiB in float32, about the size of a core's cache
 
 
 class LayerGradient(ABC):
-    """One layer's input and output gradients for the b records of a chunk.
+    """One layer's inputs and output gradients for the b records of a chunk.
 
-    Subclasses implement the weight; the bias, whose per-record gradient is the output gradient summed over
-    positions, is the same for all and is formed here.
+    Subclasses implement the gradients of the weight. The gradient of the bias is the output gradient summed over
+    positions; it is the same for all layers and implemented here.
     """
 
     def __init__(self, layer: nn.Module, bias: Tensor | None) -> None:
         self.layer: Any = layer
         self.has_weight = bool(self.layer.weight.requires_grad)
         self.bias = bias  # [b, out] or None
-        self.kept: Tensor | None = None  # per-record weight gradients [b, *weight.shape], where they are cheaper
+        self.kept: Tensor | None = None  # per-record weight gradients [b, *weight.shape], if they are cheaper
 
     def squared_norms(self) -> tuple[Tensor, Tensor]:
-        """‖gradient‖² [b] in float64, and the size [b] of the terms that cancelled in it: (Σ_t |a_t||d_t|)² where
-        Gram matrices were used, 0 where the gradient was formed (then what is summed is what was measured)."""
+        """‖gradient‖² [b] in float64, and the size [b] of the terms that cancel in it.
+
+        The size is (Σ_t |a_t||d_t|)² if Gram matrices are used. It is 0 if the gradient itself is computed and kept,
+        because then the norm is that of the summand.
+        """
         squared, terms = self._weight_norms() if self.has_weight else (None, None)
         total = squared
         if self.bias is not None:
-            own = _squares(self.bias)
-            total = own if total is None else total + own
+            squared_bias = _squares(self.bias)
+            total = squared_bias if total is None else total + squared_bias
         assert total is not None, "a layer without trainable parameters is never recorded"
         return total, torch.zeros_like(total) if terms is None else terms
 
     def keep_only(self, keep: Tensor) -> None:
-        """Set everything of the records with keep [b] False to zero, whatever it was (0 * NaN would be NaN)."""
+        """Replace all values of records with keep [b] False by zeros; multiplying by 0 would keep NaN and infinity."""
         if self.bias is not None:
             self.bias = blank(self.bias, keep)
         if self.kept is not None:
@@ -75,23 +81,26 @@ class LayerGradient(ABC):
 
     @abstractmethod
     def in_float64(self, rows: Tensor) -> LayerGradient:
-        """The same for the records `rows` int64 [r] alone, in float64."""
+        """The same layer for the records `rows` int64 [r] only, in float64."""
 
     @abstractmethod
     def per_record(self) -> dict[str, Tensor]:
-        """The gradients themselves, [b, *shape]."""
+        """The gradients [b, *shape] by the layer's own parameter names."""
 
     @abstractmethod
-    def _weight_norms(self) -> tuple[Tensor, Tensor]: ...
+    def _weight_norms(self) -> tuple[Tensor, Tensor]:
+        """`squared_norms` of the weight only; may set `kept`."""
 
     @abstractmethod
-    def _blank(self, keep: Tensor) -> None: ...
+    def _blank(self, keep: Tensor) -> None:
+        """`keep_only` for the tensors of the subclass."""
 
     @abstractmethod
-    def _weighted_weight_sum(self, factors: Tensor) -> Tensor: ...
+    def _weighted_weight_sum(self, factors: Tensor) -> Tensor:
+        """`weighted_sum` of the weight only, without `kept`."""
 
     def _keeps_gradients(self, b: int, gram_cost: int) -> bool:
-        """Whether W_i is formed and kept rather than measured through `gram_cost` multiply-adds a record."""
+        """Whether W_i is computed and kept, because Gram matrices cost more (`gram_cost` multiply-adds a record)."""
         numbers = self.layer.weight.numel()
         return numbers * _COST_OF_A_KEPT_NUMBER <= gram_cost and b * numbers <= _MOST_KEPT_NUMBERS
 
@@ -107,19 +116,22 @@ def scale(values: Tensor, factors: Tensor) -> Tensor:
 
 
 def _pieces(b: int, numbers_per_record: int) -> Iterator[slice]:
+    """Slices of b records for which a temporary tensor has about `_NUMBERS_AT_ONCE` numbers."""
     step = max(1, _NUMBERS_AT_ONCE // max(1, numbers_per_record))
     for start in range(0, b, step):
         yield slice(start, min(start + step, b))
 
 
 def _squares(values: Tensor) -> Tensor:
-    """Σ of squares over all but dimension 0, in float64: a float32 sum of a million squares is off by 1e-5."""
+    """Sum of squares over all but dimension 0, in float64: the relative error of a float32 sum may be 1e-5."""
     return values.flatten(1).square().sum(1, dtype=torch.float64)
 
 
 def _terms(of_inputs: Tensor, of_gradients: Tensor) -> Tensor:
-    """(Σ_t |a_t||d_t|)² [b] in float64 from |a_t|² and |d_t|² [b, T]; infinite where one of these is so large that
-    the other may have underflowed unseen."""
+    """(Σ_t |a_t||d_t|)² [b] in float64 from |a_t|² and |d_t|² [b, T].
+
+    It is infinite if one of these is so large that the other one may have underflowed.
+    """
     sizes = (of_inputs.double() * of_gradients.double()).clamp_min(0.0).sqrt().sum(1).square()
     largest = torch.maximum(of_inputs.amax(1), of_gradients.amax(1))
     return torch.where(largest < LARGEST_SQUARE, sizes, torch.full_like(sizes, torch.inf))
@@ -173,8 +185,8 @@ class OuterProducts(LayerGradient):
         return OuterProducts(self.layer, self.a[rows].double(), self.d[rows].double())
 
     def per_record(self) -> dict[str, Tensor]:
-        found = {"weight": torch.bmm(self.d.transpose(1, 2), self.a)} if self.has_weight else {}
-        return found if self.bias is None else {**found, "bias": self.bias}
+        gradients = {"weight": torch.bmm(self.d.transpose(1, 2), self.a)} if self.has_weight else {}
+        return gradients if self.bias is None else {**gradients, "bias": self.bias}
 
 
 class LookUps(LayerGradient):
@@ -208,7 +220,7 @@ class LookUps(LayerGradient):
         return LookUps(self.layer, self.ids[rows], self.d[rows].double())
 
     def per_record(self) -> dict[str, Tensor]:
-        found = self.d.new_zeros(len(self.ids), *self.layer.weight.shape)
+        weights = self.d.new_zeros(len(self.ids), *self.layer.weight.shape)
         for record in range(len(self.ids)):
-            found[record].index_add_(0, self.ids[record], self.d[record])
-        return {"weight": found}
+            weights[record].index_add_(0, self.ids[record], self.d[record])
+        return {"weight": weights}

@@ -1,7 +1,7 @@
-"""Clipped gradient sums through Opacus's hooks: the reference. Every per-record gradient is formed and kept.
+"""The back end "opacus": clipped gradient sums from all per-record gradients, which Opacus's hooks compute.
 
-Opacus has hand-written rules for common layers and runs any other layer through torch.func, so this back end covers
-more modules than book-keeping, at several times its cost and b times the parameters in memory.
+It is the reference for the back end "bookkeeping". Opacus has rules for common layers and uses torch.func for all
+others, so that this back end covers more modules. It takes several times as long, and memory for b gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEFT_ON_LAYERS = ("activations", "max_batch_len", "ft_compute_sample_grad", "au
 def _hooks_in_any_mode() -> type[GradSampleModule]:
     """Opacus's hooks, also for modules in eval mode: Opacus records activations in train mode only.
 
-    Opacus is imported here because its import takes as long as all others together.
+    Opacus is imported here, because its import takes as long as all others together.
     """
     from opacus.grad_sample import GradSampleModule
 
@@ -44,18 +44,18 @@ def _hooks_in_any_mode() -> type[GradSampleModule]:
 
 
 def layers_to_record(module: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Module]:
-    """Name -> layer, for every layer whose gradients Opacus will form.
+    """Name -> layer, for every layer whose gradients Opacus computes.
 
     Raises:
-        ValueError: for layers that Opacus cannot do, or does without saying that it does them wrongly.
+        ValueError: for layers that Opacus does not cover, or for which its gradients are wrong without an error.
     """
     refuse_hidden_weights(module, parameters, also_shared=False)
     names = {id(layer): name for name, layer in module.named_modules()}
     for name, layer in module.named_modules():
         if getattr(layer, "inplace", False):
             raise ValueError(
-                f"layer {name!r} ({type(layer).__name__}) works in place, which overwrites values that Opacus's hooks "
-                "have yet to read; construct it with inplace=False (backend='bookkeeping' covers in-place activations)."
+                f"layer {name!r} ({type(layer).__name__}) works in place, which overwrites values before Opacus's "
+                "hooks read them; construct it with inplace=False (backend='bookkeeping' covers in-place activations)."
             )
         if not own_trainable(layer):
             continue
@@ -82,13 +82,13 @@ def layers_to_record(module: nn.Module, parameters: dict[str, nn.Parameter]) -> 
 
 @contextmanager
 def _hooked(module: nn.Module) -> Iterator[None]:
-    """Opacus's hooks on `module`; afterwards the module is as it was, whatever happened in between."""
+    """Register Opacus's hooks on `module` inside the block; restore the module after it, also after an error."""
     layers = list(module.modules())
     full = {layer: layer._is_full_backward_hook for layer in layers}
     hooks = _hooks_in_any_mode()(module, loss_reduction="sum")
     try:
         with warnings.catch_warnings():
-            # The first layer's input needs no gradient, and PyTorch says so for every hook on it.
+            # The first layer's input needs no gradient, for which PyTorch issues a warning.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             yield
     finally:
@@ -100,12 +100,12 @@ def _hooked(module: nn.Module) -> Iterator[None]:
                     delattr(layer, name)
 
 
-def _norms(samples: dict[str, Tensor], alive: Tensor) -> Tensor:
-    """Norms [b] over all parameters, NaN or infinite where a gradient is; 0 for records that are not alive."""
-    # float64: the squares of 1e30 leave float32, and PyTorch's float32 norm of a million numbers is off by 1e-5.
+def _norms(samples: dict[str, Tensor], finite: Tensor) -> Tensor:
+    """Norms [b] over all parameters, NaN or infinite where a gradient is; 0 for records with `finite` [b] False."""
+    # In float64, because squares of 1e30 overflow float32, and float32 norms of a million numbers have errors of 1e-5.
     each = [torch.linalg.vector_norm(sample.flatten(1), dim=1, dtype=torch.float64) for sample in samples.values()]
     norms = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)
-    return torch.where(alive, norms, torch.zeros_like(norms))
+    return torch.where(finite, norms, torch.zeros_like(norms))
 
 
 def clipped_sum(
@@ -115,20 +115,21 @@ def clipped_sum(
     rows: tuple[Tensor, ...],
     max_norm: float,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """As bookkeeping.clipped_sum, through GradSampleModule."""
+    """The same as `bookkeeping.clipped_sum`, by Opacus's GradSampleModule."""
     layers = layers_to_record(module, parameters)
     with _hooked(module):
         with Recorder(layers) as recorder:
             losses = losses_of(rows)
         recorder.refuse_use_outside_layers(losses, parameters)
-        alive = torch.isfinite(losses.detach())
-        # Asked for as gradients, so that .grad stays as it was; the hooks fill grad_sample on the way.
-        torch.autograd.grad(losses, list(parameters.values()), alive.to(losses.dtype), allow_unused=True)
+        finite = torch.isfinite(losses.detach())
+        # `grad`, not `backward`, so that .grad does not change. The hooks write grad_sample.
+        torch.autograd.grad(losses, list(parameters.values()), finite.to(losses.dtype), allow_unused=True)
         samples = {
             name: parameter.grad_sample  # type: ignore[attr-defined]
             for name, parameter in parameters.items()
             if parameter.grad_sample is not None  # type: ignore[attr-defined]
         }
+    # Opacus takes dimension 0 for the records, so check its size, and the precision.
     b = len(losses)
     for name, sample in samples.items():
         if not isinstance(sample, Tensor) or len(sample) != b:
@@ -140,22 +141,23 @@ def clipped_sum(
     expect_full_precision("the loss", losses.dtype)
     for name, sample in samples.items():
         expect_full_precision(f"the per-record gradients of {name!r}", sample.dtype)
-    norms = _norms(samples, alive)
-    keep = alive & torch.isfinite(norms)
+    norms = _norms(samples, finite)
+    keep = finite & torch.isfinite(norms)
     norms = torch.where(keep, norms, torch.zeros_like(norms)) * (1.0 + BASE)
+    # Clip factors. A float32 factor near the denormal numbers may have a large relative error, so records with such
+    # factors are scaled in float64.
     exact_factors = max_norm / norms.clamp_min(max_norm)
     factors = exact_factors.to(losses.dtype)
-    # A float32 factor as small as this may be denormal, and off by much: these records are scaled in float64.
-    huge = torch.nonzero(keep & (exact_factors < SMALLEST_FACTOR)).flatten()
-    factors[huge] = 1.0
+    tiny_factor = torch.nonzero(keep & (exact_factors < SMALLEST_FACTOR)).flatten()
+    factors[tiny_factor] = 1.0
     sums = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
     dropped = torch.nonzero(~keep).flatten()
     for name, sample in samples.items():
         if len(dropped):
-            sample.index_fill_(0, dropped, 0.0)  # before the contraction: 0 * NaN is NaN
-        if len(huge):
-            scale = exact_factors[huge].view(-1, *[1] * (sample.dim() - 1))
-            sample[huge] = (sample[huge].double() * scale).to(sample.dtype)
+            sample.index_fill_(0, dropped, 0.0)  # Before the contraction, because 0 * NaN is NaN.
+        if len(tiny_factor):
+            scale = exact_factors[tiny_factor].view(-1, *[1] * (sample.dim() - 1))
+            sample[tiny_factor] = (sample[tiny_factor].double() * scale).to(sample.dtype)
         with full_float32():
             sums[name] += (factors @ sample.flatten(1)).view_as(sums[name])
     return sums, norms.to(losses.dtype)

@@ -26,8 +26,8 @@ BASE = 2e-6
 PER_TERM = 2e-7
 MOST_IN_FLOAT32 = 20.0
 MOST_CONTRACTED = 400.0
-LARGEST_SQUARE = 1e24  # of a gradient, an input or an output gradient; beyond it, float32 products are not trusted
-SMALLEST_FACTOR = 2.0**-100  # of a clip factor in float32; smaller ones come near its denormal numbers
+LARGEST_SQUARE = 1e24  # of a gradient, an input or an output gradient; above it, float32 products are not reliable
+SMALLEST_FACTOR = 2.0**-100  # of a clip factor in float32; smaller ones are near the denormal numbers
 
 
 def expect_full_precision(what: str, *dtypes: torch.dtype) -> None:
@@ -35,31 +35,31 @@ def expect_full_precision(what: str, *dtypes: torch.dtype) -> None:
     if set(dtypes) not in ({torch.float32}, {torch.float64}):
         names = ", ".join(sorted({str(dtype) for dtype in dtypes}))
         raise ValueError(
-            f"expected float32 or float64 throughout {what}, got {names}: the rounding of norms is not known in lower "
-            "or mixed precision; turn autocast off, and convert the module with .float()."
+            f"expected float32 or float64 throughout {what}, got {names}: rounding errors of norms are not known in "
+            "lower or mixed precision; turn autocast off, and convert the module with .float()."
         )
 
 
 def cancellation(squared: Tensor, terms: Tensor) -> Tensor:
-    """κ = S²/N² of squared = N² and terms = S², float64 [b]; 0 where both vanish, infinite or NaN where unknown."""
+    """κ = S²/N² for squared = N² and terms = S², float64 [b]; 0 if both are 0, infinite or NaN if unknown."""
     kappa = terms / squared.clamp_min(0.0)
     return torch.where((squared == 0) & (terms == 0), torch.zeros_like(kappa), kappa)
 
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """No TF32 or bfloat16 inside float32 products: their short mantissas would break the margins above."""
-    places = (
+    """Compute float32 products without TF32 and bfloat16, for whose precision the margins are not valid."""
+    settings = (
         torch.backends.cudnn.conv,  # type: ignore[attr-defined]
         torch.backends.cuda.matmul,
         torch.backends.mkldnn.conv,  # type: ignore[attr-defined]
         torch.backends.mkldnn.matmul,  # type: ignore[attr-defined]
     )
-    before = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = "ieee"
+    before = [setting.fp32_precision for setting in settings]
+    for setting in settings:
+        setting.fp32_precision = "ieee"
     try:
         yield
     finally:
-        for place, precision in zip(places, before, strict=True):
-            place.fp32_precision = precision
+        for setting, precision in zip(settings, before, strict=True):
+            setting.fp32_precision = precision
