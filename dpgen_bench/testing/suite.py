@@ -61,12 +61,12 @@ def check_method(
 
     Args:
         make_method: returns a fresh method with the same small settings each time.
-        image_shape: (c, h, w) of the synthetic records.
+        image_shape: (c, h, w) of the made-up records.
         num_classes: the number of classes, also those of `data`.
-        records: the number of synthetic records; the method's batches should be much smaller.
-        seed: of the synthetic records, of the key and of public randomness.
+        records: the number of made-up records; the method's batches should be much smaller.
+        seed: of the made-up records, of the key and of public randomness.
         budget: the budget of each fit; epsilon 10 by default.
-        data: records to use instead of synthetic ones; images are float32 [n, c, h, w] in [0, 1] or uint8.
+        data: records to use instead of made-up ones; images are float32 [n, c, h, w] in [0, 1] or uint8.
         clients: the number of clients that the records belong to.
         data_folders: folders that sampling a saved generator must not read, in addition to $DPGEN_DATA.
         thorough: whether to replay all neighbours of each changed unit (otherwise a part of them), to call the private
@@ -167,7 +167,7 @@ def _has_rows(mechanism: Mechanism) -> bool:
 
 
 def random_data(image_shape: tuple[int, int, int], records: int, num_classes: int, clients: int, seed: int) -> DataSet:
-    """Synthetic records: smooth random images with random labels, distributed over the clients in turn."""
+    """Made-up records: smooth random images with random labels, distributed over the clients in turn."""
     images, labels = random_images(image_shape, records, num_classes, seed + 1)
     return DataSet("", images, labels, np.arange(records), owners(records, clients))
 
