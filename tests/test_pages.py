@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import pkgutil
 import re
 from functools import cache
 from pathlib import Path
@@ -55,3 +57,61 @@ def test_docstrings_name_sections_that_exist() -> None:
         named |= set(re.findall(r'(docs/\w+\.md), "([^"]+)"', text))
     assert len(named) > 5
     assert not [(page, section) for page, section in named if section not in headings(ROOT / page)]
+
+
+# Names of the code
+
+FOLDERS = ("dpgen_bench", "methods", "tests", "conf", "docs", "results")
+GENERATED = re.compile(r"results/(runs|cache)\b")  # not committed
+PLACEHOLDER = re.compile(r"NAME|\*|\.\.\.|\{|<")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
+NOT_OURS = {"--cfg", "submitit_slurm", "ONEDNN_MAX_CPU_ISA", "steps_per_s"}  # of Hydra and oneDNN; a made-up name
+
+
+def in_backticks(text: str) -> set[str]:
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return {name for name in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text) if not PLACEHOLDER.search(name)}
+
+
+def missing_places(names: set[str]) -> set[str]:
+    """The paths and dotted names among `names` that do not exist."""
+    paths = {name for name in names if re.fullmatch(rf"({'|'.join(FOLDERS)})/[\w./-]+", name)}
+    missing = {path for path in paths if not GENERATED.match(path) and not (ROOT / path).exists()}
+    for name in names:
+        if re.fullmatch(r"dpgen_bench(\.\w+)+", name):
+            try:
+                pkgutil.resolve_name(name)
+            except (ImportError, AttributeError):
+                missing.add(name)
+    return missing
+
+
+@cache
+def words_of_the_code() -> frozenset[str]:
+    """All words of the code and the configs, and the names of config files."""
+    configs = [*ROOT.glob("conf/**/*.yaml"), *ROOT.glob("tests/*/*.py"), ROOT / "Makefile", ROOT / "pyproject.toml"]
+    texts = [path.read_text() for path in (*SOURCES, *configs)]
+    return frozenset(word for text in texts for word in re.findall(r"--[a-z][\w-]*|\w+", text)).union(
+        path.stem for path in configs
+    )
+
+
+@pytest.mark.parametrize(
+    "page", sorted({*PAGES} - {ROOT / "CHANGELOG.md"}), ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_names_of_the_code_on_a_page_exist(page: Path) -> None:
+    """Names in backticks: paths, dotted names, options, constants, names with an underscore, and names of classes."""
+    names = in_backticks(page.read_text())
+    assert not missing_places(names)
+    pattern = re.compile(r"(?<![\w-])--[a-z][\w-]*|\b(?:[A-Z]+_[A-Z_]+|[a-z]+_\w+|[A-Z][a-z]+[A-Z]\w*)\b")
+    words = {word for name in names if "/" not in name for word in pattern.findall(name)}
+    assert not words - words_of_the_code() - NOT_OURS
+
+
+def test_paths_and_modules_that_docstrings_name_exist() -> None:
+    missing = {}
+    for source in SOURCES:
+        nodes = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, DOCUMENTED)]
+        names = set().union(*(in_backticks(ast.get_docstring(node) or "") for node in nodes))
+        missing[str(source.relative_to(ROOT))] = missing_places(names)
+    assert not {source: names for source, names in missing.items() if names}
