@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -42,6 +44,43 @@ class Exchanging:
 def test_a_stated_version_is_not_that_of_a_subclass():
     assert method_version(Stated) == 3
     assert method_version(Derived) == source_fingerprint(Derived)
+
+
+FILES = {
+    "plugin_a/__init__.py": "",
+    "plugin_a/method.py": "from plugin_b.base import Base\nfrom .loss import loss\nclass M(Base):\n    pass\n",
+    "plugin_a/loss.py": "def loss():\n    from plugin_a import late\n    return late\n",
+    "plugin_a/late.py": "x = 1\n",
+    "plugin_a/unused.py": "x = 1\n",
+    "plugin_b/__init__.py": "",
+    "plugin_b/base.py": "class Base:\n    pass\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "changes"),
+    [
+        ("plugin_a/method.py", FILES["plugin_a/method.py"] + "# a comment\n", False),
+        ("plugin_a/unused.py", "x = 2\n", False),
+        ("plugin_a/loss.py", FILES["plugin_a/loss.py"].replace("return late", "return -late"), True),
+        ("plugin_a/late.py", "x = 2\n", True),
+        ("plugin_b/base.py", "class Base:\n    x = 2\n", True),
+    ],
+)
+def test_the_source_of_a_method_is_what_defines_it(file, text, changes, tmp_path, monkeypatch):
+    for name, content in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    cls = importlib.import_module("plugin_a.method").M
+    try:
+        before = source_fingerprint(cls)
+        (tmp_path / file).write_text(text)
+        assert (source_fingerprint(cls) != before) == changes
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] in ("plugin_a", "plugin_b")]:
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize("version", [0, "2", 1.0, True])

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.utils.source import own_modules
+
 WITH_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+HARNESS = ("builtins", "dpgen_bench")  # packages whose classes are no part of a method's source
 NOT_ARGUMENTS = ("name", "check", "_target_")  # entries of a method's yaml that are not passed to its class
 
 
@@ -55,22 +56,27 @@ def method_version(cls: type) -> int | str:
 
 
 def source_fingerprint(cls: type) -> str:
-    """Hash of the file that defines the class, without comments, docstrings and layout.
+    """Hash of what defines the class, without comments, docstrings and layout.
+
+    That is its module, what this imports from its own package, and the modules of its base classes; not the harness,
+    and no library.
 
     Raises:
         ValueError: if the source cannot be read.
     """
-    try:
-        path = inspect.getsourcefile(cls)
-    except TypeError:
-        path = None
-    if path is None:
+    modules = own_modules(cls.__module__)
+    if cls.__module__ not in modules:
         raise ValueError(f"expected a method whose class is defined in a .py file, got {cls!r}.")
-    tree = ast.parse(Path(path).read_bytes())
-    for node in ast.walk(tree):
-        if isinstance(node, WITH_DOCSTRINGS) and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
+    for base in cls.__mro__[1:]:
+        if base.__module__.split(".")[0] not in HARNESS and base.__module__ not in modules:
+            modules |= {name: found for name, found in own_modules(base.__module__).items() if name == base.__module__}
+    digest = hashlib.sha256()
+    for _, tree in (modules[name] for name in sorted(modules)):
+        for node in ast.walk(tree):
+            if isinstance(node, WITH_DOCSTRINGS) and ast.get_docstring(node, clean=False) is not None:
+                node.body = node.body[1:]
+        digest.update(ast.dump(tree).encode())
+    return digest.hexdigest()[:16]
 
 
 def is_stale(config: DictConfig, identity: Mapping[str, Any]) -> bool:

@@ -36,7 +36,7 @@ def expect_same_source(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> None
     for another query with the same noise, whose difference shows the exact value.
 
     Raises:
-        ValueError: for another source, if releases were made. The files that the method imports are not compared.
+        ValueError: for another source, if releases were made.
     """
     path, now = folder.path / "source", source_fingerprint(type(spec.method()))
     made = any(entry.executed and entry.inherited_from is None for entry in ledger.entries.values())

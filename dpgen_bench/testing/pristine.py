@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpgen_bench.testing.source import own_modules
+from dpgen_bench.utils.source import own_modules
 
 Restore = Callable[[], Any]
 
@@ -33,7 +33,7 @@ class Pristine:
     def __init__(self, plugin: type) -> None:
         self._restores: list[Restore] = []
         self._seen: set[int] = set()
-        self._names = {name for name in own_modules(plugin) if name in sys.modules}
+        self._names = {name for name in own_modules(plugin.__module__) if name in sys.modules}
         for name in sorted(self._names):
             self._keep_names(sys.modules[name])
 

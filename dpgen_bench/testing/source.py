@@ -6,11 +6,11 @@ Each of these uses can be honest, and code that is written to hide something can
 from __future__ import annotations
 
 import ast
-import inspect
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from dpgen_bench.utils.source import own_modules
 
 # The reason for a warning, by the name that is used or imported.
 SUSPECTS = {
@@ -111,41 +111,9 @@ def read_plugin(plugin: type) -> list[Finding]:
         plugin: the class of the method.
     """
     findings: set[Finding] = set()
-    for path, tree in own_modules(plugin).values():
+    for path, tree in own_modules(plugin.__module__).values():
         findings |= {Finding(path, line, what, why) for line, what, why in _Reader(tree).findings()}
     return sorted(findings, key=lambda finding: (finding.path, finding.line, finding.what))
-
-
-def own_modules(plugin: type) -> dict[str, tuple[Path, ast.Module]]:
-    """The file and syntax tree of the class's module, and of the modules of its package that it imports, by name.
-
-    Imports are followed through all modules of the package that are loaded. Modules without source are left out.
-    """
-    names, read, modules = [plugin.__module__], set[str](), dict[str, tuple[Path, ast.Module]]()
-    while names:
-        name = names.pop()
-        read.add(name)
-        try:
-            path = Path(inspect.getsourcefile(sys.modules[name]) or "")
-            tree = ast.parse(path.read_bytes())
-        except (OSError, KeyError, TypeError, SyntaxError, ValueError):
-            continue
-        modules[name] = path, tree
-        names += [own for own in _own_imports(tree, name) if own not in read and own in sys.modules]
-    return modules
-
-
-def _own_imports(tree: ast.Module, module: str) -> set[str]:
-    """Names that `module` imports from its own package."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            above = module.split(".")[: -node.level] if node.level else []
-            base = ".".join([*above, *filter(None, [node.module])])
-            names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-    return {name for name in names if name.split(".")[0] == module.split(".")[0]}
 
 
 class _Reader:
