@@ -1,4 +1,4 @@
-"""Methods whose private functions raise, or are interrupted, as long as a flag file is there."""
+"""Methods whose private functions raise, or are interrupted, as long as a flag file exists."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Unusual(Exception):
 
 @dataclass
 class Raises(MeanImage):
-    """The third release raises while the file `flag` is there; `then` says what the method does about it."""
+    """The third release raises as long as the file `flag` exists; `then` says how the method reacts."""
 
     flag: str = ""
     then: str = "nothing"
@@ -54,7 +54,7 @@ class Raises(MeanImage):
 
 @dataclass
 class Stopped(MeanImage):
-    """While the file `flag` is there, the third release is sent the signal it names, while it sees records."""
+    """As long as the file `flag` exists, the third release receives the signal named there while it sees records."""
 
     flag: str = ""
 
@@ -65,5 +65,5 @@ class Stopped(MeanImage):
             number = int(flag.read_text())
             flag.unlink()
             os.kill(os.getpid(), number)
-            flag.with_suffix(".after").touch()  # the function goes on
+            flag.with_suffix(".after").touch()  # reached only if the function continues
         return images

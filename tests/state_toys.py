@@ -1,4 +1,4 @@
-"""A small private state of sums and visits, its mechanism, and data to open it on, for the tests of private state."""
+"""Helpers for tests of private state: a small state with sums and visits, its mechanism, and data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_data(n=12, place=None, images=None):
 
 
 def count(records, rng):
-    """First state: how many records, and their sum."""
+    """The first state: the number of records, their sum, and no visits."""
     sums = torch.stack([images.sum() for images, _ in records])
     return {
         "n": torch.tensor([float(len(labels)) for _, labels in records]),
@@ -45,7 +45,7 @@ def prepare(data, start=count, sample=BALANCED, bound=BOUND, times=9, std=1000.0
 
 
 def taped(data):
-    """The exact values of each release, by an observer."""
+    """A list to which an observer appends the exact value of each release."""
     exact = []
 
     class Tape:

@@ -1,4 +1,4 @@
-"""A private function that raised: the mark on disk, epsilon, the operator's statement, and where the text is kept."""
+"""Tests private functions that raise: the mark in the ledger, epsilon, the operator's statement, and private texts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dpgen_bench import cli
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.privacy.bounds import PerRow
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
+from dpgen_bench.privacy.isolation import UNNAMED
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Full, OneShard
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.privacy.unseen import UNNAMED
 from dpgen_bench.runs.execute import RunFailed, execute
 from dpgen_bench.runs.listing import describe_run, is_unbounded
 from dpgen_bench.runs.release import NotForRelease, sample_run
@@ -41,9 +41,9 @@ def flag(tmp_path):
 
 
 def make(tmp_path, flag, then="nothing", *overrides):
-    made = config(tmp_path / "results", "privacy.noise=os", *overrides, target="tests.failure_toys.Raises")
-    OmegaConf.update(made, "method", {"flag": str(flag), "then": then})
-    return made
+    composed = config(tmp_path / "results", "privacy.noise=os", *overrides, target="tests.failure_toys.Raises")
+    OmegaConf.update(composed, "method", {"flag": str(flag), "then": then})
+    return composed
 
 
 def the_run(tmp_path) -> RunFolder:
@@ -62,10 +62,10 @@ def public_text(run: RunFolder) -> str:
     return "\n".join(path.read_bytes().decode(errors="replace") for path in files)
 
 
-# --- the mark, and what comes of it -----------------------------------------------------------------------------------
+# --- the mark and its consequences ------------------------------------------------------------------------------------
 
 
-def test_a_later_attempt_finds_the_mark_and_proves_nothing_unless_the_operator_states_why(tmp_path, flag, capsys):
+def test_a_later_attempt_proves_nothing_without_a_statement_of_the_operator(tmp_path, flag, capsys):
     with pytest.raises(
         RunFailed, match=r"release 2 of 'sum' raised an exception type of the plugin.*an answer without noise"
     ):
@@ -94,7 +94,7 @@ def test_a_later_attempt_finds_the_mark_and_proves_nothing_unless_the_operator_s
     assert STATED in str(ledger.failures[0].statement)
     assert (run.path / "generator.safetensors").read_bytes() == before
     sample_run(tmp_path / "results", run.id, 5, 0, tmp_path / "a.npz", "balanced", benchmark=False)
-    execute(make(tmp_path, flag))  # a finished run stays as it is without the statement
+    execute(make(tmp_path, flag))  # without the statement, a finished run does not change
     assert ledger_of(tmp_path).epsilon == ledger.epsilon
 
 
@@ -106,7 +106,7 @@ def test_releases_without_noise_prove_nothing_before_they_are_accounted():
         assert is_unbounded(ledger.to_dict()) is unbounded
 
 
-def test_a_statement_covers_what_is_on_record_and_nothing_later(tmp_path, flag):
+def test_a_statement_covers_recorded_failures_and_no_later_ones(tmp_path, flag):
     for attempt in range(2):  # the second time, the first failure is settled and the same one comes again
         with pytest.raises(RunFailed):
             execute(make(tmp_path, flag, "nothing", STATED))
@@ -129,9 +129,9 @@ def test_the_mark_is_on_disk_before_the_method_can_catch_the_error(tmp_path, fla
 
 def test_a_child_inherits_why_its_parent_is_not_proven_and_cannot_settle_it():
     parent, child = (Ledger(Budget(10.0), 12, noise="os") for _ in range(2))
-    parent.fail("release 0 of 'a' raised ValueError")
+    parent.record_failure("release 0 of 'a' raised ValueError")
     parent.state_failures_independent("stated")
-    parent.fail("release 0 of 'b' raised ValueError")
+    parent.record_failure("release 0 of 'b' raised ValueError")
     child.inherit(parent, "p")
     assert len(child.unproven) == 1
     assert "release 0 of 'b'" in child.unproven[0]
@@ -169,21 +169,21 @@ def test_the_text_of_a_private_error_stays_in_private(tmp_path, flag, then, caps
         execute(make(tmp_path, flag, then))
     kind = "SystemExit" if then == "exits" else UNNAMED
     assert f"raised {kind}" in str(caught.value)
-    chain, seen = [caught.value], []
-    while chain:  # nothing hangs on the error that a launcher could print
+    chain, texts = [caught.value], []
+    while chain:  # a launcher could print the whole chain of errors
         error = chain.pop()
-        seen.append(str(error))
+        texts.append(str(error))
         chain += [each for each in (error.__cause__, error.__context__) if each is not None]
     out, err = capsys.readouterr()
     run = the_run(tmp_path)
-    assert not any(SECRET in text for text in (out, err, public_text(run), *seen))
+    assert not any(SECRET in text for text in (out, err, public_text(run), *texts))
     assert run.status() == "failed"
-    told = json.loads((run.path / "status.json").read_text())
-    assert f"raised {kind}" in told["error"]
-    kept = run.path / "private" / "errors.txt"
-    assert SECRET in kept.read_text()
-    assert "failure_toys.py" in kept.read_text()
-    assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    status = json.loads((run.path / "status.json").read_text())
+    assert f"raised {kind}" in status["error"]
+    private_text = run.path / "private" / "errors.txt"
+    assert SECRET in private_text.read_text()
+    assert "failure_toys.py" in private_text.read_text()
+    assert (private_text.stat().st_mode & 0o777, private_text.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert not run.trained
 
 
@@ -192,18 +192,18 @@ def test_the_command_line_does_not_print_it_either(tmp_path, flag, multirun):
     conf = tmp_path / "conf" / "method"
     conf.mkdir(parents=True)
     (conf / "raises.yaml").write_text(f"name: raises\n_target_: tests.failure_toys.Raises\nflag: {flag}\n")
-    words = [
+    arguments = [
         *multirun, f"hydra.searchpath=[file://{conf.parent}]", "method=raises", f"results={tmp_path / 'results'}",
         "runtime.progress=false",
     ]  # fmt: skip
     printed = tmp_path / "printed"
 
-    def child() -> None:  # a process of its own, because Hydra's logging keeps the streams that it finds
+    def child() -> None:  # its own process, because Hydra's logging keeps the streams
         out = os.open(printed, os.O_WRONLY | os.O_CREAT)
         os.dup2(out, 1)
         os.dup2(out, 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-        cli.main(["run", *words])
+        cli.main(["run", *arguments])
 
     assert in_child(child) == 1
     assert "raised an exception type of the plugin" in printed.read_text()

@@ -17,6 +17,7 @@ from dpgen_bench.data.private import PrivateData
 from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient, PerRow, Whole
 from dpgen_bench.privacy.clipping import clip_rows
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.isolation import UNNAMED, public_type
 from dpgen_bench.privacy.journal import Journal
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Invalidated, Ledger
@@ -24,7 +25,6 @@ from dpgen_bench.privacy.noise import add_noise
 from dpgen_bench.privacy.record_rng import RecordRng
 from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.privacy.unseen import UNNAMED, public_type
 
 
 def open_data(n=6, fill=0.5):
@@ -203,7 +203,7 @@ def test_no_name_made_of_records_is_in_the_ledger():
 # --- names of mechanisms ----------------------------------------------------------------------------------------------
 
 
-def test_a_name_that_was_handed_out_is_refused_whatever_a_method_does_to_the_mechanisms():
+def test_a_name_in_use_is_refused_for_any_change_of_the_mechanisms():
     data, ledger = open_data()
     release = ask(data)
     assert dict(data.mechanisms) == {"sum": release}
@@ -213,7 +213,7 @@ def test_a_name_that_was_handed_out_is_refused_whatever_a_method_does_to_the_mec
         del data.mechanisms["sum"]
     with pytest.raises(AttributeError):
         data.mechanisms = {}
-    with pytest.raises(ValueError, match="already handed out"):
+    with pytest.raises(ValueError, match="which is in use"):
         ask(data)
     resumed = Ledger.from_dict(copy.deepcopy(ledger.to_dict()))  # another process may ask again
     images, labels = torch.zeros(6, 1, 1, 2), torch.zeros(6, dtype=torch.int64)

@@ -107,7 +107,7 @@ def test_a_run_with_releases_is_not_resumed_with_another_source(tmp_path, monkey
     monkeypatch.setattr(prepare, "source_fingerprint", lambda cls: "another")
     prepare.expect_same_source(spec, folder, ledger)  # nothing was released yet
     ledger.approve(Entry("sum", {"kind": "PerRecord", "C": 1.0}, Event(Full(), Sensitivity(1.0, 2.0), 9.0, 2)))
-    ledger.record("sum", 1)
+    ledger.record_executed("sum", 1)
     prepare.expect_same_source(spec, folder, ledger)
     monkeypatch.setattr(prepare, "source_fingerprint", lambda cls: "a third")
     with pytest.raises(ValueError, match="another source of its method"):

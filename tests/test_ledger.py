@@ -1,4 +1,4 @@
-"""What a ledger keeps of each entry, and by which of them a run may be a parent or may be given away."""
+"""Tests the entries of ledgers: their modes, which runs can be parents, and which images may be released."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ EVENT = Event(Full(), Sensitivity(1.0, 2.0), 5.0, 1)
 
 
 def ledger(noise: str = "os", diagnostics: str = "off", name: str = "sum") -> Ledger:
-    made = Ledger(Budget(10.0), 12, noise=noise, diagnostics=diagnostics)
-    made.approve(Entry(name, {"kind": "PerRecord", "C": 1.0, "rows": 1}, EVENT))
-    return made
+    one = Ledger(Budget(10.0), 12, noise=noise, diagnostics=diagnostics)
+    one.approve(Entry(name, {"kind": "PerRecord", "C": 1.0, "rows": 1}, EVENT))
+    return one
 
 
-def modes(made: Ledger) -> dict[str, tuple[str | None, str | None]]:
-    return {name: (entry.noise, entry.diagnostics) for name, entry in made.entries.items()}
+def modes(ledger: Ledger) -> dict[str, tuple[str | None, str | None]]:
+    return {name: (entry.noise, entry.diagnostics) for name, entry in ledger.entries.items()}
 
 
-def test_an_entry_keeps_how_its_noise_was_made_through_two_generations_and_files():
+def test_an_entry_keeps_its_noise_mode_through_two_restarts_and_files():
     grandparent, parent, child = ledger("os", "unsafe"), ledger("seeded"), ledger("seeded", name="more")
     parent.inherit(grandparent, "g")
     child.inherit(Ledger.from_dict(parent.to_dict()), "p")
@@ -45,9 +45,9 @@ def test_an_entry_keeps_how_its_noise_was_made_through_two_generations_and_files
     assert child.entries["p/g/sum"].inherited_from == "g"
 
 
-def old(made: Ledger) -> dict:
-    """The file of a ledger from before entries had modes."""
-    content = made.to_dict()
+def old(ledger: Ledger) -> dict:
+    """The content of the file of an older ledger, whose entries had no modes."""
+    content = ledger.to_dict()
     for row in content["entries"]:
         del row["noise"], row["diagnostics"]
     del content["failures"]
@@ -64,31 +64,33 @@ def test_entries_of_older_ledgers_take_the_ledgers_own_modes_unless_inherited():
 
 
 @pytest.mark.parametrize(
-    ("noise", "diagnostics", "found"),
+    ("noise", "diagnostics", "modes_of_parent"),
     [
         ("seeded", "off", "privacy.noise=seeded and privacy.diagnostics=off"),
         ("os", "unsafe", "privacy.noise=os and privacy.diagnostics=unsafe"),
     ],
 )
-def test_a_run_for_release_refuses_a_parent_that_is_not(noise, diagnostics, found):
+def test_a_run_for_release_refuses_a_parent_that_is_not(noise, diagnostics, modes_of_parent):
     parent, child = ledger(noise, diagnostics), Ledger(Budget(10.0), 12, noise="os")
-    with pytest.raises(ValueError, match=f"release 'sum' of run p was made with {found}.*start without restart"):
+    with pytest.raises(
+        ValueError, match=f"release 'sum' of run p was made with {modes_of_parent}.*start without restart"
+    ):
         child.inherit(parent, "p")
     assert child.entries == {}
     grandchild, middle = Ledger(Budget(10.0), 12, noise="os"), ledger("seeded")
     middle.inherit(parent, "p")
     middle.entries = {"p/sum": middle.entries["p/sum"], "own": ledger("os").entries["sum"]}
-    with pytest.raises(ValueError, match=f"release 'p/sum' of run p was made with {found}"):
+    with pytest.raises(ValueError, match=f"release 'p/sum' of run p was made with {modes_of_parent}"):
         grandchild.inherit(middle, "m")
-    Ledger(Budget(10.0), 12, noise="seeded").inherit(parent, "p")  # a benchmark run may
+    Ledger(Budget(10.0), 12, noise="seeded").inherit(parent, "p")  # allowed for a benchmark run
 
 
-def test_a_parent_without_releases_has_nothing_to_hide():
+def test_a_parent_without_releases_is_accepted():
     Ledger(Budget(10.0), 12, noise="os").inherit(Ledger(Budget(10.0), 12, noise="seeded"), "p")
     Ledger(Budget(10.0), 12, noise="os").inherit(ledger("os"), "p")
 
 
-def test_a_refused_parent_costs_no_record(tmp_path, monkeypatch):
+def test_a_parent_is_refused_before_a_record_is_read(tmp_path, monkeypatch):
     parent = execute(config(tmp_path, small=False))
     parts = [f"restart={{run: {parent.id}, checkpoint: last}}", "privacy.noise=os", "seed=1"]
 
@@ -103,7 +105,7 @@ def test_a_refused_parent_costs_no_record(tmp_path, monkeypatch):
     assert [run.id for run in Store(tmp_path).runs()] == [parent.id]
 
 
-def test_a_parent_that_is_still_to_be_trained_is_refused(tmp_path):
+def test_a_parent_that_is_not_trained_is_refused(tmp_path):
     """Its releases after the child has read its ledger would not be counted."""
     parent = execute(config(tmp_path, small=False))
     (parent.path / "DONE").unlink()
@@ -114,7 +116,7 @@ def test_a_parent_that_is_still_to_be_trained_is_refused(tmp_path):
     assert [run.id for run in Store(tmp_path).runs()] == [parent.id]
 
 
-def test_whether_images_may_be_given_away_goes_by_all_entries(tmp_path):
+def test_images_may_be_released_only_if_all_entries_allow_it(tmp_path):
     run = execute(config(tmp_path, "privacy.noise=os"))
     content = run.read_json("ledger.json")
     assert release_problems(content) == []
@@ -125,8 +127,8 @@ def test_whether_images_may_be_given_away_goes_by_all_entries(tmp_path):
         ({"noise": None, "diagnostics": None}, "does not say how the noise of 'p/sum', which it inherited, was made"),
     ):
         entries = [*content["entries"], {**inherited, **changed}]
-        (found,) = release_problems({**content, "entries": entries})
-        assert why in found
+        (reason,) = release_problems({**content, "entries": entries})
+        assert why in reason
         run.write_json("ledger.json", {**content, "entries": entries})
         with pytest.raises(NotForRelease, match=why):
             sample_run(tmp_path, run.id, 5, 0, tmp_path / "a.npz", "balanced", benchmark=False)

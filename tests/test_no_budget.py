@@ -1,4 +1,4 @@
-"""privacy.epsilon=null: no budget. Clipping and noise stay on, both are stated, and what they prove is reported."""
+"""Tests privacy.epsilon=null: without a budget, clipping and noise are stated, and their epsilon is reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def open_data(budget: Budget = NONE) -> PrivateData:
     )
 
 
-def test_stated_noise_is_approved_at_any_cost() -> None:
+def test_stated_noise_is_approved_for_any_epsilon() -> None:
     data = open_data()
     for name, std in (("first", 0.05), ("second", 0.5)):
         data.mechanism(name, sample=Full(), bound=SUM, std=std, times=20)
@@ -46,7 +46,7 @@ def test_stated_noise_is_approved_at_any_cost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("request_", "message"),
     [
         (dict(times=3), "expected std and times where privacy.epsilon is null, got std=None and times=3"),
         (dict(std=1.0), "expected std and times where privacy.epsilon is null, got std=1.0 and times=None"),
@@ -55,15 +55,15 @@ def test_stated_noise_is_approved_at_any_cost() -> None:
         (dict(times=3, std=1.0, bound=PerRecord(C=math.inf, shape=(2,))), "expected clipping and noise .* not clipped"),
     ],
 )
-def test_what_is_not_stated_is_refused(asked: dict[str, Any], message: str) -> None:
+def test_missing_settings_are_refused(request_: dict[str, Any], message: str) -> None:
     data = open_data()
     with pytest.raises(ValueError, match=message):
-        data.mechanism("sum", **{"sample": Full(), "bound": SUM, **asked})
+        data.mechanism("sum", **{"sample": Full(), "bound": SUM, **request_})
     assert not data.mechanisms
 
 
-def test_nothing_can_be_calibrated_to_no_budget() -> None:
-    """Without the refusal, std would be 0, as for an infinite budget."""
+def test_nothing_is_calibrated_without_a_budget() -> None:
+    """Otherwise std would be 0, as for an infinite budget."""
     for calibrate in (
         lambda: calibrate_std(NONE, [], Poisson(0.1), SUM.sensitivity, 5),
         lambda: calibrate_share(NONE, 0.5, Poisson(0.1), SUM.sensitivity, 5),
@@ -73,7 +73,7 @@ def test_nothing_can_be_calibrated_to_no_budget() -> None:
             calibrate()
 
 
-def test_no_budget_is_with_privacy_and_inf_is_not() -> None:
+def test_null_keeps_privacy_and_inf_does_not() -> None:
     assert (NONE.clip_norm(2.0, None), NONE.without_privacy, NONE.limit) == (2.0, False, math.inf)
     free = Budget(math.inf)
     assert (free.clip_norm(2.0, None), free.without_privacy, free.limit) == (math.inf, True, math.inf)
@@ -94,9 +94,13 @@ def test_a_ledger_keeps_null_and_warns_of_delta() -> None:
 
 def test_a_run_without_a_budget_is_private_and_reports_what_it_proves(tmp_path) -> None:
     tiny = "method.steps=3 method.d_d=4 method.d_g=4 method.latent_dim=4 method.batch_size=8 ~protocol.metrics.mlp"
-    words = f"experiment=demo/dpgan method.sigma=0.5 runtime.account_s=0.01 protocol=quick {tiny} results={tmp_path}"
-    config = compose_config([*words.split(), "privacy.epsilon=null"])
-    others = [build_spec(compose_config([*words.split(), f"privacy.epsilon={other}"])).id for other in ("10", "inf")]
+    overrides = (
+        f"experiment=demo/dpgan method.sigma=0.5 runtime.account_s=0.01 protocol=quick {tiny} results={tmp_path}"
+    )
+    config = compose_config([*overrides.split(), "privacy.epsilon=null"])
+    others = [
+        build_spec(compose_config([*overrides.split(), f"privacy.epsilon={other}"])).id for other in ("10", "inf")
+    ]
     folder = execute(config)
     assert folder is not None
     assert folder.id not in others
@@ -122,6 +126,6 @@ def test_a_table_shows_none_as_the_budget(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("value", ["none", "[1]", "-1", "0"])
-def test_another_epsilon_is_refused_in_words(value: str) -> None:
+def test_another_epsilon_is_refused_with_a_message(value: str) -> None:
     with pytest.raises(ValueError, match="null"):
         build_spec(compose_config([f"privacy.epsilon={value}"]))

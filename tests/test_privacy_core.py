@@ -1,4 +1,4 @@
-"""Bounds, draws, noise, ledger and mechanisms: closed forms and laws."""
+"""Tests bounds, draws, noise, ledgers and mechanisms by closed forms and by laws that hold for all inputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def open_data(n=12, epsilon=10.0, key="test", journal=None, ledger=None, diagnos
     return PrivateData(images, labels, 3, services), ledger
 
 
-class Refuse:
+class Untouchable:
+    """Raises an error at any access."""
+
     def __getattr__(self, name):
         raise AssertionError("a record was touched")
 
@@ -49,7 +51,7 @@ def test_sensitivities_of_the_bounds():
 
 @pytest.mark.parametrize("bound", [PerRow(C=1.0, shape=(3, 5)), Whole(C=1.0, shape=(3, 5))])
 @given(seed=st.integers(0, 10**6))
-def test_any_two_functions_are_within_the_declared_sensitivity(bound, seed):
+def test_values_of_any_two_functions_differ_by_at_most_the_sensitivity(bound, seed):
     rng = torch.Generator().manual_seed(seed)
     batch = Batch(torch.zeros(2, 1, 2, 2), torch.zeros(2, dtype=torch.int64), torch.arange(2), Key.seeded("batch"))
     a, b = (bound.value(lambda *_: 3 * torch.randn(3, 5, generator=rng), batch, None)["value"] for _ in range(2))
@@ -84,18 +86,18 @@ def test_the_sum_of_rows_does_not_depend_on_the_microbatch():
 def test_rows_of_any_size_are_summed_in_bounded_memory(shape, n, sizes):
     data, _ = open_data(n=n, epsilon=math.inf)
     release = data.mechanism("rows", sample=Full(), bound=PerRecord(C=1e9, shape=shape), times=1)
-    seen = []
+    sizes_seen = []
 
     def fn(x, y):
-        seen.append(len(y))
+        sizes_seen.append(len(y))
         return y.float().reshape(-1, *[1] * len(shape)).expand(-1, *shape)
 
     total = release(fn)
-    assert seen == sizes
+    assert sizes_seen == sizes
     assert (total == sum(i % 3 for i in range(n))).all()
 
 
-def test_shapes_are_declared_and_held():
+def test_values_must_have_the_declared_shape():
     data, _ = open_data(epsilon=math.inf)
     release = data.mechanism("rows", sample=Full(), bound=PerRow(C=1.0, shape=(2, 3)), times=1)
     with pytest.raises(ValueError, match=r"expected the function to return shape \(2, 3\), got \(12, 1, 2, 2\)"):
@@ -114,7 +116,7 @@ def test_the_number_of_public_rows_is_fixed_with_the_bound():
         release(lambda x, y: module(x.flatten(1)).squeeze(1))
 
 
-def test_public_rows_join_the_sum_and_are_told_apart():
+def test_public_rows_are_added_to_the_sum_and_marked():
     data, _ = open_data(epsilon=math.inf)
     module = torch.nn.Linear(4, 1, bias=False)
     bound = PerRecordGradient(C=1e6, module=module, public_rows=2)
@@ -134,7 +136,7 @@ def test_public_rows_join_the_sum_and_are_told_apart():
 
 @settings(max_examples=30)
 @given(st.integers(2, 40), st.integers(0, 10**6), st.integers(0, 39))
-def test_a_records_coin_does_not_depend_on_the_other_records(n, seed, gone):
+def test_the_draw_of_a_record_does_not_depend_on_other_records(n, seed, gone):
     key, ids = Key.seeded(str(seed)), np.arange(n)
     everyone = set(Poisson(0.4).draw(ids, key, 0))
     rest = ids[ids != gone % n]
@@ -143,7 +145,10 @@ def test_a_records_coin_does_not_depend_on_the_other_records(n, seed, gone):
 
 
 def test_poisson_draws_have_their_rate_and_are_independent_across_releases():
-    """False alarm 1e-9 for the rate; below 1e-7 for the pairs, which vary 18% more than a binomial: they overlap."""
+    """The probability of a false alarm is 1e-9 for the rate, and below 1e-7 for the pairs.
+
+    Pairs overlap, so their number varies 18% more than a binomial number.
+    """
     key, ids, q, rounds = Key.seeded("rate"), np.arange(500), 0.1, 200
     draws = [Poisson(q).draw(ids, key.derive("m", t), t) for t in range(rounds)]
     assert stats.binomtest(sum(map(len, draws)), 500 * rounds, q).pvalue > 1e-9
@@ -168,7 +173,7 @@ def test_keys_from_the_operating_system_differ():
 # --- mechanism, budget, ledger ----------------------------------------------------------------------------------------
 
 
-def test_release_beyond_the_allowance_raises_and_is_not_written():
+def test_a_release_beyond_the_allowance_raises_and_is_not_counted():
     data, ledger = open_data()
     release = data.mechanism("sum", sample=Full(), bound=PerRecord(C=1.0, shape=(1, 2, 2)), times=2)
     release(lambda x, y: x)
@@ -180,14 +185,14 @@ def test_release_beyond_the_allowance_raises_and_is_not_written():
 
 def test_a_plan_over_budget_is_refused_before_data_is_touched():
     data, ledger = open_data(epsilon=1.0)
-    data._PrivateData__images = Refuse()
+    data._PrivateData__images = Untouchable()
     bound = PerRecord(C=1.0, shape=(1, 2, 2))
     with pytest.raises(BudgetExceeded, match="would bring epsilon to"):
         data.mechanism("sum", sample=Full(), bound=bound, times=10, std=0.5)
     assert not ledger.entries
 
 
-def test_a_second_mechanism_gets_what_the_first_left():
+def test_a_second_mechanism_gets_the_rest_of_the_budget():
     data, _ledger = open_data(epsilon=2.0)
     bound = PerRecord(C=1.0, shape=(1, 2, 2))
     data.mechanism("first", sample=Full(), bound=bound, times=1, std=4.0)
@@ -208,14 +213,14 @@ def test_dp_merf_noise_is_calibrated_exactly(epsilon, sigma):
 
 
 def test_noise_without_clipping_and_subclasses_of_a_bound_are_refused():
-    class Mine(PerRecord):
+    class Subclass(PerRecord):
         pass
 
     data, _ = open_data(epsilon=math.inf)
     with pytest.raises(ValueError, match="noise without clipping"):
         data.mechanism("a", sample=Full(), bound=PerRecord(C=math.inf, shape=(1,)), times=1, std=1.0)
     with pytest.raises(ValueError, match="expected a bound of the harness"):
-        data.mechanism("b", sample=Full(), bound=Mine(C=1.0, shape=(1,)), times=1)
+        data.mechanism("b", sample=Full(), bound=Subclass(C=1.0, shape=(1,)), times=1)
     with pytest.raises(ValueError, match="`times`, `std` or both"):
         data.mechanism("c", sample=Full(), bound=PerRecord(C=1.0, shape=(1,)))
 
@@ -228,7 +233,7 @@ def test_an_empty_draw_is_released_with_noise():
     assert float(noisy.norm()) > 0
 
 
-def test_the_ledger_survives_its_file_with_infinities(tmp_path):
+def test_a_ledger_with_infinities_can_be_read_back(tmp_path):
     ledger = Ledger(Budget(math.inf), 12, path=tmp_path / "ledger.json")
     data, _ = open_data(ledger=ledger)
     data.mechanism("sum", sample=Full(), bound=PerRecord(C=math.inf, shape=(1, 2, 2)), times=1)(lambda x, y: x)
@@ -250,13 +255,13 @@ def test_a_resumed_mechanism_must_be_the_one_that_was_approved():
     bound = PerRecord(C=1.0, shape=(1, 2, 2))
     data.mechanism("sum", sample=Full(), bound=bound, times=3)
     resumed, _ = open_data(ledger=Ledger.from_dict(ledger.to_dict()))
-    with pytest.raises(ValueError, match="a resumed run must ask for the same"):
+    with pytest.raises(ValueError, match="a resumed run must make the same requests"):
         resumed.mechanism("sum", sample=Full(), bound=bound, times=4)
     again, _ = open_data(ledger=Ledger.from_dict(ledger.to_dict()))
     assert again.mechanism("sum", sample=Full(), bound=bound, times=3).std == data.mechanisms["sum"].std
 
 
-def test_a_journaled_release_is_given_back_and_not_made_again(tmp_path):
+def test_a_journaled_release_is_repeated_and_not_made_again(tmp_path):
     first, _ = open_data(journal=Journal(tmp_path), key="one")
     bound = PerRecord(C=1.0, shape=(1, 2, 2))
     noisy = first.mechanism("sum", sample=Full(), bound=bound, times=1)(lambda x, y: x)
@@ -266,7 +271,7 @@ def test_a_journaled_release_is_given_back_and_not_made_again(tmp_path):
     assert ledger.entries["sum"].executed == 1
 
 
-def test_private_facts_are_written_only_when_asked_for(tmp_path):
+def test_private_diagnostics_are_written_only_on_request(tmp_path):
     bound = PerRecord(C=1.0, shape=(1, 2, 2))
     for name, path in (("off", None), ("unsafe", tmp_path / "private" / "diagnostics.jsonl")):
         data, _ = open_data(diagnostics=path)
@@ -281,8 +286,8 @@ def test_private_data_has_no_public_tensor():
     assert not any(isinstance(value, torch.Tensor) for value in public.values())
 
 
-def test_the_journal_gives_parts_back_in_the_order_of_their_release(tmp_path):
-    """A method may walk through gradients and parameters together; safetensors sorts by dtype and name."""
+def test_the_journal_returns_parts_in_the_order_of_their_release(tmp_path):
+    """A method may iterate over gradients and parameters together; safetensors sorts by dtype and name."""
     parts = {"2.weight": torch.ones(3), "0.weight": torch.zeros(2, 2), "0.bias": torch.ones(2)}
     Journal(tmp_path).put("critic", 0, 1, parts)
     read = Journal(tmp_path).get("critic", 0, torch.device("cpu"))

@@ -31,12 +31,12 @@ def test_each_shard_has_its_own_state_and_each_release_leaves_the_next():
     assert exact == [0.0] * 3 + [1.0] * 3 + [2.0] * 3
 
 
-def test_first_states_are_of_the_records_of_their_shards_alone():
+def test_first_states_depend_only_on_the_records_of_their_shards():
     data, _ = open_data(n=13)
-    seen = []
+    calls = []
 
     def look(images, labels, state, rng):
-        seen.append((len(labels), float(images.sum()), float(state["n"]), float(state["sum"])))
+        calls.append((len(labels), float(images.sum()), float(state["n"]), float(state["sum"])))
         return torch.zeros(2, 1), state
 
     release, state = prepare(data, stack=2, times=3)
@@ -45,9 +45,9 @@ def test_first_states_are_of_the_records_of_their_shards_alone():
         state.start(group)
     for _ in range(3):
         release(look)
-    assert sorted(n for n, *_ in seen) == [4, 4, 5]
-    for n, total, kept_n, kept_total in seen:
-        assert (n, total) == (kept_n, pytest.approx(kept_total))
+    assert sorted(n for n, *_ in calls) == [4, 4, 5]
+    for n, total, state_n, state_total in calls:
+        assert (n, total) == (state_n, pytest.approx(state_total))
 
 
 def test_only_shards_that_will_be_drawn_are_made():
@@ -58,7 +58,7 @@ def test_only_shards_that_will_be_drawn_are_made():
     for group in range(2):
         state.start(group)
         state.start(group)
-    assert made == [1, 1], "and none twice"
+    assert made == [1, 1], "each is made once"
     release(visit)
 
 
@@ -94,7 +94,7 @@ def test_a_state_belongs_to_one_mechanism():
         (BALANCED, PerRecord(C=1.0, shape=(1,)), "expected PerRow or Whole"),
     ],
 )
-def test_state_that_the_accounting_does_not_cover_is_refused(sample, bound, complaint):
+def test_state_that_no_proof_covers_is_refused(sample, bound, complaint):
     data, ledger = open_data()
     state = data.private_state("critics", sample=BALANCED, start=count, identity={})
     with pytest.raises(ValueError, match=complaint):
@@ -110,14 +110,14 @@ def test_whole_is_covered_too():
 
 
 @pytest.mark.parametrize("sample", [Poisson(0.5), type("Shards", (OneShard,), {})(3)])
-def test_state_needs_the_harness_s_own_shards(sample):
+def test_state_needs_a_sampling_of_the_harness_with_shards(sample):
     data, _ = open_data()
     with pytest.raises(ValueError, match="sampling with shards"):
         data.private_state("critics", sample=sample, start=count, identity={})
 
 
 @pytest.mark.parametrize("stack", [0, True, 1.5])
-def test_stacks_are_counted(stack):
+def test_a_stack_must_be_a_positive_integer(stack):
     data, _ = open_data()
     with pytest.raises(ValueError, match="made together"):
         data.private_state("critics", sample=BALANCED, start=count, identity={}, stack=stack)
@@ -137,8 +137,8 @@ def test_a_start_that_raises_ends_the_run():
     assert ledger.invalidated
 
 
-def test_coins_are_the_shards_and_the_releases_own():
-    """Whatever a shard draws, others draw the same: coins are not one common stream."""
+def test_each_shard_and_each_release_has_its_own_randomness():
+    """If one shard draws more numbers, the others draw the same numbers as before."""
 
     def run(greedy):
         data, _ = open_data()
@@ -147,10 +147,10 @@ def test_coins_are_the_shards_and_the_releases_own():
         def start(records, rng):
             if greedy and len(records[0][1]) and float(records[0][0].sum()) > 2.0:
                 torch.rand(5, generator=rng[0])
-            return {"coin": torch.stack([torch.rand((), generator=coin) for coin in rng])}
+            return {"drawn": torch.stack([torch.rand((), generator=own) for own in rng])}
 
         def look(images, labels, state, rng):
-            drawn[float(images.sum())] = (float(state["coin"]), float(torch.rand((), generator=rng)))
+            drawn[float(images.sum())] = (float(state["drawn"]), float(torch.rand((), generator=rng)))
             if greedy and float(images.sum()) > 2.0:
                 torch.rand(5, generator=rng)
             return torch.zeros(2, 1), state
@@ -166,7 +166,7 @@ def test_coins_are_the_shards_and_the_releases_own():
     assert same
     assert all(same)
     assert [plain[key][1] for key in plain] == [greedy[key][1] for key in plain]
-    assert len({coin for pair in plain.values() for coin in pair}) == 6
+    assert len({number for pair in plain.values() for number in pair}) == 6
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../up", "1st"])
@@ -176,7 +176,7 @@ def test_names_can_name_a_folder(name):
         data.private_state(name, sample=BALANCED, start=count, identity={})
 
 
-def test_a_name_is_given_once():
+def test_a_name_can_be_used_once():
     data, _ = open_data()
     data.private_state("critics", sample=BALANCED, start=count, identity={})
     with pytest.raises(ValueError, match="already made"):
@@ -210,7 +210,7 @@ def test_identities_tell_states_apart(identity, complaint):
         (count, lambda i, y, state, rng: (torch.full((2, 1), random.random()), state), "global random generator"),
     ],
 )
-def test_what_private_functions_give_is_checked(start, query, complaint):
+def test_the_outputs_of_private_functions_are_checked(start, query, complaint):
     data, _ = open_data()
     release, _ = prepare(data, start=start)
     with pytest.raises(ValueError, match=complaint):
@@ -218,7 +218,7 @@ def test_what_private_functions_give_is_checked(start, query, complaint):
 
 
 def test_releases_with_state_are_made_in_loops(tmp_path):
-    """Elsewhere they would be made again after a kill, and the state that they had would be gone."""
+    """Outside a loop, a killed run would make them again, after their state was lost."""
     data, ledger = open_data()
     context = Context(0, services=data._services)
     release, _ = prepare(data)
@@ -231,8 +231,8 @@ def test_releases_with_state_are_made_in_loops(tmp_path):
     assert ledger.entries["query"].executed == 3
 
 
-def test_groups_are_fixed_whatever_is_needed():
-    """So that a state does not depend on which shards the releases of a run happen to draw."""
+def test_groups_do_not_depend_on_the_number_of_releases():
+    """Otherwise a state would depend on the shards that the releases of a run draw."""
     members = []
 
     def start(records, rng):

@@ -80,8 +80,8 @@ def test_the_schedule_does_not_change_first_states(tmp_path):
     assert len(places) == 1
 
 
-def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
-    """Whatever releases were made after the checkpoint, the next process finds each shard as the checkpoint had it."""
+def test_a_killed_run_continues_from_its_checkpoint(tmp_path):
+    """For any number of releases after the checkpoint, the next process finds each shard as of the checkpoint."""
     place = StatePlace(tmp_path / "run", tmp_path / "cache", {})
     wide = PerRow(C=100.0, shape=(2, 1))
     whole, _ = open_data()
@@ -110,7 +110,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path):
 
 
 def test_processes_that_share_a_cache_share_its_work(tmp_path):
-    """Each group is made once, whoever comes first, and all find the same states."""
+    """Each group is made once, by any of the processes, and all read the same states."""
     from concurrent.futures import ThreadPoolExecutor
 
     made = []
@@ -134,7 +134,7 @@ def test_processes_that_share_a_cache_share_its_work(tmp_path):
     assert sorted(found[0]) == sorted(made)
 
 
-def test_state_that_is_gone_is_missed(tmp_path):
+def test_missing_state_is_an_error(tmp_path):
     place = StatePlace(tmp_path / "run", tmp_path / "cache", {})
     data, _ = open_data(place=place)
     release, _ = prepare(data)
@@ -197,7 +197,7 @@ def test_a_damaged_row_counts_as_not_there_and_is_made_again(tmp_path):
 
 
 @pytest.mark.parametrize("parts", [{"a": torch.ones(4)}, {"b": torch.ones(3)}, {"a": torch.ones(3).double()}])
-def test_state_keeps_its_form(parts):
+def test_state_must_keep_its_names_and_shapes(parts):
     rows = StateFile(None, shards=2, slots=1)
     rows.write(0, 0, 1, {"a": torch.ones(3)})
     with pytest.raises(ValueError, match="same names and shapes"):

@@ -1,4 +1,4 @@
-"""Mechanisms that share a budget: what a share is worth, what the last one gets, and what is refused."""
+"""Tests mechanisms that share a budget: the noise of a share, the rest for the last one, and refused requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def spent(data: PrivateData) -> float:
     return epsilon(events, budget.delta, budget.relation, budget.accountant)
 
 
-# --- what a share is worth --------------------------------------------------------------------------------------------
+# --- the noise of a share ---------------------------------------------------------------------------------------------
 
 
 def exact_mu(budget: Budget) -> float:
@@ -62,14 +62,14 @@ def exact_mu(budget: Budget) -> float:
 
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
 @pytest.mark.parametrize(("e", "delta"), [(0.1, 1e-5), (1.0, 1e-5), (10.0, 1e-5), (2.0, 1e-9), (100.0, 1e-3)])
-def test_the_budget_is_worth_the_mu_of_the_exact_gaussian_mechanism(e, delta, relation) -> None:
+def test_the_mu_of_a_budget_is_that_of_the_exact_gaussian_mechanism(e, delta, relation) -> None:
     budget = Budget(e, delta, relation)
     assert gaussian_mu(budget) == pytest.approx(exact_mu(budget), rel=2e-6)
     assert gaussian_mu(budget) == pytest.approx(1 / get_sigma_gaussian(e, delta), rel=2e-6)
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
-def test_by_a_looser_accountant_a_budget_is_worth_less(accountant) -> None:
+def test_a_looser_accountant_gives_a_budget_a_smaller_mu(accountant) -> None:
     budget = Budget(1.0, accountant=accountant)
     assert 0.8 < gaussian_mu(budget) / exact_mu(budget) <= 1.0
     costs = epsilon([Event(Full(), UNIT, 1 / gaussian_mu(budget), 1)], 1e-5, "add_remove", accountant)
@@ -87,7 +87,7 @@ def test_full_batch_noise_is_the_closed_form_rounded_up(relation, moves) -> None
 
 @pytest.mark.parametrize("sample", [Poisson(0.2), OneShard(3), OneShard(3, "public_balanced")])
 @pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
-def test_other_noise_is_the_smallest_that_costs_what_the_gaussian_of_the_share_costs(sample, relation) -> None:
+def test_noise_of_sampled_releases_is_the_smallest_that_costs_at_most_the_share(sample, relation) -> None:
     budget = Budget(2.0, relation=relation)
     whole = Event(Full(), UNIT, 1 / (gaussian_mu(budget) * math.sqrt(0.3)), 1)
     allowed = epsilon([whole], 1e-5, relation, "pld")
@@ -96,7 +96,7 @@ def test_other_noise_is_the_smallest_that_costs_what_the_gaussian_of_the_share_c
     assert epsilon([event], 1e-5, relation, "pld") <= allowed < epsilon([less], 1e-5, relation, "pld")
 
 
-# --- what the last one gets -------------------------------------------------------------------------------------------
+# --- the rest for the last one ----------------------------------------------------------------------------------------
 
 FULL, SAMPLED, SHARD = (Full(), 3), (Poisson(0.2), 20), (OneShard(3), 6)
 PLANS = {
@@ -134,11 +134,11 @@ def test_full_batch_releases_share_mu_squared_exactly() -> None:
         data.mechanism(name, sample=Full(), bound=SUM, times=1, share=share).std
         for name, share in (("a", 0.1), ("b", 0.2), ("c", 0.7))
     ]
-    worth = np.array([1 / std**2 for std in stds])
-    np.testing.assert_allclose(worth / worth.sum(), [0.1, 0.2, 0.7], rtol=1e-3)
+    squared_mu = np.array([1 / std**2 for std in stds])
+    np.testing.assert_allclose(squared_mu / squared_mu.sum(), [0.1, 0.2, 0.7], rtol=1e-3)
 
 
-def test_shares_that_do_not_make_one_leave_room_for_what_is_declared_later() -> None:
+def test_shares_below_one_leave_the_rest_to_later_mechanisms() -> None:
     data = open_data()
     for name in ("a", "b"):
         data.mechanism(name, sample=Full(), bound=SUM, times=1, share=0.3)
@@ -153,7 +153,7 @@ def test_an_infinite_budget_is_shared_without_noise(first) -> None:
     assert data.mechanism("b", sample=Poisson(0.5), bound=SUM, times=9).std == 0.0
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refused requests -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_an_infinite_budget_is_shared_without_noise(first) -> None:
     ],
 )
 @pytest.mark.parametrize("e", [2.0, math.inf])
-def test_a_share_that_says_too_much_or_too_little_is_refused(request_, reason, e) -> None:
+def test_invalid_requests_for_a_share_are_refused(request_, reason, e) -> None:
     with pytest.raises(ValueError, match=reason):
         open_data(Budget(e)).mechanism("a", sample=Full(), bound=SUM, **request_)
 
@@ -182,20 +182,19 @@ def test_shares_over_one_are_refused_with_their_sum() -> None:
 
 
 @pytest.mark.parametrize("share", [None, 0.3])
-def test_a_second_mechanism_that_finds_nothing_is_told_how_to_share(share) -> None:
+def test_the_error_of_a_mechanism_without_budget_says_how_to_share(share) -> None:
     data = open_data()
     data.mechanism("class_sums", sample=Full(), bound=SUM, times=1)
     with pytest.raises(BudgetExceeded) as error:
         data.mechanism("second_moments", sample=Full(), bound=SUM, times=1, share=share)
-    said = str(error.value)
-    assert "'class_sums' was declared without a share and took all that was left" in said
-    assert "data.mechanism('class_sums', ..., times=1, share=0.5), and" in said
+    assert "'class_sums' was declared without a share and took the rest of the budget" in str(error.value)
+    assert "data.mechanism('class_sums', ..., times=1, share=0.5), and" in str(error.value)
     fixed = open_data()
     fixed.mechanism("class_sums", sample=Full(), bound=SUM, times=1, share=0.5)
     fixed.mechanism("second_moments", sample=Full(), bound=SUM, times=1, share=share)
 
 
-def test_the_remedy_names_what_took_the_budget() -> None:
+def test_the_error_names_the_mechanisms_that_use_the_budget() -> None:
     full = open_data(Budget(2.0)).mechanism("a", sample=Full(), bound=SUM, times=1).std
     stated = open_data()
     stated.mechanism("a", sample=Full(), bound=SUM, times=1, std=full * 1.001)
@@ -204,7 +203,7 @@ def test_the_remedy_names_what_took_the_budget() -> None:
     shared = open_data()
     shared.mechanism("a", sample=Full(), bound=SUM, times=1, share=0.6)
     shared.mechanism("b", sample=Full(), bound=SUM, times=1, share=0.4)
-    with pytest.raises(BudgetExceeded, match=r"shares of the others \(a 0.6, b 0.4\) leave no more"):
+    with pytest.raises(BudgetExceeded, match=r"shares of the others \(a 0.6, b 0.4\) leave too little"):
         shared.mechanism("c", sample=Full(), bound=SUM, times=1)
 
 
@@ -227,7 +226,7 @@ def test_a_share_that_delta_alone_covers_is_refused_for_a_sampled_release() -> N
 # --- resumed and restarted runs ---------------------------------------------------------------------------------------
 
 
-def test_a_resumed_run_must_ask_for_the_same_share() -> None:
+def test_a_resumed_run_must_request_the_same_share() -> None:
     data = open_data()
     for name, share in (("a", 0.3), ("b", None)):
         data.mechanism(name, sample=Full(), bound=SUM, times=1, share=share)
@@ -239,7 +238,7 @@ def test_a_resumed_run_must_ask_for_the_same_share() -> None:
     for name, share in (("a", 0.3), ("b", None)):
         assert again.mechanism(name, sample=Full(), bound=SUM, times=1, share=share).std == data.mechanisms[name].std
     for share in (0.4, None):
-        with pytest.raises(ValueError, match="a resumed run must ask for the same"):
+        with pytest.raises(ValueError, match="a resumed run must make the same requests"):
             resumed().mechanism("a", sample=Full(), bound=SUM, times=1, share=share)
 
 
@@ -251,16 +250,20 @@ def restarted(parent_share: float) -> PrivateData:
     return open_data(ledger=ledger)
 
 
-def test_shares_of_a_restarted_run_are_of_the_whole_budget_and_the_last_takes_what_is_left() -> None:
+def test_shares_of_a_restarted_run_are_of_the_whole_budget_and_the_last_takes_the_rest() -> None:
     child = restarted(0.5)
     first = child.mechanism("a", sample=Full(), bound=SUM, times=1, share=0.3)
-    rest = child.mechanism("b", sample=Full(), bound=SUM, times=1, share=0.7)  # makes 1, and gets 0.2
+    rest = child.mechanism(
+        "b", sample=Full(), bound=SUM, times=1, share=0.7
+    )  # completes the sum of 1, so it takes the remaining 0.2
     assert rest.std == pytest.approx(first.std * math.sqrt(0.3 / 0.2), rel=1e-3)
     assert epsilon(child._services.ledger.events, 1e-5, "add_remove", "pld") == pytest.approx(2.0, rel=1e-3)
 
 
 def test_a_share_that_the_parent_has_spent_is_refused() -> None:
-    with pytest.raises(BudgetExceeded, match=r"would bring epsilon to .* restarts from 0123456789ab, which spent it"):
+    with pytest.raises(
+        BudgetExceeded, match=r"would bring epsilon to .* restarts from 0123456789ab, which used the budget"
+    ):
         restarted(0.5).mechanism("a", sample=Full(), bound=SUM, times=1, share=0.6)
     with pytest.raises(BudgetExceeded, match=r"less than 1% of it\. The run restarts from 0123456789ab"):
         restarted(0.995).mechanism("a", sample=Full(), bound=SUM, times=1)
@@ -278,9 +281,9 @@ def test_mechanisms_of_clients_share_a_budget(against) -> None:
     first = clients.mechanism("a", bound=PerRow(C=1.0, shape=(2, 3)), share=0.3, **ask)
     rest = clients.mechanism("b", bound=Whole(C=1.0, shape=(2, 3)), share=0.7, **ask)
     # Two answers of each client in both: per release, mu² is (sensitivity / std)²; the bounds' sensitivities differ.
-    worth = [(m.event.sensitivity.replace_one / m.std) ** 2 for m in (first, rest)]
-    assert worth[0] / sum(worth) == pytest.approx(0.3, rel=1e-3)
-    assert 2 * sum(worth) == pytest.approx(gaussian_mu(budget) ** 2, rel=1e-3)
+    squared_mu = [(m.event.sensitivity.replace_one / m.std) ** 2 for m in (first, rest)]
+    assert squared_mu[0] / sum(squared_mu) == pytest.approx(0.3, rel=1e-3)
+    assert 2 * sum(squared_mu) == pytest.approx(gaussian_mu(budget) ** 2, rel=1e-3)
 
 
 # --- the examples -----------------------------------------------------------------------------------------------------
@@ -291,14 +294,14 @@ ROOT = Path(__file__).parent.parent
 def test_the_readmes_two_releases_share_the_budget() -> None:
     (code,) = re.findall(r"<!-- example: two releases -->\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     data = open_data()
-    exec(code, {"data": data, "Full": Full, "PerRecord": PerRecord})  # what the README says, as a reader would type it
+    exec(code, {"data": data, "Full": Full, "PerRecord": PerRecord})  # the code of the README
     sums, squares = (m.event.multiplier("add_remove") for m in data.mechanisms.values())
     assert (squares / sums) ** 2 == pytest.approx(0.8 / 0.2, rel=1e-3)
     assert spent(data) == pytest.approx(2.0, rel=1e-3)
 
 
 def test_the_example_of_two_releases_conforms_and_is_planned(tmp_path, monkeypatch, capsys) -> None:
-    """It is read from CONTRIBUTING, written to files as a reader would, and used by its commands."""
+    """The example is read from CONTRIBUTING, written to files, and used with the commands of that page."""
     from dpgen_bench.cli import main
 
     text = (ROOT / "CONTRIBUTING.md").read_text()

@@ -1,4 +1,4 @@
-"""What several runs on one population spend together, where it is printed, and who is of one population."""
+"""Tests the total epsilon of several runs on one population: how it is computed, printed, and what a population is."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.run_toys import config
 GAUSSIAN = Event(Full(), Sensitivity(1.0, 2.0), 5.0, 1)
 
 
-def left(results: Path, run: str, *events: Event, parent: Ledger | None = None, **settings) -> Ledger:
-    """The folder of a run that was approved for `events`, as a run leaves it that was killed before any release."""
+def make_run(results: Path, run: str, *events: Event, parent: Ledger | None = None, **settings) -> Ledger:
+    """Make the folder of a run that was approved for `events` and killed before its first release."""
     settings = {"noise": "os", "population": "staff", **settings}
     ledger = Ledger(settings.pop("budget", Budget(10.0)), 100, **settings)
     for number, event in enumerate(events):
@@ -46,10 +46,10 @@ def only(results: Path):
     return spent
 
 
-def test_runs_compose_as_gaussians_do_whether_or_not_they_finished(tmp_path):
+def test_runs_that_did_not_finish_compose_as_gaussians_do(tmp_path):
     """Two releases of multiplier 5 are one of 5 / sqrt(2) (add/remove), 2.5 / sqrt(2) under replace-one."""
-    left(tmp_path, "a" * 12, GAUSSIAN)
-    left(tmp_path, "b" * 12, GAUSSIAN)
+    make_run(tmp_path, "a" * 12, GAUSSIAN)
+    make_run(tmp_path, "b" * 12, GAUSSIAN)
     spent = only(tmp_path)
     assert spent.runs == {"a" * 12, "b" * 12}
     table = total(spent, tmp_path)
@@ -58,10 +58,10 @@ def test_runs_compose_as_gaussians_do_whether_or_not_they_finished(tmp_path):
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_what_a_child_inherited_counts_once(tmp_path, deleted):
-    parent = left(tmp_path, "a" * 12, GAUSSIAN, Event(Poisson(0.1), Sensitivity(1.0, 2.0), 5.0, 10))
-    child = left(tmp_path, "b" * 12, GAUSSIAN, parent=parent)
-    left(tmp_path, "c" * 12, parent=child)  # of two generations, without a release of its own
+def test_inherited_releases_count_once(tmp_path, deleted):
+    parent = make_run(tmp_path, "a" * 12, GAUSSIAN, Event(Poisson(0.1), Sensitivity(1.0, 2.0), 5.0, 10))
+    child = make_run(tmp_path, "b" * 12, GAUSSIAN, parent=parent)
+    make_run(tmp_path, "c" * 12, parent=child)  # after two restarts, without its own releases
     if deleted:
         shutil.rmtree(tmp_path / "runs" / ("a" * 12))
     spent = only(tmp_path)
@@ -70,8 +70,8 @@ def test_what_a_child_inherited_counts_once(tmp_path, deleted):
 
 
 def test_an_older_copy_of_an_entry_is_the_same_entry(tmp_path):
-    parent = left(tmp_path, "a" * 12, GAUSSIAN)
-    left(tmp_path, "b" * 12, parent=parent)
+    parent = make_run(tmp_path, "a" * 12, GAUSSIAN)
+    make_run(tmp_path, "b" * 12, parent=parent)
     file = Store(tmp_path).folder("b" * 12)
     content = file.read_json("ledger.json")
     for row in content["entries"]:
@@ -81,11 +81,11 @@ def test_an_older_copy_of_an_entry_is_the_same_entry(tmp_path):
 
 
 def test_populations_and_units_stay_apart_and_seeded_runs_do_not_count(tmp_path, capsys):
-    left(tmp_path, "a" * 12, GAUSSIAN)
-    left(tmp_path, "b" * 12, GAUSSIAN, population="guests")
-    left(tmp_path, "c" * 12, Event(OneClient(5), Sensitivity(2.0, 2.0), 9.0, 5), unit="client")
-    left(tmp_path, "d" * 12, GAUSSIAN, noise="seeded")
-    left(tmp_path, "e" * 12)
+    make_run(tmp_path, "a" * 12, GAUSSIAN)
+    make_run(tmp_path, "b" * 12, GAUSSIAN, population="guests")
+    make_run(tmp_path, "c" * 12, Event(OneClient(5), Sensitivity(2.0, 2.0), 9.0, 5), unit="client")
+    make_run(tmp_path, "d" * 12, GAUSSIAN, noise="seeded")
+    make_run(tmp_path, "e" * 12)
     populations, unreadable = read_spent(tmp_path)
     assert [(each.population, each.unit, len(each.runs)) for each in populations] == [
         ("guests", "record", 1),
@@ -100,23 +100,23 @@ def test_populations_and_units_stay_apart_and_seeded_runs_do_not_count(tmp_path,
     assert "give runs on overlapping records one name with privacy.population" in out
 
 
-def test_the_total_is_at_the_smallest_delta_unless_one_is_asked_for(tmp_path, capsys):
-    left(tmp_path, "a" * 12, GAUSSIAN)
-    left(tmp_path, "b" * 12, GAUSSIAN, budget=Budget(10.0, 1e-7))
+def test_the_total_is_at_the_smallest_delta_unless_another_is_requested(tmp_path, capsys):
+    make_run(tmp_path, "a" * 12, GAUSSIAN)
+    make_run(tmp_path, "b" * 12, GAUSSIAN, budget=Budget(10.0, 1e-7))
     assert only(tmp_path).delta == 1e-7
-    for words, delta in ([], 1e-7), (["--delta", "1e-6"], 1e-6):
-        assert cli.main(["runs", "--spent", "--results", str(tmp_path), *words]) == 0
+    for options, delta in ([], 1e-7), (["--delta", "1e-6"], 1e-6):
+        assert cli.main(["runs", "--spent", "--results", str(tmp_path), *options]) == 0
         out = capsys.readouterr().out
         assert f"{get_epsilon_gaussian(5 / 2**0.5, delta):.3g}" in out
         assert "the total is at the smallest" in out
-    for words in (["--delta", "1e-6"], ["--spent", "--delta", "2"]):
-        assert cli.main(["runs", "--results", str(tmp_path), *words]) == 2
+    for options in (["--delta", "1e-6"], ["--spent", "--delta", "2"]):
+        assert cli.main(["runs", "--results", str(tmp_path), *options]) == 2
 
 
 def test_one_unproven_run_leaves_the_total_unproven_and_a_damaged_run_is_named(tmp_path, capsys):
-    left(tmp_path, "a" * 12, GAUSSIAN)
-    left(tmp_path, "b" * 12, GAUSSIAN).fail("release 0 of 'm0' raised ValueError")
-    left(tmp_path, "c" * 12, GAUSSIAN)
+    make_run(tmp_path, "a" * 12, GAUSSIAN)
+    make_run(tmp_path, "b" * 12, GAUSSIAN).record_failure("release 0 of 'm0' raised ValueError")
+    make_run(tmp_path, "c" * 12, GAUSSIAN)
     (tmp_path / "runs" / ("c" * 12) / "ledger.json").write_text("{bad")
     print_spent(tmp_path)
     out = " ".join(capsys.readouterr().out.split())
@@ -125,7 +125,7 @@ def test_one_unproven_run_leaves_the_total_unproven_and_a_damaged_run_is_named(t
     assert set(total(only(tmp_path), tmp_path)["add_remove"].values()) == {"inf"}
 
 
-# --- who is of one population -----------------------------------------------------------------------------------------
+# --- the population of a run ------------------------------------------------------------------------------------------
 
 
 def test_a_population_is_the_data_sets_name_and_path_unless_it_is_named():
@@ -141,7 +141,7 @@ def test_a_population_is_the_data_sets_name_and_path_unless_it_is_named():
             population_of(compose_config([f"privacy.population={bad}"]))
 
 
-def test_the_id_is_the_one_from_before_populations_had_names(tmp_path):
+def test_the_population_is_no_part_of_the_id(tmp_path):
     older = config(tmp_path)
     del older.privacy["population"]
     assert build_spec(older).id == build_spec(config(tmp_path, "privacy.population=staff")).id
@@ -149,7 +149,7 @@ def test_the_id_is_the_one_from_before_populations_had_names(tmp_path):
     assert "population" not in build_spec(config(tmp_path)).training["privacy"]
 
 
-def test_a_run_keeps_its_population_which_can_be_named_later_and_is_printed_with_samples(tmp_path, capsys):
+def test_the_population_of_a_run_can_be_named_later_and_is_printed_with_samples(tmp_path, capsys):
     run = execute(config(tmp_path, "privacy.noise=os"))
     ledger = Ledger.load(run.path / "ledger.json")
     assert ledger.population == population_of(run.config)
@@ -157,22 +157,22 @@ def test_a_run_keeps_its_population_which_can_be_named_later_and_is_printed_with
     capsys.readouterr()
     execute(config(tmp_path, "privacy.noise=os", "privacy.population=staff"))
     assert "is now 'staff'" in capsys.readouterr().out
-    execute(config(tmp_path, "privacy.noise=os"))  # the default does not take the name away again
+    execute(config(tmp_path, "privacy.noise=os"))  # the default does not remove the name
     ledger = Ledger.load(run.path / "ledger.json")
     assert (ledger.population, ledger.epsilon) == ("staff", epsilon)
     assert (run.path / "generator.safetensors").read_bytes() == generator
     assert folder_problem(run) == ""
     assert identify(run.read_json("identity.json")) == run.id
-    left(tmp_path, "a" * 12, GAUSSIAN)
+    make_run(tmp_path, "a" * 12, GAUSSIAN)
     capsys.readouterr()
     sample_run(tmp_path, run.id, 4, 1, tmp_path / "out.npz", "uniform", benchmark=False)
     out = capsys.readouterr().out
     assert "this run: epsilon" in out
     assert "all 2 run(s) with privacy.noise=os on the records of 'staff'" in out
-    figure = total(only(tmp_path), tmp_path)["add_remove"]["pld"]
-    assert f"epsilon {float(figure):.3g} (add_remove)" in out
+    total_epsilon = total(only(tmp_path), tmp_path)["add_remove"]["pld"]
+    assert f"epsilon {float(total_epsilon):.3g} (add_remove)" in out
     assert epsilon is not None
-    assert float(figure) > float(epsilon["proven"])
+    assert float(total_epsilon) > float(epsilon["proven"])
 
 
 def test_a_seeded_run_names_no_population(tmp_path):

@@ -1,4 +1,4 @@
-"""Signals that stop a process wait for the end of a release."""
+"""Tests that signals which stop a process wait for the end of a release."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.usefixtures("one_thread_of_torch")
 
 
 @pytest.fixture
-def heard():
-    """Numbers of the signals that came through, in order; SIGINT keeps Python's handler."""
+def received():
+    """The numbers of the signals that reached their handlers, in order; SIGINT has Python's handler."""
     numbers: list[int] = []
     before = {number: signal.getsignal(number) for number in STOPPING}
     for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -33,40 +33,40 @@ def heard():
         signal.signal(number, handler)
 
 
-def test_signals_wait_and_come_through_at_the_end(heard):
+def test_signals_wait_for_the_end_of_the_block(received):
     inside = []
 
     def release() -> None:
         with Uninterrupted():
             for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
                 signal.raise_signal(number)
-            inside.append(list(heard))
+            inside.append(list(received))
 
     with pytest.raises(KeyboardInterrupt):
         release()
     assert inside == [[]]
-    assert heard == [signal.SIGUSR1, signal.SIGTERM]
+    assert received == [signal.SIGUSR1, signal.SIGTERM]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     signal.raise_signal(signal.SIGTERM)
-    assert heard[-1] == signal.SIGTERM
+    assert received[-1] == signal.SIGTERM
 
 
-def test_a_block_in_a_block_waits_for_the_outer_one(heard):
+def test_signals_in_a_nested_block_wait_for_the_outer_one(received):
     with Uninterrupted():
         with Uninterrupted():
             signal.raise_signal(signal.SIGTERM)
-        assert heard == []
-    assert heard == [signal.SIGTERM]
+        assert received == []
+    assert received == [signal.SIGTERM]
 
 
-def test_an_error_in_the_block_comes_through_and_leaves_the_handlers_as_they_were(heard):
+def test_an_error_in_the_block_is_raised_and_handlers_are_restored(received):
     with pytest.raises(ZeroDivisionError), Uninterrupted():
         raise ZeroDivisionError
     signal.raise_signal(signal.SIGUSR1)
-    assert heard == [signal.SIGUSR1]
+    assert received == [signal.SIGUSR1]
 
 
-def test_a_handler_that_raises_on_the_way_out_swallows_no_later_signal(heard):
+def test_a_handler_that_raises_on_exit_hides_no_later_signal(received):
     def leave(number, frame):
         raise Preempted(128 + number)
 
@@ -76,10 +76,10 @@ def test_a_handler_that_raises_on_the_way_out_swallows_no_later_signal(heard):
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
     signal.raise_signal(signal.SIGUSR1)
-    assert heard == [signal.SIGUSR1]
+    assert received == [signal.SIGUSR1]
 
 
-def test_ignored_signals_stay_ignored_and_default_ones_end_the_process_afterwards(tmp_path):
+def test_ignored_signals_stay_ignored_and_default_handlers_run_after_the_block(tmp_path):
     def child() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)

@@ -18,14 +18,14 @@ from dpgen_bench.federation.data import ClientData
 from dpgen_bench.federation.settings import Settings
 from dpgen_bench.privacy.allowance import Allowance
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PerRow, Whole, unit_range
-from dpgen_bench.privacy.cautions import caution
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.mechanism import Mechanism
-from dpgen_bench.privacy.planning import Request, planned
+from dpgen_bench.privacy.planning import Request, plan_entry
 from dpgen_bench.privacy.sampling import SAMPLINGS, OneShard, Sampling
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state import PrivateState, Start
+from dpgen_bench.privacy.warn import warn_of_settings
 
 
 class PrivateData:
@@ -124,7 +124,7 @@ class PrivateData:
                 "the number of records was read, which is private where the unit is the client: group the data first, "
                 "and use the number of clients."
             )
-        self._services.ledger.by_client(self._num_clients)
+        self._services.ledger.set_client_unit(self._num_clients)
         images, labels, clients = self.__images, self.__labels, self.__clients
 
         def records_of(client: int) -> tuple[Tensor, Tensor]:
@@ -187,13 +187,13 @@ class PrivateData:
             )
         if state is not None:
             _expect_covered(state, sample, bound)
-        entry = planned(self._services.ledger, request)
+        entry = plan_entry(self._services.ledger, request)
         if not math.isfinite(bound.C) and entry.event.std > 0:
             raise ValueError(f"mechanism {name!r}: noise without clipping (C = inf) hides nothing; set a finite C.")
         if state is not None:
             entry = replace(entry, bound={**entry.bound, "private_state": state.name})
         self._services.ledger.approve(entry)
-        caution(self._services.ledger, name, ids_are_positions=self._ids_are_positions)
+        warn_of_settings(self._services.ledger, name, ids_are_positions=self._ids_are_positions)
         return Mechanism(entry, bound, self._services, draw=self.__batch, ids=self.__ids, state=state)
 
     def __batch(self, index: np.ndarray, key: Key) -> Batch:

@@ -26,11 +26,11 @@ from dpgen_bench.federation.engines import note_error
 from dpgen_bench.federation.memory import Exhausted, Memory, Point
 from dpgen_bench.federation.messages import Malformed, decode, encode
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, Whole, clip_rows
+from dpgen_bench.privacy.isolation import expect_plain
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.noise import add_noise
 from dpgen_bench.privacy.state import expect_parts, private_rng, public_randomness_untouched
 from dpgen_bench.privacy.state_file import Parts, StateFile, StatePlace
-from dpgen_bench.privacy.unseen import expect_plain
 from dpgen_bench.utils.files import make_private
 
 Records = tuple[Tensor, Tensor]

@@ -17,13 +17,13 @@ from dpgen_bench.federation.engines import Engine, Fault
 from dpgen_bench.federation.messages import Malformed, decode, encode
 from dpgen_bench.privacy.allowance import Allowance, AllowanceExhausted
 from dpgen_bench.privacy.bounds import Bound, PerRecord, PerRow, Whole, clip_rows
+from dpgen_bench.privacy.isolation import public_type
 from dpgen_bench.privacy.ledger import Entry
 from dpgen_bench.privacy.noise import add_noise
 from dpgen_bench.privacy.sampling import OneClient
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state import GlobalRandomness
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
-from dpgen_bench.privacy.unseen import public_type
 
 NoiseAt = Literal["client", "server"]
 REFUSED = "it has given all the answers that it may give"
@@ -78,7 +78,7 @@ class ClientMechanism(Allowance):
         self._answers = 0
         with_state = self._rounds if entry.noise_at == "client" else []
         self._needed = sorted({int(client) for clients in with_state for client in clients})
-        services.hand_out(self, _Control(self))
+        services.register(self, _Control(self))
 
     @property
     def groups(self) -> int:
@@ -136,7 +136,7 @@ class ClientMechanism(Allowance):
 
     def _round(self, index: int, message: Mapping[str, Tensor]) -> Tensor | None:
         self._executed = index + 1
-        self._services.ledger.record(self.name, self._executed)
+        self._services.ledger.record_executed(self.name, self._executed)
         asked = [int(client) for client in self._rounds[index]]
         tensors = {name: tensor.detach().cpu() for name, tensor in message.items()}
         sent = encode(tensors, {"round": index, "committed": self._committed})
@@ -220,7 +220,7 @@ class ClientMechanism(Allowance):
         if fault.injected or fault.detail == REFUSED or (self._assume_independent_dropout and fault.kind != "raised"):
             return
         if fault.kind == "raised":
-            self._services.ledger.fail(f"a client of {self.name!r} raised an error")
+            self._services.ledger.record_failure(f"a client of {self.name!r} raised an error")
         else:
             self._services.ledger.mark_unproven(
                 "a client did not answer, or not in time, or not in a form that could be read, and whether that "

@@ -17,14 +17,14 @@ from dpgen_bench.federation.client_mechanism import ClientMechanism, NoiseAt
 from dpgen_bench.federation.engines import Engine, InProcess
 from dpgen_bench.federation.settings import Settings
 from dpgen_bench.privacy.bounds import Bound, PerRecord, PerRow, Whole
-from dpgen_bench.privacy.cautions import caution
 from dpgen_bench.privacy.events import Budget, Event
 from dpgen_bench.privacy.ledger import Entry
-from dpgen_bench.privacy.planning import Request, planned
+from dpgen_bench.privacy.planning import Request, plan_entry
 from dpgen_bench.privacy.sampling import FixedSize, Full, OneClient, Poisson, Sampling
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state import GlobalRandomness
 from dpgen_bench.privacy.state_file import Parts
+from dpgen_bench.privacy.warn import warn_of_settings
 
 # The samplings and bounds that the proofs cover, by who adds the noise; see `ClientData.mechanism`.
 COVERED: dict[str, tuple[tuple[type, ...], tuple[type, ...]]] = {
@@ -143,7 +143,7 @@ class ClientData:
                 "settings as fields and no networks."
             ) from error
         ledger.approve(entry)
-        caution(ledger, name)
+        warn_of_settings(ledger, name)
         return ClientMechanism(
             entry,
             bound,
@@ -159,7 +159,7 @@ class ClientData:
         ledger = self._services.ledger
         approved = ledger.entries.get(request.name)
         if against == "outsiders" or approved is not None:
-            entry = planned(ledger, request)
+            entry = plan_entry(ledger, request)
             return entry if approved is not None else replace(entry, noise_at=noise_at)
         # Against the server no draw is secret: it sees the unsampled answers of each client, at most k_max of them.
         assert isinstance(request.sample, OneClient)
@@ -174,7 +174,7 @@ class ClientData:
                 "server, got another mechanism with noise at the server; use against='outsiders'."
             )
         answers = request.sample.most_answers(request.times)
-        unsampled = planned(ledger, replace(request, sample=Full(), times=answers), spent=server_view)
+        unsampled = plan_entry(ledger, replace(request, sample=Full(), times=answers), spent=server_view)
         event = Event(request.sample, request.bound.sensitivity, unsampled.event.std, request.times)
         return replace(unsampled, event=event, noise_at=noise_at)
 

@@ -30,7 +30,7 @@ class Allowance:
 
     @property
     def times(self) -> int:
-        """Releases approved."""
+        """The approved number of releases."""
         return self._entry.event.times
 
     @property
@@ -44,12 +44,12 @@ class Allowance:
 
     @property
     def executed(self) -> int:
-        """Releases made."""
+        """The number of releases that were made."""
         return self._executed
 
     @property
     def event(self) -> Event:
-        """What was approved, as accountants read it."""
+        """The approved releases, as accountants read them."""
         return self._entry.event
 
 
@@ -64,7 +64,15 @@ class Observer(Protocol):
         exact: dict[str, Tensor],
         noisy: dict[str, Tensor],
     ) -> dict[str, Tensor]:
-        """Called once per release; the method receives what it returns."""
+        """Called once per release; the method receives the value that this returns.
+
+        Args:
+            mechanism: the mechanism of the release.
+            index: the number of the release, from 0.
+            drawn: ids of the drawn records, or numbers of the asked clients.
+            exact: the bounded value without noise, by part.
+            noisy: the same with noise.
+        """
         ...
 
     def before_release(
@@ -94,5 +102,5 @@ class Control(Protocol):
         ...
 
     def after_checkpoint(self) -> None:
-        """Note a checkpoint after the releases made so far."""
+        """Register that a checkpoint now contains all releases that were made."""
         ...

@@ -28,9 +28,9 @@ from dpgen_bench.privacy.clipping import SMALLEST_C, clip_rows
 from dpgen_bench.privacy.events import Sensitivity
 from dpgen_bench.privacy.expect import expect_integer, expect_number, expect_shape
 from dpgen_bench.privacy.gradients import check_module, clipped_gradient_sum
+from dpgen_bench.privacy.isolation import expect_plain
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.record_rng import RecordRng, names_rng
-from dpgen_bench.privacy.unseen import expect_plain
 
 PublicRows = tuple[Tensor, Tensor]
 
@@ -100,18 +100,18 @@ class Bound(ABC):
 
     def __post_init__(self) -> None:
         what = type(self).__name__
-        do = f"give a norm of at least {SMALLEST_C:g}, or inf for a release without noise"
-        C = expect_number(self.C, f"{what}, clipping norm C", above=math.nextafter(SMALLEST_C, 0.0), do=do)
+        advice = f"give a norm of at least {SMALLEST_C:g}, or inf for a release without noise"
+        C = expect_number(self.C, f"{what}, clipping norm C", above=math.nextafter(SMALLEST_C, 0.0), advice=advice)
         object.__setattr__(self, "C", C)
         if hasattr(self, "shape"):
-            shape = expect_shape(self.shape, what, least=1)
+            shape = expect_shape(self.shape, what, minimum=1)
             if not shape:
                 raise ValueError(f"{what}: expected a shape of at least one size, got (); take (1,) for one number.")
             object.__setattr__(self, "shape", shape)
         microbatch = getattr(self, "microbatch", None)
         if microbatch is not None:
-            do = "give the most records that fn is called on together, or None for all that fit"
-            object.__setattr__(self, "microbatch", expect_integer(microbatch, f"{what}, microbatch", do=do))
+            advice = "give the most records that fn is called on together, or None for all that fit"
+            object.__setattr__(self, "microbatch", expect_integer(microbatch, f"{what}, microbatch", advice=advice))
 
     @property
     @abstractmethod
@@ -208,7 +208,9 @@ class PerRecordGradient(Bound):
             raise ValueError(f"{what}: expected a torch.nn.Module, got {self.module!r}; give the network.")
         if self.backend not in ("bookkeeping", "opacus"):
             raise ValueError(f"{what}: expected backend 'bookkeeping' or 'opacus', got {self.backend!r}; take one.")
-        rows = expect_integer(self.public_rows, f"{what}, public_rows", least=0, do="give their number, or 0 for none")
+        rows = expect_integer(
+            self.public_rows, f"{what}, public_rows", minimum=0, advice="give their number, or 0 for none"
+        )
         object.__setattr__(self, "public_rows", rows)
 
     @property

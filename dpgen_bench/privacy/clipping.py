@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from dpgen_bench.privacy.unseen import unseen
+from dpgen_bench.privacy.isolation import isolated_from_modes
 
 # Norms are computed in float64 and multiplied by this. It covers the relative error of the norm (at most d * 2^-53) and
 # the rounding of a float32 product (at most 2^-23 in the normal range).
@@ -22,7 +22,7 @@ SMALLEST_C = 1e-100  # squares of values that matter next to C must be normal fl
 _BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
 
 
-@unseen()
+@isolated_from_modes()
 def clip_rows(rows: Tensor, C: float) -> Tensor:
     """Each row of `rows` [r, ...] scaled to L2 norm at most C; rows with a NaN or an infinity become zero.
 

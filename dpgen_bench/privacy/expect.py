@@ -1,4 +1,4 @@
-"""Checks of the arguments of the privacy core; each error says what was expected, what came and what to do."""
+"""Checks arguments of the privacy core; each error says what was expected, what was received and what to do."""
 
 from __future__ import annotations
 
@@ -20,41 +20,43 @@ def expect_name(name: object, what: str) -> str:
     if type(name) is not str or not _NAME.fullmatch(name):
         raise ValueError(
             f"expected the name of {what} to be a word that can name a file (a letter, then at most 99 letters, "
-            f"digits, _ or -), got {name!r}. Choose such a word."
+            f"digits, _ or -), got {name!r}; choose such a name."
         )
     return name
 
 
-def expect_integer(given: object, what: str, *, least: int = 1, do: str = "give a whole number") -> int:
-    """`given` as an int; NumPy's integers are accepted, booleans and floats are not.
+def expect_integer(value: object, what: str, *, minimum: int = 1, advice: str = "give a whole number") -> int:
+    """`value` as an int; NumPy's integers are accepted, booleans and floats are not.
 
     Raises:
-        ValueError: unless it is a whole number of at least `least`.
+        ValueError: unless it is a whole number of at least `minimum`.
     """
-    if isinstance(given, bool) or not isinstance(given, Integral) or int(given) < least:
-        raise ValueError(f"{what}: expected a whole number >= {least}, got {given!r}; {do}.")
-    return int(given)
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < minimum:
+        raise ValueError(f"{what}: expected a whole number >= {minimum}, got {value!r}; {advice}.")
+    return int(value)
 
 
-def expect_number(given: object, what: str, *, do: str, above: float = -math.inf, most: float = math.inf) -> float:
-    """`given` as a float; NumPy's numbers are accepted, booleans are not.
+def expect_number(
+    value: object, what: str, *, advice: str, above: float = -math.inf, maximum: float = math.inf
+) -> float:
+    """`value` as a float; NumPy's numbers are accepted, booleans are not.
 
     Raises:
-        ValueError: unless it is a number in (above, most]; a NaN is in no interval.
+        ValueError: unless it is a number in (above, maximum]; a NaN is in no interval.
     """
-    if isinstance(given, bool) or not isinstance(given, Real) or not above < float(given) <= most:
-        raise ValueError(f"{what}: expected a number in ({above:g}, {most:g}], got {given!r}; {do}.")
-    return float(given)
+    if isinstance(value, bool) or not isinstance(value, Real) or not above < float(value) <= maximum:
+        raise ValueError(f"{what}: expected a number in ({above:g}, {maximum:g}], got {value!r}; {advice}.")
+    return float(value)
 
 
-def expect_shape(given: Any, what: str, *, least: int) -> tuple[int, ...]:
-    """`given` as a tuple of ints.
+def expect_shape(value: Any, what: str, *, minimum: int) -> tuple[int, ...]:
+    """`value` as a tuple of ints.
 
     Raises:
-        ValueError: unless it is a tuple or list of whole numbers of at least `least`.
+        ValueError: unless it is a tuple or list of whole numbers of at least `minimum`.
     """
-    if isinstance(given, str) or not isinstance(given, Sequence):
+    if isinstance(value, str) or not isinstance(value, Sequence):
         raise ValueError(
-            f"{what}: expected a shape, a tuple of whole numbers >= {least}, got {given!r}; give such a tuple."
+            f"{what}: expected a shape, a tuple of whole numbers >= {minimum}, got {value!r}; give such a tuple."
         )
-    return tuple(expect_integer(size, f"{what}, shape {tuple(given)!r}", least=least) for size in given)
+    return tuple(expect_integer(size, f"{what}, shape {tuple(value)!r}", minimum=minimum) for size in value)

@@ -1,4 +1,4 @@
-"""Released noisy values, stored so that a resumed run repeats them."""
+"""Stores released noisy values on disk, so that a resumed run repeats them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from dpgen_bench.utils.files import atomic
 
 
 class Journal:
-    """Noisy values that were released, so that a resumed run gets the same value and not a second one.
+    """The released noisy values of a run, from which a resumed run gets the same value and not a second one.
 
-    They are kept for mechanisms whose releases together fit in `limit` bytes. Larger ones (a gradient per step) are
-    computed again on resume, from the same state, randomness and noise, and have the same bits on a CPU.
+    Values are stored for mechanisms whose releases together fit in `limit` bytes. Larger ones (such as a gradient per
+    step) are computed again on resume, from the same state, randomness and noise, and are bit-identical on a CPU.
 
-    Guarantees: the parts of a value are read back in the order in which they were released, since a method may walk
-    through gradients and parameters together.
+    Guarantees: the parts of a value are read back in the order in which they were released, because a method may
+        iterate
+    over gradients and parameters together.
+
+    Args:
+        folder: a private folder; None stores nothing.
+        limit: the largest size in bytes of all releases of a mechanism.
     """
 
     def __init__(self, folder: Path | None, limit: int = 64 * 2**20) -> None:
@@ -33,14 +38,16 @@ class Journal:
         return None if self.folder is None else self.folder / f"{name}-{index}.safetensors"
 
     def get(self, name: str, index: int, device: torch.device) -> dict[str, Tensor] | None:
+        """The value of a release by part, or None if it is not stored."""
         path = self._path(name, index)
         if path is None or not path.exists():
             return None
-        with safe_open(path, "pt") as kept:  # safetensors keeps an order of its own
-            order = json.loads((kept.metadata() or {}).get("order", "null")) or list(kept.keys())
-            return {part: kept.get_tensor(part).to(device) for part in order}
+        with safe_open(path, "pt") as stored:  # safetensors does not preserve the order
+            order = json.loads((stored.metadata() or {}).get("order", "null")) or list(stored.keys())
+            return {part: stored.get_tensor(part).to(device) for part in order}
 
     def put(self, name: str, index: int, times: int, noisy: dict[str, Tensor]) -> None:
+        """Store the value of one of `times` releases, unless they exceed the limit together."""
         path = self._path(name, index)
         size = sum(value.numel() * value.element_size() for value in noisy.values())
         if path is None or size * times > self.limit:

@@ -14,7 +14,7 @@ from dpgen_bench.privacy.sampling import Full, OneClient, sampling_from_dict
 from dpgen_bench.utils.files import write_atomic
 
 _IN_EACH_MODE = (
-    "the number of records is treated as public, or that of clients where the unit is the client",
+    "the number of records (of clients, if the unit is the client) is treated as public",
     "side channels such as running time and memory use",
     "hyperparameters chosen by looking at the results of other runs on the same records are not accounted for",
     "the sensitivity is that of sums in exact arithmetic; what floating-point summation of the clipped rows may add to "
@@ -23,14 +23,14 @@ _IN_EACH_MODE = (
 # What the proofs of docs/accounting.md do not cover, by noise mode.
 OUT_OF_SCOPE = {
     "seeded": (
-        "floating-point attacks: noise is drawn and added in float32, and its low bits tell what it was added to",
+        "floating-point attacks: noise is drawn and added in float32, and its low bits reveal what it was added to",
         "randomness: draws and noise come from NumPy's Philox (on an accelerator, noise from its own Philox), which is "
         "not a cryptographic generator",
         *_IN_EACH_MODE,
     ),
     "os": (
         "randomness: draws and noise come from SHAKE-256, keyed by 256 bits from the operating system; the proofs "
-        "take its output for uniform, which nobody can tell it from in feasible time",
+        "treat its output as uniform, since no feasible computation is known that distinguishes them",
         *_IN_EACH_MODE,
     ),
 }
@@ -38,10 +38,9 @@ OUT_OF_SCOPE = {
 NOISE_MODES = {
     "seeded": "NOT FOR RELEASE: noise is a function of the run id, so anyone can subtract it, and it is float32 noise, "
     "whose low bits reveal what it was added to even without the run id; benchmark use on public data only",
-    "os": "the exact value plus Gaussian noise, rounded to a fixed grid near std / 1024 without any error of sampling, "
+    "os": "the exact value plus Gaussian noise, rounded to a fixed grid near std / 1024 and sampled without error, "
     "so nothing is added to delta; keyed by entropy from the operating system; the key is deleted when the run is done",
 }
-
 
 UNKNOWN = "unknown"  # noise mode of inherited entries in older ledgers, which state the mode of their own run only
 
@@ -76,6 +75,12 @@ class Entry:
     """One approved allowance: `times` releases of one bounded query, of which `executed` were made.
 
     Attributes:
+        name: the mechanism's name, unique within the run.
+        bound: the kind of bound and its numbers, as `Bound.describe` returns them.
+        event: sampling, sensitivity, noise and number of releases, as accountants read them.
+        executed: the number of releases that were made.
+        calibrated: what was calibrated to the budget: "std", "times", or "nothing".
+        inherited_from: the id of the run that made the releases, for an entry of a parent; else None.
         noise_at: "server" if the server adds the noise, and therefore sees the exact value; "client" if clients add it
             before they send.
         share: the requested share of the budget, or None.
@@ -187,7 +192,7 @@ class Ledger:
     warnings: list[str] = field(default_factory=list)
     announce: Callable[[str], None] = lambda _: None
     failures: list[Failure] = field(default_factory=list)
-    handed_out: set[str] = field(default_factory=set)  # names of mechanisms made in this process; not on disk
+    names_in_use: set[str] = field(default_factory=set)  # of mechanisms, in this process; not on disk
 
     def __post_init__(self) -> None:
         if self.noise not in NOISE_MODES:
@@ -214,11 +219,14 @@ class Ledger:
             if isinstance(event.sampling, OneClient)
         ]
 
-    def by_client(self, clients: int) -> None:
-        """From now on the unit is the client, of which there are `clients`; the number of records is not written down.
+    def set_client_unit(self, clients: int) -> None:
+        """Make the client the privacy unit. The ledger states the number of clients, and not the number of records.
+
+        Args:
+            clients: the number of clients.
 
         Raises:
-            ValueError: if releases were approved that protect single records.
+            ValueError: if releases that protect single records were approved before.
         """
         if self.unit != "client" and self.entries:
             raise ValueError(
@@ -244,8 +252,10 @@ class Ledger:
 
     def expect_new(self, name: str) -> None:
         """Refuse a name that is in use in this process: noise is keyed by names and would be the same again."""
-        if name in self.handed_out:
-            raise ValueError(f"a mechanism named {name!r} was already handed out; give each its own name.")
+        if name in self.names_in_use:
+            raise ValueError(
+                f"expected a new name for a mechanism, got {name!r}, which is in use; give each mechanism its own name."
+            )
 
     def approve(self, entry: Entry) -> None:
         """Write down an allowance, also on disk, before the first release of the run."""
@@ -262,16 +272,15 @@ class Ledger:
         if self.noise != "os":
             return
         for entry in parent.entries.values():
-            whose = f"the release {entry.name!r} of run {entry.inherited_from or run_id}"
             if entry.noise == "os" and entry.diagnostics == "off":
                 continue
-            found = f"privacy.noise={entry.noise} and privacy.diagnostics={entry.diagnostics}"
+            release = f"the release {entry.name!r} of run {entry.inherited_from or run_id}"
+            modes = f"privacy.noise={entry.noise} and privacy.diagnostics={entry.diagnostics}"
             raise ValueError(
                 f"expected as the parent of a run with privacy.noise=os one whose releases were all made with "
-                f"privacy.noise=os and privacy.diagnostics=off, got run {run_id}: {whose} was made with {found}, so "
-                "what this run inherits is not private. Train the parent again with privacy.noise=os and "
-                "privacy.diagnostics=off, start without restart=..., or take privacy.noise=seeded for a benchmark on "
-                "public data."
+                f"privacy.noise=os and privacy.diagnostics=off, got run {run_id}: {release} was made with {modes}, so "
+                "this run would inherit a release that is not private. Train the parent again with these settings, "
+                "start without restart=..., or set privacy.noise=seeded for a benchmark on public data."
             )
 
     def inherit(self, parent: Ledger, run_id: str) -> None:
@@ -291,7 +300,7 @@ class Ledger:
             name = f"{run_id}/{entry.name}"
             self.entries[name] = replace(entry, name=name, inherited_from=entry.inherited_from or run_id)
 
-    def fail(self, what: str) -> None:
+    def record_failure(self, what: str) -> None:
         """Write down, also on disk, that a private function raised; equal failures are written once."""
         failure = Failure(what)
         if failure not in self.failures:
@@ -299,9 +308,9 @@ class Ledger:
         self.mark_unproven(failure.reason)
 
     def invalidate(self, what: str, error: BaseException) -> None:
-        """As `fail`, and `refuse_if_invalidated` raises from now on. The error is kept in memory alone."""
+        """As `record_failure`, and refuse all later releases of this process. `error` is kept in memory only."""
         self.invalidated, self.raised = what, error
-        self.fail(what)
+        self.record_failure(what)
 
     def state_failures_independent(self, statement: str) -> list[Failure]:
         """Write down the operator's statement that the failures so far did not depend on records.
@@ -309,7 +318,7 @@ class Ledger:
         Epsilon has to be computed again. A parent's failure is not settled here, but at the parent.
 
         Returns:
-            the failures that the statement settles.
+            the failures to which the statement applies.
         """
         settled = [failure for failure in self.failures if failure.statement is None]
         if settled:
@@ -324,11 +333,11 @@ class Ledger:
         """Raise Invalidated if a private function has raised in this process, whether or not the method caught it."""
         if self.invalidated is not None:
             raise Invalidated(
-                f"{self.invalidated} while it saw records, and that is an answer without noise. A private function "
-                "must not raise, whatever the records are; mend it and start again."
+                f"{self.invalidated} while it saw records, which is an answer without noise. A private function must "
+                "never raise, for any records; correct it and start a new run."
             )
 
-    def record(self, name: str, executed: int) -> None:
+    def record_executed(self, name: str, executed: int) -> None:
         """Write down that `executed` releases of `name` were made. The recorded count never decreases."""
         entry = self.entries[name]
         if executed > entry.executed:

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from dpgen_bench.privacy.allowance import Allowance, AllowanceExhausted
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, PublicRows, Whole
+from dpgen_bench.privacy.isolation import public_type
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Entry
 from dpgen_bench.privacy.noise import add_noise
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state import PrivateState
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
-from dpgen_bench.privacy.unseen import public_type
 
 
 class Mechanism(Allowance):
@@ -56,29 +56,34 @@ class Mechanism(Allowance):
             keys = (services.key.derive(entry.name, index) for index in range(entry.event.times))
             visits = [state.sampling.shard(own, index) for index, own in enumerate(keys)]
             state.bind(visits, services.key.derive(entry.name))
-        services.hand_out(self, _Control(self))
+        services.register(self, _Control(self))
 
     def __call__(self, fn: Callable[..., Any], public: PublicRows | None = None) -> Any:
-        """One release.
+        """Make one release.
 
         Args:
-            fn: what the bound expects, see `dpgen_bench.privacy.bounds`. It alone sees records. If it names an
-                argument `rng`, it is given private randomness, a `RecordRng`, of which row i belongs to record i. Draw
-                public randomness before the call: drawn inside fn from a global generator, it would depend on how many
-                records there are. For a mechanism with private state: fn(images, labels, state, rng) -> (what the
-                bound expects, the shard's next state), called by position; state float32 tensors by name, rng a CPU
-                generator (`torch.Generator`) for the private randomness of this release.
-            public: rows that join a PerRecordGradient's sum; their number was fixed with the bound.
+            fn: a function of the drawn records that returns what the bound expects, see `dpgen_bench.privacy.bounds`.
+                Only this function sees records. If it has an argument `rng`, it receives private randomness, a
+                `RecordRng` whose row i belongs to record i. Draw public randomness before the call: if fn drew it from
+                a global generator, it would depend on the number of records. For a mechanism with private state,
+                fn(images, labels, state, rng) returns what the bound expects and the shard's next state; the arguments
+                are positional, a state is float32 tensors by name, and rng is a CPU generator (`torch.Generator`) for
+                the private randomness of this release.
+            public: rows that are added to the sum of a PerRecordGradient; their number was declared with the bound.
+
+        Returns:
+            the noisy value, a float32 tensor of the bound's shape; for PerRecordGradient a dict of gradients by
+            parameter name.
 
         Raises:
             AllowanceExhausted: after `times` releases.
             RuntimeError: outside `ctx.steps`, for a mechanism with private state.
-            ValueError: for what is no function, a function with other arguments than those above where there is private
-                state, and public rows that were not declared.
-            Invalidated: if any private function of the run has raised before, even if the method caught that.
+            ValueError: if `fn` is not a function, or not one of the four arguments above for a mechanism with private
+                state; and for public rows that were not declared.
+            Invalidated: if any private function of the run has raised before, even if the method caught the error.
 
-        What `fn` raises is raised here, too, after the ledger was marked on disk. A signal that stops the process waits
-        until the release is made.
+        An error of `fn` is raised here after the ledger was marked on disk. A signal that stops the process waits until
+        the release is made.
         """
         self._services.ledger.refuse_if_invalidated()
         index = self._executed
@@ -90,31 +95,34 @@ class Mechanism(Allowance):
         if self._state is not None and not self._services.loop.inside:
             raise RuntimeError(
                 f"mechanism {self.name!r} keeps private state, so its releases must be made inside ctx.steps(...): "
-                "only there can a killed run find the state that each of them had."
+                "only there can a run that was killed restore the state of each release."
             )
         with Uninterrupted():
             # A release with private state is computed again, because its state is needed; the value is the same.
             journaled = None if self._state else self._services.journal.get(self.name, index, self._services.device)
             noisy = self._release(fn, public, index) if journaled is None else journaled
             self._executed = index + 1
-            self._services.ledger.record(self.name, self._executed)
+            self._services.ledger.record_executed(self.name, self._executed)
         return noisy["value"] if noisy.keys() == {"value"} else noisy
 
     def _release(self, fn: Callable[..., Any], public: PublicRows | None, index: int) -> dict[str, Tensor]:
         if not callable(fn):
             raise ValueError(f"mechanism {self.name!r}: expected a function of (images, labels), got {fn!r}; give one.")
+        # These checks use no records, so their errors mark nothing.
         self._bound.check_public(public)
         if self._state is not None:
             _expect_stateful(self.name, fn)
+        # Draw the records, and wrap fn so that it receives private state and leaves its rows for diagnostics.
         key = self._services.key.derive(self.name, index)
         drawn = self.event.sampling.draw(self._ids, key, index)
         if self._state is not None:
             fn = self._state.lend(fn, self._state.sampling.shard(key, index), index, key)
         unbounded: list[Tensor] = []
         if self._services.diagnostics is not None:
-            fn = _remembering(fn, unbounded)
+            fn = _recording(fn, unbounded)
         if self._services.observer is not None and self._state is None:
             self._services.observer.before_release(self, index, fn, self._draw(drawn, key), public)
+        # Call fn, clip and add noise.
         try:
             exact = self._bound.value(fn, self._draw(drawn, key), public)
             noisy = {part: self._add_noise(value, key.derive(part)) for part, value in exact.items()}
@@ -166,9 +174,10 @@ class _Control:
 
 
 def _expect_stateful(name: str, fn: Callable[..., Any]) -> None:
+    """Raise ValueError unless fn takes the arguments of a mechanism with private state."""
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # functions of C have no signature to read
+    except (TypeError, ValueError):  # a function implemented in C has no signature
         return
     try:
         signature.bind("images", "labels", "state", "rng")
@@ -179,12 +188,12 @@ def _expect_stateful(name: str, fn: Callable[..., Any]) -> None:
         ) from error
 
 
-def _remembering(fn: Callable[..., Tensor], given: list[Tensor]) -> Callable[..., Tensor]:
-    """fn, which also appends what it gives to `given`."""
+def _recording(fn: Callable[..., Tensor], outputs: list[Tensor]) -> Callable[..., Tensor]:
+    """A function like fn that also appends its outputs to `outputs`."""
 
-    @functools.wraps(fn, updated=())  # whether fn names `rng` is read from its signature
-    def remembering(*args: Any, **kwargs: Any) -> Tensor:
-        given.append(fn(*args, **kwargs))
-        return given[-1]
+    @functools.wraps(fn, updated=())  # keeps the signature, which says whether fn has an argument `rng`
+    def recording(*args: Any, **kwargs: Any) -> Tensor:
+        outputs.append(fn(*args, **kwargs))
+        return outputs[-1]
 
-    return remembering
+    return recording

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpgen_bench.privacy.isolation import isolated_from_modes
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.rounded_normal import rounded_normal
-from dpgen_bench.privacy.unseen import unseen
 
 _BLOCK = 2**16  # coordinates per block, so that the arrays fit in a processor's cache
 
 
-@unseen()
+@isolated_from_modes()
 def add_noise(exact: Tensor, std: float, key: Key) -> Tensor:
     """exact + N(0, std² I), a float32 tensor of the shape of `exact`.
 

@@ -58,15 +58,15 @@ class Request:
     def __post_init__(self) -> None:
         who = f"mechanism {expect_name(self.name, 'a mechanism')!r}"
         if self.times is not None:
-            do = "give the number of releases, or leave it out beside std"
-            object.__setattr__(self, "times", expect_integer(self.times, f"{who}, times", do=do))
+            advice = "give the number of releases, or leave it out and give std"
+            object.__setattr__(self, "times", expect_integer(self.times, f"{who}, times", advice=advice))
         if self.std is not None:
-            do = "give the noise's standard deviation, 0 for none, or leave it out beside times"
-            limits = {"above": -math.ulp(0.0), "most": sys.float_info.max}
-            object.__setattr__(self, "std", expect_number(self.std, f"{who}, std", **limits, do=do))
+            advice = "give the noise's standard deviation (0 for none), or leave it out and give times"
+            limits = {"above": -math.ulp(0.0), "maximum": sys.float_info.max}
+            object.__setattr__(self, "std", expect_number(self.std, f"{who}, std", **limits, advice=advice))
         if self.share is not None:
-            do = "give a share of the budget, or leave it out for all that is left"
-            share = expect_number(self.share, f"{who}, share of the budget", above=0.0, most=1.0, do=do)
+            advice = "give a share of the budget, or leave it out for all that is left"
+            share = expect_number(self.share, f"{who}, share of the budget", above=0.0, maximum=1.0, advice=advice)
             object.__setattr__(self, "share", share)
 
 
@@ -84,22 +84,22 @@ def expect_no_release(ledger: Ledger, name: str) -> None:
         )
 
 
-def planned(ledger: Ledger, request: Request, spent: Sequence[Event] | None = None) -> Entry:
+def plan_entry(ledger: Ledger, request: Request, spent: Sequence[Event] | None = None) -> Entry:
     """The entry for a request, within the ledger's budget; on resume, the entry that the ledger already holds.
 
     Args:
-        spent: the events that were approved before, in the view of the adversary of the budget; None takes the
-        ledger's.
+        spent: the events that were approved before, in the view of the adversary of the budget; None takes all events
+            of the ledger.
 
     Raises:
         BudgetExceeded: if it would exceed the budget, or should take the rest of the budget and less than 1 % is left.
         ValueError: for a request that is incomplete or contradictory, differs from the approved one, or comes after a
             release of this run.
     """
-    known = ledger.entries.get(request.name)
-    if known is not None:
-        _expect_same(known, request)
-        return known
+    approved = ledger.entries.get(request.name)
+    if approved is not None:
+        _expect_same(approved, request)
+        return approved
     expect_no_release(ledger, request.name)
     if ledger.budget.epsilon is None:
         return _planned_without_budget(request)
@@ -109,10 +109,11 @@ def planned(ledger: Ledger, request: Request, spent: Sequence[Event] | None = No
     calibrated = "nothing"
     if std is None:
         assert times is not None
+        # The noise is open: calibrate it to the rest of the budget, or to a share.
         if rest and times > 0 and is_nearly_spent(budget, spent):
             raise BudgetExceeded(
-                f"mechanism {request.name!r} would take what is left of the budget (epsilon {budget.limit:g} at "
-                f"delta {budget.delta:g}), and that is less than {LEAST_SHARE:.0%} of it. {_remedy(ledger, request)}"
+                f"mechanism {request.name!r} would take the rest of the budget (epsilon {budget.limit:g} at delta "
+                f"{budget.delta:g}), which is less than {LEAST_SHARE:.0%} of it. {_remedy(ledger, request)}"
             )
         if rest:
             std = calibrate_std(budget, spent, request.sample, sensitivity, times)
@@ -123,25 +124,26 @@ def planned(ledger: Ledger, request: Request, spent: Sequence[Event] | None = No
     elif times is None:
         if math.isinf(budget.limit):
             raise ValueError(
-                f"mechanism {request.name!r}: an infinite budget sets no limit on T, the number of releases: give "
-                "`times` (of a method of the bench: method.steps)."
+                f"mechanism {request.name!r}: expected `times` with an infinite budget, which does not limit the "
+                "number of releases T, got None; give `times` (for the methods of the bench: method.steps)."
             )
         times, calibrated = calibrate_times(budget, spent, request.sample, sensitivity, std), "times"
     event = Event(request.sample, sensitivity, float(std), int(times))
+    # What was calibrated to the rest of the budget fits by construction; everything else is checked.
     if (calibrated == "nothing" or not rest) and math.isfinite(budget.limit):
         cost = epsilon([*spent, event], budget.delta, budget.relation, budget.accountant)
         if cost > budget.limit:
-            otherwise = "Take fewer releases, more noise, or raise privacy.epsilon."
+            advice = "Make fewer releases, add more noise, or raise privacy.epsilon."
             raise BudgetExceeded(
                 f"mechanism {request.name!r} ({times} releases, noise std {std:g}) would bring epsilon to {cost:.4g} "
                 f"by {budget.accountant} under {budget.relation}; the budget is {budget.limit:g} at delta "
-                f"{budget.delta:g}. {otherwise if request.share is None else _remedy(ledger, request)}"
+                f"{budget.delta:g}. {advice if request.share is None else _remedy(ledger, request)}"
             )
     return Entry(request.name, request.bound.describe(), event, calibrated=calibrated, share=request.share)
 
 
 def _planned_without_budget(request: Request) -> Entry:
-    """The entry for a request if privacy.epsilon is null: as stated, whatever its epsilon is.
+    """The entry for a request if privacy.epsilon is null: as stated, for any epsilon.
 
     Raises:
         ValueError: if the noise or the number of releases is not stated, or the release is not clipped or has no noise.
@@ -187,10 +189,10 @@ def _takes_the_rest(ledger: Ledger, request: Request) -> bool:
     others = own_shares(ledger)
     total = math.fsum([*others.values(), share])
     if total > 1.0 + _ROUNDING:
-        given = ", ".join(f"{other} {part:g}" for other, part in others.items())
+        stated = ", ".join(f"{other} {part:g}" for other, part in others.items())
         raise ValueError(
-            f"mechanism {name!r}: expected shares of the budget that sum to at most 1, got {total:g} ({given}, {name} "
-            f"{share:g}). Lower one, or leave `share` out of the last mechanism, which then takes what is left."
+            f"mechanism {name!r}: expected shares of the budget that sum to at most 1, got {total:g} ({stated}, {name} "
+            f"{share:g}). Lower one, or leave `share` out of the last mechanism, which then takes the rest."
         )
     return total >= 1.0 - _ROUNDING
 
@@ -202,27 +204,27 @@ def own_shares(ledger: Ledger) -> dict[str, float]:
 
 
 def _remedy(ledger: Ledger, request: Request) -> str:
-    """What took the budget, and how to leave some of it for the request."""
+    """A sentence for an error: which mechanisms use the budget, and how to leave a part of it for the request."""
     entries = list(ledger.entries.values())
-    greedy = [e for e in entries if e.inherited_from is None and e.share is None and e.calibrated != "nothing"]
+    took_rest = [e for e in entries if e.inherited_from is None and e.share is None and e.calibrated != "nothing"]
     stated = [e for e in entries if e.inherited_from is None and e.calibrated == "nothing"]
     inherited = sorted({e.inherited_from for e in entries if e.inherited_from is not None})
-    if greedy:
-        name = greedy[-1].name
-        mine = "no `share` here" if request.share is None else f"share={request.share:g} here"
+    if took_rest:
+        name = took_rest[-1].name
+        here = "no `share` here" if request.share is None else f"share={request.share:g} here"
         return (
-            f"Mechanism {name!r} was declared without a share and took all that was left. Give it one: "
-            f"data.mechanism({name!r}, ..., times={greedy[-1].event.times}, share=0.5), and {mine}."
+            f"Mechanism {name!r} was declared without a share and took the rest of the budget. Give it a share: "
+            f"data.mechanism({name!r}, ..., times={took_rest[-1].event.times}, share=0.5), and {here}."
         )
     if stated:
         names = ", ".join(f"{e.name!r} (std={e.event.std:g}, times={e.event.times})" for e in stated)
-        return f"The noise of {names} was stated and takes it: state more noise, or a share=0.5 in its place."
+        return f"The noise of {names} was stated and uses the budget: state more noise, or give share=0.5 instead."
     if inherited:
-        return f"The run restarts from {', '.join(inherited)}, which spent it: raise privacy.epsilon."
+        return f"The run restarts from {', '.join(inherited)}, which used the budget: raise privacy.epsilon."
     shares = ", ".join(f"{name} {share:g}" for name, share in own_shares(ledger).items())
     return (
-        f"The shares of the others ({shares}) leave no more: lower them, or leave `share` out of the last mechanism, "
-        "which then takes what is left."
+        f"The shares of the others ({shares}) leave too little: lower them, or leave `share` out of the last "
+        "mechanism, which then takes the rest."
     )
 
 
@@ -233,6 +235,6 @@ def _expect_same(entry: Entry, request: Request) -> None:
     same = same and request.times in (None, event.times) and request.std in (None, event.std)
     if not same or entry.share != request.share:
         raise ValueError(
-            f"mechanism {entry.name!r} was approved as {entry.to_dict()} and is now asked for with another plan; "
-            "a resumed run must ask for the same. Start a new run instead."
+            f"mechanism {entry.name!r} was approved as {entry.to_dict()} and is now requested with another plan; "
+            "a resumed run must make the same requests. Start a new run instead."
         )

@@ -76,7 +76,7 @@ class RecordRng:
         Raises:
             ValueError: unless low < high <= low + 2^31.
         """
-        low, high = (expect_integer(end, "rng.integers, low and high", least=-(2**63)) for end in (low, high))
+        low, high = (expect_integer(end, "rng.integers, low and high", minimum=-(2**63)) for end in (low, high))
         size = high - low
         if not 0 < size <= _LARGEST_RANGE:
             raise ValueError(f"expected low < high <= low + 2^31 for integers(low, high), got {low} and {high}.")
@@ -90,7 +90,7 @@ class RecordRng:
     @torch.no_grad()
     def _draw(self, shape: Shape, convert: Callable[[Tensor], Tensor]) -> Tensor:
         """[b, *shape] of the values [s, k] that `convert` makes of words int64 [s, 8], each in [0, 2^32)."""
-        shape = expect_shape(shape if isinstance(shape, Sequence) else (shape,), "rng, one record's row", least=0)
+        shape = expect_shape(shape if isinstance(shape, Sequence) else (shape,), "rng, one record's row", minimum=0)
         call, self._calls = self._calls, self._calls + 1
         device, b, n = self._ids.device, len(self._ids), math.prod(shape)
         empty = convert(torch.zeros(0, _WORDS, dtype=torch.int64, device=device))

@@ -88,8 +88,10 @@ class Poisson(Sampling):
     rate: float
 
     def __post_init__(self) -> None:
-        do = "for all records at once use Full()"
-        object.__setattr__(self, "rate", expect_number(self.rate, "Poisson, rate", above=0.0, most=1.0, do=do))
+        advice = "for all records at once use Full()"
+        object.__setattr__(
+            self, "rate", expect_number(self.rate, "Poisson, rate", above=0.0, maximum=1.0, advice=advice)
+        )
 
     def draw(self, ids: np.ndarray, key: Key, index: int) -> np.ndarray:
         if len(ids) == 0:

@@ -1,4 +1,4 @@
-"""What all objects that handle the records of one run share, in one object."""
+"""`Services`: one object with everything that the mechanisms, private state and clients of a run share."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from dpgen_bench.training.public import PublicRecord
 
 @dataclass(frozen=True)
 class Services:
-    """What mechanisms, private state and clients of a run share.
+    """The objects that mechanisms, private state and clients of a run share.
 
     Attributes:
-        ledger: what was approved and executed.
-        key: the root of all draws and all noise.
-        device: where records and releases lie.
+        ledger: the approved and the executed releases.
+        key: the root of the keys of all draws and all noise.
+        device: the device of records and releases.
         journal: noisy values that a resumed run repeats.
-        observer: sees what releases are made of; for the conformance suite.
+        observer: receives the exact value of each release; for the conformance suite.
         diagnostics: a private file for norms before clipping, on public data.
         place: where private state is stored.
         client_folder: a private folder for the faults of clients; None keeps none.
-        loop: whether the run is within `ctx.steps`.
+        loop: knows whether the run is inside `ctx.steps`.
         public: the run's public log and counters.
+        mechanisms: the mechanisms that the method was given, by name.
+        controls: the harness's control of each mechanism, by name.
 
     Raises:
         ValueError: for a key of another noise mode than the ledger states.
@@ -56,9 +58,9 @@ class Services:
                 f"{self.key.mode}: the ledger would state another kind of noise than is added."
             )
 
-    def hand_out(self, mechanism: Allowance, control: Control) -> None:
+    def register(self, mechanism: Allowance, control: Control) -> None:
         """Register a mechanism that a method is given."""
-        self.ledger.handed_out.add(mechanism.name)
+        self.ledger.names_in_use.add(mechanism.name)
         self.mechanisms[mechanism.name] = mechanism
         self.controls[mechanism.name] = control
 

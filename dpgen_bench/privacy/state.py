@@ -15,12 +15,12 @@ from filelock import FileLock
 from torch import Tensor
 
 from dpgen_bench.privacy.expect import expect_name
+from dpgen_bench.privacy.isolation import expect_plain, public_type
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.sampling import OneShard
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state_file import Parts, StateFile
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
-from dpgen_bench.privacy.unseen import expect_plain, public_type
 from dpgen_bench.utils.files import make_private, write_atomic
 
 Start = Callable[[list[tuple[Tensor, Tensor]], list[torch.Generator]], Parts]

@@ -1,4 +1,4 @@
-"""Signals that stop a process wait for the end of a release, because an interrupted release counts as failed."""
+"""Delays signals that stop the process until the end of a release, because an interrupted release counts as failed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Uninterrupted:
             try:
                 for number in STOPPING:
                     handler = signal.getsignal(number)
-                    if handler is not None and handler != signal.SIG_IGN:  # None: not Python's, and not to be replaced
+                    if handler is not None and handler != signal.SIG_IGN:  # None: a handler that Python cannot restore
                         self._before[number] = handler
                         signal.signal(number, self._caught)
             except BaseException:  # a signal arrived before its handler was replaced
@@ -49,8 +49,8 @@ class Uninterrupted:
         if number not in self._waiting:
             self._waiting.append(number)
             if number == signal.SIGINT:
-                with contextlib.suppress(OSError):  # os.write, since print must not be called in a handler
-                    os.write(2, b"\nstopping at the end of this release, because one that is cut short marks the run\n")
+                with contextlib.suppress(OSError):  # os.write, because print must not be called in a handler
+                    os.write(2, b"\nstopping after this release, because an interrupted release would mark the run\n")
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._restore()

@@ -17,9 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 from dpgen_bench.evaluate.protocol import build_metrics
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
-from dpgen_bench.privacy.cautions import caution_unassigned
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.warn import warn_of_unused_shares
 from dpgen_bench.runs.config import RunSpec, build_spec, check_evaluation, compose_config
 from dpgen_bench.runs.diagnostics import draw_norms
 from dpgen_bench.runs.epsilon import account_run
@@ -235,7 +235,7 @@ def _train(
     data.close()
     if ledger.budget != spec.budget():
         raise ValueError(f"the method changed the ledger's budget to {ledger.budget}; it was {spec.budget()}.")
-    caution_unassigned(ledger)
+    warn_of_unused_shares(ledger)
     ctx.close()
     ledger.save()
     errors = folder.path / "private" / "federation" / "errors.txt"

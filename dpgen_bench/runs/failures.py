@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 import traceback
 
+from dpgen_bench.privacy.isolation import public_type
 from dpgen_bench.privacy.ledger import Failure, Ledger
-from dpgen_bench.privacy.unseen import public_type
 from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.utils.files import append_private

@@ -1,4 +1,4 @@
-"""What a method's code in this process must not see: noise while it is added, and records in public error texts."""
+"""Keeps private values from a method's code in this process: noise while it is added, and records in error texts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _KNOWN = {
 
 
 @contextmanager
-def unseen() -> Iterator[None]:
-    """No TorchDispatchMode and no TorchFunctionMode that is active sees or changes what is computed in the block."""
-    # As PyTorch's _disable_current_modes, which takes seconds to import the tracers that it knows.
+def isolated_from_modes() -> Iterator[None]:
+    """A context whose computations no active TorchDispatchMode or TorchFunctionMode can see or change."""
+    # PyTorch's _disable_current_modes does the same, but takes seconds to import.
     modes = [_pop_mode() for _ in range(_len_torch_dispatch_stack())]
     try:
         with torch._C.DisableTorchFunction():
@@ -40,8 +40,8 @@ def unseen() -> Iterator[None]:
 def public_type(error: BaseException) -> str:
     """The name of the error's type, for public text; `UNNAMED` for a type that the method may have made.
 
-    A name that is made while records are seen may contain what was seen. Types of Python, PyTorch and NumPy are named,
-    and those that a module of dpgen_bench defines.
+    A type that is made while records are seen may have records in its name. So only types of Python, PyTorch and NumPy,
+    and types that a module of dpgen_bench defines, are named.
     """
     kind = type(error)
     if known := _KNOWN.get(id(kind)):
@@ -51,24 +51,25 @@ def public_type(error: BaseException) -> str:
             continue
         spec = getattr(module, "__spec__", None)
         code = spec.loader.get_code(name) if spec is not None and hasattr(spec.loader, "get_code") else None
-        for word in code.co_names if code is not None else ():  # what the source names, not what was put in later
-            if vars(module).get(word) is kind:
-                return str(word)
+        # Only names in the module's source count, because a method can add attributes to a module.
+        for defined in code.co_names if code is not None else ():
+            if vars(module).get(defined) is kind:
+                return str(defined)
     return UNNAMED
 
 
-def expect_plain(given: object, what: str) -> Tensor:
-    """`given`, if it is a tensor on which PyTorch alone computes.
+def expect_plain(value: object, what: str) -> Tensor:
+    """`value`, if it is a tensor whose operations run no code but PyTorch's.
 
-    A subclass of Tensor can run code of its own in each operation, and would see the noise and what it is added to.
+    A subclass of Tensor can run its own code in each operation, and would see the noise and the exact value.
 
     Raises:
         ValueError: for anything but a torch.Tensor or a torch.nn.Parameter, and for their subclasses.
     """
-    if type(given) not in (Tensor, nn.Parameter):
+    if type(value) not in (Tensor, nn.Parameter):
         raise ValueError(
-            f"{what}: expected a plain torch.Tensor, got {type(given).__name__}; of a subclass of Tensor give "
-            "tensor.as_subclass(torch.Tensor)."
+            f"{what}: expected a plain torch.Tensor, got {type(value).__name__}; for a subclass of Tensor, "
+            "give tensor.as_subclass(torch.Tensor)."
         )
-    assert isinstance(given, Tensor)
-    return given
+    assert isinstance(value, Tensor)
+    return value

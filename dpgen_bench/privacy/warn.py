@@ -12,8 +12,8 @@ from dpgen_bench.privacy.planning import own_shares
 from dpgen_bench.privacy.sampling import OneShard
 
 
-def caution(ledger: Ledger, name: str, ids_are_positions: bool = False) -> None:
-    """Write the warnings that concern the newly approved entry `name`; none if the budget is infinite.
+def warn_of_settings(ledger: Ledger, name: str, ids_are_positions: bool = False) -> None:
+    """Write the warnings about the newly approved entry `name`; none if the budget is infinite.
 
     Args:
         ids_are_positions: whether a record's id is its place in the data set, so that it changes if an earlier record
@@ -24,21 +24,21 @@ def caution(ledger: Ledger, name: str, ids_are_positions: bool = False) -> None:
         return
     if ledger.records > 0 and budget.delta >= 1.0 / ledger.records:
         ledger.warn(
-            f"delta = {budget.delta:g} is not below 1/n = {1.0 / ledger.records:.3g}, n being the number of "
-            f"{ledger.unit}s: a mechanism that gives away the data of one of them at random keeps this (epsilon, "
-            "delta). Take privacy.delta well below 1/n."
+            f"delta = {budget.delta:g} is not below 1/n = {1.0 / ledger.records:.3g}, where n is the number of "
+            f"{ledger.unit}s: a mechanism that publishes the data of one {ledger.unit} at random satisfies this "
+            "(epsilon, delta). Set privacy.delta well below 1/n."
         )
     if ids_are_positions and budget.relation == "add_remove" and isinstance(entry.event.sampling, OneShard):
         ledger.warn(
-            f"{name!r} deals records to shards by their position in the data set, so a record that is added or removed "
-            "moves later ones to other shards, which epsilon under add_remove does not cover: it holds for records "
-            "that keep their ids. Take privacy.relation=replace_one, or give records ids that stay."
+            f"{name!r} assigns records to shards by their position in the data set, so adding or removing a record "
+            "moves later ones to other shards. Epsilon under add_remove does not cover this: it holds for records that "
+            "keep their ids. Set privacy.relation=replace_one, or give records permanent ids."
         )
     if len(ledger.entries) > 1:
-        _warn_of_crowding(ledger)
+        _warn_of_small_rests(ledger)
 
 
-def _warn_of_crowding(ledger: Ledger) -> None:
+def _warn_of_small_rests(ledger: Ledger) -> None:
     """Warn of each release for which the others leave less than 1 % of the budget, by `is_nearly_spent`."""
     for name in ledger.entries:
         others = [entry.event for other, entry in ledger.entries.items() if other != name]
@@ -46,12 +46,12 @@ def _warn_of_crowding(ledger: Ledger) -> None:
             if is_nearly_spent(ledger.budget, others):
                 ledger.warn(
                     f"the other releases leave less than {LEAST_SHARE:.0%} of the budget (a share of mu squared, see "
-                    f"docs/privacy.md) to {name!r}, whose noise is therefore far above what the budget could pay for: "
-                    "divide the budget by share=... or by other noise."
+                    f"docs/privacy.md) to {name!r}, whose noise is therefore much larger than the whole budget would "
+                    "need: divide the budget by share=... or by other noise."
                 )
 
 
-def caution_unassigned(ledger: Ledger) -> None:
+def warn_of_unused_shares(ledger: Ledger) -> None:
     """Warn, when a fit has ended, of shares that sum to less than 1 if at least 1 % of the budget was left unused.
 
     Only then is it known that no other mechanism takes the rest.
