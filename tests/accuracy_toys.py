@@ -1,4 +1,4 @@
-"""Samples of two shades and a classifier whose accuracy on them is arithmetic."""
+"""Samples of two shades, and a classifier whose accuracy on them is known in closed form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpgen_bench.evaluate.utility import Accuracy
 
 @dataclass(frozen=True)
 class Own(DatasetSpec):
-    """Records of a test's own, as a dataset."""
+    """A dataset of records that a test defines."""
 
     train: Records
     name: str = "own"
@@ -40,7 +40,7 @@ def shades(labels: list[int], seed: int = 0) -> Records:
 
 
 def swap(records: Records, n: int) -> Records:
-    """The first n labels wrong."""
+    """The records with the first n labels wrong."""
     labels = records.labels.clone()
     labels[:n] = 1 - labels[:n]
     return Records(records.images, labels)
@@ -51,7 +51,7 @@ FITS: list[tuple[Records, int]] = []
 
 @dataclass(frozen=True)
 class Memory:
-    """Knows the label of each image it was trained on, or else says `otherwise`."""
+    """Predicts the label of each training image, and `otherwise` for other images."""
 
     known: dict[bytes, int]
     otherwise: int
@@ -62,7 +62,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Remember:
-    """Its accuracy is arithmetic: of the test images, those among its records that have their true label."""
+    """Remembers its records. Its accuracy is the share of test images that are among them with their true label."""
 
     otherwise: int = 2
 

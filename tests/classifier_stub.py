@@ -1,4 +1,4 @@
-"""A stand-in for the classifiers of metrics, which answers with the label in an image's first pixel, and its data."""
+"""A stub of the classifiers of metrics, which predicts the label in an image's first pixel, and its data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def one_hot(labels: Tensor, classes: int) -> Tensor:
 
 @dataclass
 class Stub:
-    """Keeps the seeds of its trainings; `sure` is the probability of the class it answers with."""
+    """Records the seeds of its trainings; `sure` is the probability of the predicted class."""
 
     sure: float = 1.0
     pause: float = 0.0

@@ -1,4 +1,4 @@
-"""What the tests of clipped gradient sums share: a float64 loop over records, a network, its loss and rows."""
+"""Helpers of the tests of clipped gradient sums: a float64 loop over records, a network, its loss and rows."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def loop(module: nn.Module, loss_of: Callable, rows: tuple[Tensor, ...]) -> Tens
     rows = tuple(row.double() if row.is_floating_point() else row for row in rows)
     names = sorted(name for name, p in exact.named_parameters() if p.requires_grad)
     parameters = [exact.get_parameter(name) for name in names]
-    found = []
+    gradients_of_records = []
     for i in range(len(rows[0])):
         loss = loss_of(exact)(*(row[i : i + 1] for row in rows)).sum()
         grads = torch.autograd.grad(loss, parameters, allow_unused=True)
         pairs = zip(grads, parameters, strict=True)
-        found.append(torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs]))
-    return torch.stack(found)
+        gradients_of_records.append(torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs]))
+    return torch.stack(gradients_of_records)
 
 
 def clip(per_record: Tensor, max_norm: float) -> Tensor:
@@ -45,17 +45,17 @@ def clip(per_record: Tensor, max_norm: float) -> Tensor:
 
 
 def assert_same(got: Tensor, clipped: Tensor) -> None:
-    """A sum agrees with the sum of `clipped` [b, p], relative to the sizes of what was summed (it may cancel)."""
+    """A sum equals the sum of `clipped` [b, p], relative to the norms of the summands (which may cancel)."""
     assert (got - clipped.sum(0)).norm() <= TOLERANCE * clipped.norm(dim=1).sum()
 
 
 def squared_output(module: nn.Module) -> Callable[..., Tensor]:
-    """A loss whose gradient is not zero anywhere special: ½‖out - 1‖² per record."""
+    """A loss whose gradient is zero at outputs of 1 only: ½‖out - 1‖² per record."""
     return lambda *rows: 0.5 * (module(*rows) - 1.0).flatten(1).square().sum(1)
 
 
 class Net(nn.Module):
-    """Image network with every supported layer kind that takes images, then positions, then a vector."""
+    """A network with all supported types of layers, on images, positions and vectors."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Protocols of toy metrics, a generator to measure and its run folder, for the tests of protocols."""
+"""Helpers of the tests of protocols: protocols of toy metrics, a generator and its run folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def generator(brightness: float = 0.5) -> NetGenerator:
 
 
 def released(results: Path) -> RunFolder:
-    """The folder of a run that has a generator and no reports."""
+    """The folder of a run that has a generator and no measurements."""
     folder = Store(results).folder("run")
     folder.path.mkdir(parents=True)
     generator().save(folder.path)
@@ -47,6 +47,6 @@ def run(spec: RunSpec, folder: RunFolder, **how) -> dict:
 
 
 def the_measurement(folder: RunFolder) -> dict:
-    """The one complete report of the run."""
+    """The one complete measurement of the run."""
     (measurement,) = folder.measurements.all()
     return measurement

@@ -118,6 +118,9 @@ def test_a_full_disk_costs_no_arrays(tmp_path, monkeypatch):
 
     monkeypatch.setattr("dpgen_bench.utils.cache.atomic", full)
     assert fetch(tmp_path) == fetch(tmp_path) == (True, True)
+    monkeypatch.setattr("dpgen_bench.utils.cache.write_atomic", lambda path, content: full(path))
+    with pytest.warns(UserWarning, match="cannot be written"):
+        add_values(tmp_path / "values.json", {"a": 1})
 
 
 def test_a_folder_that_cannot_be_written_costs_no_arrays(tmp_path):

@@ -1,4 +1,4 @@
-"""Accuracies calibrated by that of real training records, which a cache keeps for all runs."""
+"""Tests of accuracies calibrated by that of the real training records, whose predictions are cached for all runs."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def test() -> Records:
     return shades([0, 1] * 10)
 
 
-# What it gives
+# Values
 
 
 def test_accuracies_are_the_shares_of_right_answers(test, tmp_path):
-    """Samples: 15 of 20 right; real records: 16 of 20 right; calibrated: 15/16."""
+    """15 of 20 predictions are correct after training on samples, 16 after training on real records: 15/16."""
     ctx = context(tmp_path, swap(test, 4))
     values = Accuracy("mlp", Remember())(swap(test, 5), test, ctx)
     assert values == {
@@ -44,7 +44,7 @@ def test_accuracies_are_the_shares_of_right_answers(test, tmp_path):
         "acc_mlp_real_pct": pytest.approx(80.0),
         "acc_mlp_calibrated_pct": pytest.approx(93.75),
     }
-    assert ctx.notes == ["trained"]  # the reference's own would come with the run that fills the cache and no other
+    assert ctx.notes == ["trained"]  # only the run that fills the cache would get the notes of the reference
     assert Accuracy("cnn", Remember(), calibrate=False)(swap(test, 5), test, ctx) == {
         "acc_cnn_pct": pytest.approx(75.0)
     }
@@ -55,7 +55,7 @@ def test_better_than_real_is_above_100(test, tmp_path):
     assert values["acc_nb_calibrated_pct"] == pytest.approx(200.0)
 
 
-def test_without_real_training_records_the_plain_accuracy_still_comes(test, tmp_path):
+def test_without_real_training_records_the_plain_accuracy_is_measured(test, tmp_path):
     for more, reason in (
         ({"train_closed": "this run's records were promised away"}, "records were promised away"),
         ({}, "the context has no dataset to load them from"),
@@ -69,7 +69,7 @@ def test_without_real_training_records_the_plain_accuracy_still_comes(test, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_a_reference_that_is_never_right_calibrates_nothing(test, tmp_path):
+def test_a_reference_with_accuracy_0_gives_no_calibrated_accuracy(test, tmp_path):
     result = evaluate(Accuracy("mlp", Remember()), test, test, context(tmp_path, swap(test, 20)))
     assert result.values == {"acc_mlp_pct": 100.0, "acc_mlp_real_pct": 0.0}
     assert any("after training on real records is 0" in note for note in result.notes)
@@ -88,7 +88,7 @@ def test_a_wrong_number_of_predictions_is_an_error(test, tmp_path):
 
 
 def test_the_metric_seeds_what_draws_from_global_generators(test, tmp_path):
-    """A classifier without a seed of its own, called directly and not by `evaluate`; the reference has its own seed."""
+    """A classifier that uses global generators, not called by `evaluate`; the reference has its own seed."""
 
     @dataclass(frozen=True)
     class Dice(Remember):
@@ -96,20 +96,20 @@ def test_the_metric_seeds_what_draws_from_global_generators(test, tmp_path):
             draws = torch.randint(0, 2, (20,)).tolist()
             return Memory(dict(zip((image.numpy().tobytes() for image in test.images), draws, strict=True)), 0)
 
-    def figures(seed: int, train: Records | None) -> dict[str, float]:
+    def values_of(seed: int, train: Records | None) -> dict[str, float]:
         ctx = context(tmp_path / str(torch.initial_seed()) / str(seed), train, seed)
         return Accuracy("it", Dice())(shades([0, 1]), test, ctx)
 
     torch.manual_seed(1)
-    first = figures(7, shades([0, 1, 1]))
+    first = values_of(7, shades([0, 1, 1]))
     torch.manual_seed(2)
-    again, other = figures(7, shades([0, 1, 1])), figures(8, shades([0, 1, 1]))
+    again, other = values_of(7, shades([0, 1, 1])), values_of(8, shades([0, 1, 1]))
     assert first == again
     assert first["acc_it_pct"] != other["acc_it_pct"]
     assert first["acc_it_real_pct"] == other["acc_it_real_pct"]
 
 
-# The cache of what real records give
+# The cache of predictions after training on real records
 
 
 def cached(tmp_path: Path) -> list[Path]:
@@ -125,18 +125,18 @@ def test_the_reference_is_trained_once_for_all_runs(test, tmp_path, fits):
     again = metric(swap(test, 6), test, context(tmp_path, real, seed=4))
     assert [seed for _, seed in fits] == [4]
     assert again["acc_mlp_real_pct"] == first["acc_mlp_real_pct"]
-    # Another name is the same classifier; and kept predictions are scored with whatever labels the test set has.
+    # The name is not part of the key; kept predictions are scored with the labels of the present test set.
     renamed = Accuracy("cnn", Remember())(test, swap(test, 1), context(tmp_path, real))
     assert [seed for _, seed in fits] == [4, 0]
     assert renamed["acc_cnn_real_pct"] == pytest.approx(85.0)
     assert len(cached(tmp_path)) == 1
 
 
-def test_whatever_decides_is_in_the_key(test, tmp_path, fits, monkeypatch):
+def test_all_that_predictions_depend_on_is_in_the_key(test, tmp_path, fits, monkeypatch):
     real = swap(test, 4)
 
     def references(metric: Accuracy, train: Records, real_test: Records) -> int:
-        """How many files there are when this one is among them."""
+        """The number of cached files after this measurement."""
         metric(shades([0]), real_test, context(tmp_path, train, seed=1))
         return len(cached(tmp_path))
 
@@ -152,7 +152,7 @@ def test_whatever_decides_is_in_the_key(test, tmp_path, fits, monkeypatch):
     assert references(Accuracy("it", Remember()), real, test) == 7
 
 
-def test_a_run_of_real_data_fills_the_cache_and_is_filled_by_it(test, tmp_path, fits):
+def test_a_run_of_real_data_fills_the_cache_and_reads_it(test, tmp_path, fits):
     real = swap(test, 4)
     same = Records(real.images.clone(), real.labels.clone())
     metric = Accuracy("mlp", Remember())
@@ -166,7 +166,7 @@ def test_a_run_of_real_data_fills_the_cache_and_is_filled_by_it(test, tmp_path, 
     assert [seed for _, seed in fits] == [0, 2, 0]
 
 
-def test_a_cache_that_cannot_be_used_costs_no_figure(test, tmp_path, fits):
+def test_a_cache_that_cannot_be_used_costs_no_value(test, tmp_path, fits):
     (tmp_path / "classifiers").write_text("a file in the folder's place")
     metric, ctx = Accuracy("mlp", Remember()), context(tmp_path, swap(test, 4), seed=1)
     with pytest.warns(UserWarning, match="is not kept there"):
@@ -191,14 +191,13 @@ def test_real_data_measured_without_calibration_share_the_reference_too(test, tm
     assert plain(Records(real.images.clone(), real.labels), test, context(tmp_path, real)) == {"acc_mlp_pct": 80.0}
     Accuracy("mlp", Remember())(swap(test, 5), test, context(tmp_path, real, seed=1))
     assert [seed for _, seed in fits] == [0, 1]
-    plain(
-        swap(test, 5), test, context(tmp_path, real)
-    )  # other samples are trained on, and no reference is made for them
+    # Training on other samples needs no reference.
+    plain(swap(test, 5), test, context(tmp_path, real))
     assert [seed for _, seed in fits] == [0, 1, 0]
     assert len(cached(tmp_path)) == 1
 
 
-def spoil(path: Path, how: str) -> None:
+def damage(path: Path, how: str) -> None:
     if how == "cut":
         path.write_bytes(path.read_bytes()[:40])
     elif how == "empty":
@@ -215,11 +214,11 @@ def spoil(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "foreign", "short", "fractions"])
-def test_a_damaged_cache_is_reported_and_mended(how, test, tmp_path, fits):
+def test_a_damaged_cache_is_reported_and_replaced(how, test, tmp_path, fits):
     metric, ctx = Accuracy("mlp", Remember()), context(tmp_path, swap(test, 4), seed=1)
     good = metric(test, test, ctx)
     (path,) = cached(tmp_path)
-    spoil(path, how)
+    damage(path, how)
     with pytest.warns(UserWarning, match=r"classifiers.*computed again"):
         assert metric(test, test, ctx) == good
     assert [seed for _, seed in fits] == [0, 1, 0, 1]
@@ -243,29 +242,32 @@ def test_an_interrupted_training_leaves_nothing(test, tmp_path):
 
 @dataclass(frozen=True)
 class Slow(Remember):
-    """Writes a line for each training, and takes long enough for another process to come."""
+    """Writes a line for each training, which takes long enough for another process to start."""
 
-    diary: str = ""
+    trainings_log: str = ""
 
     def fit(self, records: Records, ctx: EvalContext) -> Memory:
-        with open(self.diary, "a") as file:
+        with open(self.trainings_log, "a") as file:
             file.write(f"{ctx.seed}\n")
         time.sleep(0.5)
         return super().fit(records, ctx)
 
 
-def measure_slowly(diary: str, cache: Path, gate: Any, answers: Any, seed: int) -> None:
+def measure_slowly(trainings_log: str, cache: Path, gate: Any, answers: Any, seed: int) -> None:
     test = shades([0, 1] * 10)
     gate.wait(timeout=60)
-    metric = Accuracy("it", Slow(diary=diary))
+    metric = Accuracy("it", Slow(trainings_log=trainings_log))
     answers.put(metric(test, test, context(cache, swap(test, 4), seed=seed))["acc_it_real_pct"])
 
 
 def test_two_processes_train_the_reference_once(tmp_path):
-    diary, start = tmp_path / "diary", multiprocessing.get_context("fork")  # others import torch anew: half a minute
+    trainings_log, start = (
+        tmp_path / "trainings_log",
+        multiprocessing.get_context("fork"),
+    )  # other methods import torch again, for half a minute
     gate, answers = start.Barrier(2), start.SimpleQueue()
     both = [
-        start.Process(target=measure_slowly, args=(str(diary), tmp_path, gate, answers, seed), daemon=True)
+        start.Process(target=measure_slowly, args=(str(trainings_log), tmp_path, gate, answers, seed), daemon=True)
         for seed in (1, 2)
     ]
     for process in both:
@@ -274,5 +276,5 @@ def test_two_processes_train_the_reference_once(tmp_path):
         process.join(timeout=60)
     assert [process.exitcode for process in both] == [0, 0]
     assert [answers.get(), answers.get()] == [pytest.approx(80.0)] * 2
-    assert sorted(diary.read_text().split()) == ["0", "1", "2"]
+    assert sorted(trainings_log.read_text().split()) == ["0", "1", "2"]
     assert len(cached(tmp_path)) == 1

@@ -1,4 +1,4 @@
-"""The cache of classifiers: one training for all runs of a dataset, damaged files, two trainings at once."""
+"""Tests of the cache of classifiers: one training for all runs of a dataset, damaged files, concurrent trainings."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_another_test_set_another_accuracy_without_a_training(ctx):
     assert classifier.fits == [0]
 
 
-def test_the_test_images_are_asked_about_once(ctx, monkeypatch):
+def test_the_test_images_are_predicted_once(ctx, monkeypatch):
     first = reference_predictions(Stub(), ctx.train(), TEST.images, ctx)
-    monkeypatch.setattr(FittedStub, "predict", lambda self, images: pytest.fail("asked about the test images again"))
+    monkeypatch.setattr(FittedStub, "predict", lambda self, images: pytest.fail("the test images were predicted again"))
     assert torch.equal(reference_predictions(Stub(), ctx.train(), TEST.images, ctx), first)
 
 
@@ -107,7 +107,7 @@ def weights_file(ctx: EvalContext) -> Path:
     return path
 
 
-def test_two_at_once_train_once(ctx):
+def test_of_two_concurrent_trainings_one_runs(ctx):
     stubs = [Stub(pause=0.3), Stub(pause=0.3)]
     threads = [threading.Thread(target=reference_network, args=(stub, shown(TEST.labels), ctx)) for stub in stubs]
     for thread in threads:
@@ -133,7 +133,7 @@ def test_an_interrupted_training_leaves_nothing_to_load(ctx, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert metric(TEST, TEST, ctx)["inception_score"] == pytest.approx(4.0)
-    assert metric.classifier.fits == [0]  # the first was stopped before it was one, the second was kept
+    assert metric.classifier.fits == [0]  # the first training was stopped before it began, the second one was kept
 
 
 def test_closed_training_records_stay_closed_even_with_a_classifier_in_the_cache(ctx):

@@ -1,4 +1,4 @@
-"""scikit-learn's and XGBoost's classifiers: known answers, degenerate samples, seeds, threads, settings."""
+"""Tests of scikit-learn's and XGBoost's classifiers: predictions, degenerate samples, seeds, threads, settings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def context(seed: int = 0, num_classes: int = 10) -> EvalContext:
 
 
 def corners(n: int, labels: tuple[int, ...] = (0, 1, 2), seed: int = 0) -> Records:
-    """Faint noise, 6x6, and one corner bright: the corner tells the class; any classifier gets all of them right."""
+    """Faint noise, 6x6, with one bright corner for each class, which every classifier predicts correctly."""
     noise = np.random.default_rng(seed).integers(0, 20, (n, 1, 6, 6))
     number = np.arange(n) % len(labels)
     for row, k in enumerate(number):
@@ -62,7 +62,7 @@ def corners(n: int, labels: tuple[int, ...] = (0, 1, 2), seed: int = 0) -> Recor
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[Records, Records]:
-    """Real digits at the 8x8 of their scans: 150 to train on, 200 to test."""
+    """Real digits of 8x8 pixels: 150 to train on, 200 to test."""
 
     def small(records: Records, n: int) -> Records:
         return Records(records.images[:n, :, ::4, ::4].contiguous(), records.labels[:n])
@@ -70,12 +70,12 @@ def digits() -> tuple[Records, Records]:
     return small(Digits().load("train"), 150), small(Digits().load("test"), 200)
 
 
-# Known answers
+# Predictions
 
 
 @all_of_them
-def test_separable_classes_are_told_apart_even_with_gaps_in_the_labels(classifier):
-    """Labels 1, 4 and 9 of 10, and of two classes 3 and 7: every prediction is the label, not its rank."""
+def test_separable_classes_are_separated_even_with_gaps_in_the_labels(classifier):
+    """Labels 1, 4 and 9 of 10, and 3 and 7: every prediction is a label, not its rank."""
     for labels in ((1, 4, 9), (3, 7)):
         train, test = corners(90, labels, seed=1), corners(60, labels, seed=2)
         predicted = classifier.fit(train, context()).predict(test.images)
@@ -85,28 +85,28 @@ def test_separable_classes_are_told_apart_even_with_gaps_in_the_labels(classifie
 
 @all_of_them
 def test_real_digits_are_far_above_chance(classifier, digits):
-    """Trained on 150; chance is 10%. Over 20 seeds 20 boosted stumps reach 33.5% always, the others 47% and more."""
+    """Chance is 10%. In 20 seeds, 20 boosted stumps reached at least 33.5%, the others at least 47%."""
     train, test = digits
     right = (classifier.fit(train, context()).predict(test.images) == test.labels).double().mean()
     assert right > 0.2
 
 
 @all_of_them
-def test_one_class_is_always_answered(classifier, digits):
+def test_a_single_class_is_always_predicted(classifier, digits):
     train, test = digits
     sevens = Records(train.images, torch.full_like(train.labels, 7))
     assert classifier.fit(sevens, context()).predict(test.images).unique().tolist() == [7]
 
 
 @all_of_them
-def test_one_and_the_same_image_leaves_the_most_frequent_label(classifier, digits):
+def test_equal_images_give_the_most_frequent_label(classifier, digits):
     grey = Records(torch.full((30, 1, 7, 7), 128, dtype=torch.uint8), torch.tensor([2, 5, 8] * 9 + [5, 5, 2]))
     assert classifier.fit(grey, context()).predict(digits[1].images).unique().tolist() == [5]
     tied = Records(grey.images, torch.tensor([9, 4, 6] * 10))
     assert classifier.fit(tied, context()).predict(digits[1].images).unique().tolist() == [4]
 
 
-# What the estimator is given
+# Arguments of the estimator
 
 
 @dataclass
@@ -121,7 +121,7 @@ SEEN: list[Seen] = []
 
 
 class Spy(ClassifierMixin, BaseEstimator):
-    """Writes down what it is fitted to, with how many threads, and answers with its last class number."""
+    """Records its training data and the number of threads, and predicts its last class number."""
 
     def __init__(self, random_state=None, n_jobs=None, early_stopping=False, validation_fraction=0.1):
         self.random_state, self.n_jobs = random_state, n_jobs
@@ -171,13 +171,13 @@ def test_the_estimator_sees_shuffled_rows_of_the_samples_and_nothing_else(seen):
     assert fit.settings["n_jobs"] == 1
 
 
-def test_the_order_is_the_seeds(seen):
+def test_the_order_is_drawn_by_the_seed(seen):
     samples = corners(60)
     for seed in (3, 3, 2**40 + 5):
         spy().fit(samples, context(seed))
     assert np.array_equal(seen[0].rows, seen[1].rows)
     assert not np.array_equal(seen[0].rows, seen[2].rows)
-    assert seen[2].settings["random_state"] == 5  # what scikit-learn takes ends at 2**32
+    assert seen[2].settings["random_state"] == 5  # scikit-learn takes seeds below 2**32
 
 
 def test_everything_runs_on_one_thread(seen):
@@ -202,7 +202,7 @@ def test_unrounded_samples_are_read_on_the_same_scale_and_left_alone(classifier,
 
 
 def scores(classifier: Sklearn, digits: tuple[Records, Records], seed: int) -> np.ndarray:
-    """Scores, if the estimator gives any, else predictions: finer than accuracies."""
+    """Scores, if the estimator has any, else predictions; more sensitive than accuracies."""
     fitted = classifier.fit(digits[0], context(seed))
     assert isinstance(fitted, FittedSklearn)
     score: Callable = getattr(fitted.model, "predict_proba", None) or fitted.model.decision_function
@@ -211,8 +211,8 @@ def scores(classifier: Sklearn, digits: tuple[Records, Records], seed: int) -> n
 
 
 @all_of_them
-def test_the_seed_alone_decides(classifier, digits):
-    """Not the global generators, and not how many threads there are."""
+def test_predictions_depend_on_the_seed_only(classifier, digits):
+    """And not on the global generators or the number of threads."""
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002
     first = scores(classifier, digits, seed=5)
@@ -228,7 +228,7 @@ def test_another_seed_is_another_training(name, digits):
     assert any(not np.array_equal(first, scores(ALL[name], digits, seed=seed)) for seed in (1, 2))
 
 
-def test_all_of_them_may_run_beside_others():
+def test_all_of_them_may_run_next_to_others():
     assert all(classifier.one_core("cuda") for classifier in ALL.values())
 
 
@@ -254,7 +254,7 @@ def test_too_few_samples_to_hold_out_are_an_error_that_says_so():
 
 
 def test_the_guard_is_where_a_hold_out_by_class_fails(monkeypatch):
-    """The smallest sets that it lets through can be fitted; without it, the largest that it refuses cannot."""
+    """The smallest sets that the check accepts can be fitted; the largest that it refuses cannot."""
     linear = Sklearn("sklearn.linear_model.SGDClassifier", {"early_stopping": True, "max_iter": 2})
     for classifier in (mlp(), linear):
         classifier.fit(rows_of(91, 10), context())
@@ -281,7 +281,7 @@ def test_the_guard_is_where_a_hold_out_by_class_fails(monkeypatch):
         ("sklearn.ensemble.VotingClassifier", {}, "expected a classifier with scikit-learn's interface"),
     ],
 )
-def test_wrong_settings_are_found_at_once(estimator, params, complaint):
+def test_wrong_settings_are_refused_at_once(estimator, params, complaint):
     with pytest.raises(ValueError, match=complaint):
         Sklearn(estimator, params)
 
@@ -289,7 +289,7 @@ def test_wrong_settings_are_found_at_once(estimator, params, complaint):
 # Fingerprints
 
 
-def test_a_fingerprint_names_all_that_decides():
+def test_a_fingerprint_names_all_that_predictions_depend_on():
     text = fingerprint(Sklearn("sklearn.svm.LinearSVC", {"max_iter": 7}))
     assert json.loads(text) == {
         "class": "dpgen_bench.evaluate.classifiers.Sklearn",
@@ -301,7 +301,7 @@ def test_a_fingerprint_names_all_that_decides():
     assert boosted["versions"] == {"sklearn": sklearn.__version__, "xgboost": xgboost.__version__}
 
 
-def test_fingerprints_are_equal_for_equal_classifiers_alone(monkeypatch):
+def test_fingerprints_are_equal_for_equal_classifiers_only(monkeypatch):
     def svc(**params: Any) -> str:
         return fingerprint(Sklearn("sklearn.svm.LinearSVC", params))
 
@@ -323,7 +323,7 @@ def test_a_base_estimator_enters_by_its_settings():
     assert boosted(2) != boosted(3)
 
 
-def test_what_has_no_name_has_no_fingerprint():
+def test_settings_without_a_json_form_have_no_fingerprint():
     class Plain:
         def fit(self, records: Records, ctx: EvalContext) -> Any: ...
 
@@ -341,7 +341,7 @@ def test_what_has_no_name_has_no_fingerprint():
 
 @dataclass(frozen=True)
 class Own:
-    """A classifier of one's own, in a module without a REVISION."""
+    """A classifier of a user, in a module without a REVISION."""
 
     depth: int = 3
 
@@ -351,7 +351,7 @@ class Own:
         return False
 
 
-def test_ones_own_classifier_has_a_fingerprint():
+def test_a_users_classifier_has_a_fingerprint():
     parts = json.loads(fingerprint(Own()))
     assert parts["fields"] == {"depth": 3}
     assert parts["versions"] == {"torch": torch.__version__}

@@ -1,4 +1,4 @@
-"""The Fréchet distance against closed forms and pytorch-fid; Inception features; the cache of real features."""
+"""Tests of the Fréchet distance against closed forms and pytorch-fid, of Inception features and of their cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gaussian(d: int, rank: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def pytorch_fids(*moments: np.ndarray) -> float:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # scipy's deprecation of what pytorch-fid calls
+        warnings.simplefilter("ignore")  # scipy deprecates a function that pytorch-fid calls
         return float(calculate_frechet_distance(*moments))
 
 
@@ -36,7 +36,7 @@ def pytorch_fids(*moments: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("n", [2, 50, 5000])
-def test_moments_are_numpys(n):
+def test_moments_equal_those_of_numpy(n):
     features = (np.random.default_rng(n).standard_normal((n, 20)) * 3 + 5).astype(np.float32)
     mean, covariance = mean_and_covariance(features)
     assert mean.dtype == covariance.dtype == np.float64
@@ -95,8 +95,8 @@ def test_equal_to_pytorch_fid(d):
 
 @pytest.mark.parametrize(("n1", "n2"), [(30, 1000), (1000, 30), (30, 50)])
 def test_fewer_images_than_features(n1, n2):
-    """Against tr √(C1 C2) as the sum of singular values of A1ᵀ A2, C = A Aᵀ; and pytorch-fid, as far as its own root of
-    a singular matrix goes."""
+    """Against tr √(C1 C2) as the sum of singular values of A1ᵀ A2, C = A Aᵀ; and pytorch-fid, up to the error of its
+    root of a singular matrix."""
     rng = np.random.default_rng(6)
     sets = [(rng.standard_normal((n, 100)) @ rng.standard_normal((100, 100))) for n in (n1, n2)]
     moments = [mean_and_covariance(features) for features in sets]
@@ -130,7 +130,7 @@ def test_equal_to_pytorch_fid_at_full_size(n):
 
 
 class FakeExtractor:
-    """Mean and maximum of an image, counting its calls."""
+    """Mean and maximum of an image; counts its calls."""
 
     dim = 2
 
@@ -164,18 +164,18 @@ def test_features_are_cached_by_content_and_version(tmp_path):
     assert sorted(files) == [".lock"] * 3 + [".npz"] * 3  # and no temporary file
 
 
-@pytest.mark.parametrize("harm", ["truncate", "flip", "empty", "swap"])
-def test_a_corrupt_cache_is_noticed_and_mended(tmp_path, harm):
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "swap"])
+def test_a_corrupt_cache_is_reported_and_replaced(tmp_path, damage):
     extractor, records = FakeExtractor(), noise_records(5, 0)
     good = cached_features(records, extractor, tmp_path)
     (path,) = (tmp_path / "features").glob("*.npz")
     content = path.read_bytes()
-    if harm == "truncate":
+    if damage == "truncate":
         path.write_bytes(content[: len(content) // 2])
-    elif harm == "flip":
+    elif damage == "flip":
         position = content.index(good.tobytes())
         path.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
-    elif harm == "empty":
+    elif damage == "empty":
         path.write_bytes(b"")
     else:
         cached_features(noise_records(5, 1), extractor, tmp_path)
@@ -199,7 +199,7 @@ def test_a_full_disk_costs_no_features(tmp_path, monkeypatch):
     assert np.array_equal(features, FakeExtractor()(noise_records(5, 0).images, 64))
 
 
-def test_an_interrupted_computation_goes_on_at_its_chunk(tmp_path, monkeypatch):
+def test_an_interrupted_computation_resumes_at_its_chunk(tmp_path, monkeypatch):
     monkeypatch.setattr("dpgen_bench.evaluate.features.CHUNK", 2)
 
     class Stopped(FakeExtractor):
@@ -263,7 +263,7 @@ def test_fid_knows_two_references():
 
 
 def gaussian_features(monkeypatch, sets: dict[int, np.ndarray]) -> list[int]:
-    """Let `features_of` answer with the features given for a set of so many records; the calls' sizes come back."""
+    """Let `features_of` return the features of a set by its number of records; returns a list of the calls' numbers."""
     asked = []
 
     def features_of(records, ctx, *, real, tool):
@@ -275,7 +275,7 @@ def gaussian_features(monkeypatch, sets: dict[int, np.ndarray]) -> list[int]:
 
 
 def test_fid_of_samples_of_two_gaussians_is_near_the_closed_form(monkeypatch, tmp_path):
-    """N(m1, S1) and N(m2, S2) in 8 dimensions, 200,000 draws each: the estimate is within 1% of the laws' distance (its
+    """N(m1, S1) and N(m2, S2) in 8 dimensions, 200,000 draws each: the estimate is within 1% of the exact distance (its
     standard deviation over seeds is 0.2%)."""
     rng = np.random.default_rng(0)
     laws = [gaussian(8, 16, seed=seed) for seed in (1, 2)]
@@ -284,7 +284,7 @@ def test_fid_of_samples_of_two_gaussians_is_near_the_closed_form(monkeypatch, tm
     assert distance == pytest.approx(frechet_distance(*laws[0], *laws[1]), rel=0.01)
 
 
-def test_few_images_are_said_to_bias_the_distance(monkeypatch, tmp_path):
+def test_a_note_says_that_few_images_bias_the_distance(monkeypatch, tmp_path):
     rng = np.random.default_rng(0)
     gaussian_features(monkeypatch, {n: rng.standard_normal((n, 20)) for n in (10, 50, 60)})
     few = evaluate(Fid(), noise_records(10, 0), noise_records(50, 1), EvalContext(0, "cpu", 2, tmp_path))
@@ -325,14 +325,14 @@ def inception() -> InceptionFeatures:
     ("dim", "n"),
     [(64, 80), pytest.param(192, 240, marks=pytest.mark.slow), pytest.param(2048, 300, marks=pytest.mark.slow)],
 )
-def test_fid_of_two_folders_is_pytorch_fids(tmp_path, dim, n):
-    """The same PNG folders through pytorch-fid's own command: relative error below 1e-4.
+def test_fid_of_two_folders_equals_that_of_pytorch_fid(tmp_path, dim, n):
+    """For the same PNG folders, pytorch-fid's function returns the same FID: relative error below 1e-4.
 
     The fast case is at a layer of few features, for which 80 images make covariances of full rank.
     """
-    folders, ours = folders_and_features(tmp_path, inception_or_skip(dim), n)
-    theirs = calculate_fid_given_paths(folders, batch_size=40, device="cpu", dims=dim, num_workers=0)
-    assert frechet_distance(*ours[0], *ours[1]) == pytest.approx(theirs, rel=1e-4)
+    folders, moments = folders_and_features(tmp_path, inception_or_skip(dim), n)
+    expected = calculate_fid_given_paths(folders, batch_size=40, device="cpu", dims=dim, num_workers=0)
+    assert frechet_distance(*moments[0], *moments[1]) == pytest.approx(expected, rel=1e-4)
 
 
 def folders_and_features(tmp_path, extractor, n: int):
@@ -350,8 +350,8 @@ def folders_and_features(tmp_path, extractor, n: int):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_features_are_pytorch_fids(inception, tmp_path, channels):
-    """The same images through pytorch-fid's own path, from PNG files.
+def test_features_equal_those_of_pytorch_fid(inception, tmp_path, channels):
+    """pytorch-fid computes the same features from PNG files of the same images.
 
     Features are of size 1; 94 convolutions in batches of other sizes move them by some 1e-5.
     """
@@ -379,10 +379,10 @@ def test_missing_weights_are_an_error_of_their_own(tmp_path, monkeypatch):
 def test_fid_of_a_few_images(inception, tmp_path):
     """Against the distance from the features themselves, tr √(C1 C2) being the sum of singular values of A1ᵀ A2."""
     digits = Digits().load("test")
-    real, made = Records(digits.images[:4], digits.labels[:4]), noise_records(3, 0)
+    real, generated = Records(digits.images[:4], digits.labels[:4]), noise_records(3, 0)
     ctx = EvalContext(seed=0, device="cpu", num_classes=10, cache=tmp_path)
-    values = Fid()(made, real, ctx)
-    features = [inception(records.images).astype(np.float64) for records in (made, real)]
+    values = Fid()(generated, real, ctx)
+    features = [inception(records.images).astype(np.float64) for records in (generated, real)]
     centred = [(rows - rows.mean(axis=0)) / np.sqrt(len(rows) - 1) for rows in features]
     gap = features[0].mean(axis=0) - features[1].mean(axis=0)
     root = np.linalg.svd(centred[0] @ centred[1].T, compute_uv=False).sum()

@@ -56,7 +56,7 @@ def image_networks(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
             layer = nn.ConvTranspose2d(channels, width, kernel, stride, draw(st.integers(0, 1)), extra, **common)
         try:
             out = layer(out)
-        except RuntimeError:  # the kernel is larger than what is left of the image
+        except RuntimeError:  # the kernel is larger than the remaining image
             assume(False)
         assume(0 < out.shape[2] * out.shape[3] <= 900)
         net.extend([layer, nn.Tanh()])
@@ -64,7 +64,7 @@ def image_networks(draw: st.DrawFn) -> tuple[nn.Module, Tensor]:
     return net, x
 
 
-# Which way a layer's norms are measured: (backend, cost of a kept number, preference for pixels over patches).
+# How a layer's norms are computed: (backend, cost of a kept number, preference for pixels over patches).
 WAYS = {
     "kept gradients": ("bookkeeping", 0, 0.0),
     "Gram matrices of pixels": ("bookkeeping", 10**9, 1e9),
@@ -120,11 +120,11 @@ def test_back_ends_agree_with_each_other_and_the_loop(b: int, seed: int, max_nor
     net, rows = Net(), net_rows(b, seed)
     exact = loop(net, net_loss, rows)
     sums = {name: clipped_gradient_sum(net, net_loss(net), rows, max_norm, backend=name) for name in BACKENDS}
-    for found in sums.values():
-        assert list(found.gradients) == [name for name, _ in net.named_parameters()]
-        assert all(found.gradients[name].shape == p.shape for name, p in net.named_parameters())
-        assert not any(g.requires_grad for g in found.gradients.values())
-        assert_same(flat(found.gradients), clip(exact, max_norm))
+    for result in sums.values():
+        assert list(result.gradients) == [name for name, _ in net.named_parameters()]
+        assert all(result.gradients[name].shape == p.shape for name, p in net.named_parameters())
+        assert not any(g.requires_grad for g in result.gradients.values())
+        assert_same(flat(result.gradients), clip(exact, max_norm))
 
 
 @both
@@ -132,17 +132,17 @@ def test_float64_modules(net: Net, backend: str) -> None:
     rows = net_rows(5)
     exact = loop(net, net_loss, rows)
     net.double()
-    found = clipped_gradient_sum(net, net_loss(net), (rows[0].double(), rows[1]), 0.3, backend=backend)
-    assert found.norms.dtype == torch.float64
-    assert_same(flat(found.gradients), clip(exact, 0.3))
+    result = clipped_gradient_sum(net, net_loss(net), (rows[0].double(), rows[1]), 0.3, backend=backend)
+    assert result.norms.dtype == torch.float64
+    assert_same(flat(result.gradients), clip(exact, 0.3))
 
 
 def test_padding_index_of_an_embedding_gets_no_gradient() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Embedding(4, 3, padding_idx=1), nn.Linear(3, 2))
     ids = torch.tensor([[0, 1], [1, 1], [2, 1]])
-    found = clipped_gradient_sum(net, squared_output(net), (ids,), 0.3)
-    assert_same(flat(found.gradients), clip(loop(net, squared_output, (ids,)), 0.3))
+    result = clipped_gradient_sum(net, squared_output(net), (ids,), 0.3)
+    assert_same(flat(result.gradients), clip(loop(net, squared_output, (ids,)), 0.3))
 
 
 @both
@@ -151,26 +151,26 @@ def test_frozen_parameters_are_left_out(net: Net, backend: str) -> None:
     net.head.bias.requires_grad_(False)
     net.label.requires_grad_(False)
     rows = net_rows(4)
-    found = clipped_gradient_sum(net, net_loss(net), rows, 0.1, backend=backend)
-    assert set(found.gradients) == {name for name, p in net.named_parameters() if p.requires_grad}
-    assert_same(flat(found.gradients), clip(loop(net, net_loss, rows), 0.1))
+    result = clipped_gradient_sum(net, net_loss(net), rows, 0.1, backend=backend)
+    assert set(result.gradients) == {name for name, p in net.named_parameters() if p.requires_grad}
+    assert_same(flat(result.gradients), clip(loop(net, net_loss, rows), 0.1))
 
 
 @both
 def test_parameters_the_loss_does_not_use_have_zero_gradients(net: Net, backend: str) -> None:
     net.unused = nn.Linear(3, 3)
-    found = clipped_gradient_sum(net, net_loss(net), net_rows(3), 1.0, backend=backend)
-    assert not found.gradients["unused.weight"].any()
-    assert found.gradients["head.weight"].any()
+    result = clipped_gradient_sum(net, net_loss(net), net_rows(3), 1.0, backend=backend)
+    assert not result.gradients["unused.weight"].any()
+    assert result.gradients["head.weight"].any()
 
 
 @both
 @pytest.mark.parametrize("max_norm", [1.0, math.inf])
 def test_an_empty_batch_gives_zeros(net: Net, backend: str, max_norm: float) -> None:
-    found = clipped_gradient_sum(net, net_loss(net), net_rows(0), max_norm, backend=backend)
-    assert found.norms.shape == (0,)
-    assert {name: g.shape for name, g in found.gradients.items()} == {n: p.shape for n, p in net.named_parameters()}
-    assert not flat(found.gradients).any()
+    result = clipped_gradient_sum(net, net_loss(net), net_rows(0), max_norm, backend=backend)
+    assert result.norms.shape == (0,)
+    assert {name: g.shape for name, g in result.gradients.items()} == {n: p.shape for n, p in net.named_parameters()}
+    assert not flat(result.gradients).any()
 
 
 @both
@@ -179,10 +179,10 @@ def test_masked_rows_add_exactly_nothing(net: Net, backend: str, max_norm: float
     x, y = net_rows(6)
     mask = torch.tensor([1, 0, 1, 1, 0, 0])
     x[1] = math.nan
-    found = clipped_gradient_sum(net, net_loss(net), (x, y), max_norm, mask=mask, backend=backend)
+    result = clipped_gradient_sum(net, net_loss(net), (x, y), max_norm, mask=mask, backend=backend)
     kept = clipped_gradient_sum(net, net_loss(net), (x[mask == 1], y[mask == 1]), max_norm, backend=backend)
-    assert torch.equal(flat(found.gradients), flat(kept.gradients))
-    assert not found.norms[mask == 0].any()
+    assert torch.equal(flat(result.gradients), flat(kept.gradients))
+    assert not result.norms[mask == 0].any()
     nothing = clipped_gradient_sum(net, net_loss(net), (x, y), max_norm, mask=torch.zeros(6).bool(), backend=backend)
     assert not flat(nothing.gradients).any()
 
@@ -193,27 +193,27 @@ def test_the_sum_does_not_depend_on_the_microbatch(net: Net, backend: str, size:
     rows = net_rows(8)
     exact = clip(loop(net, net_loss, rows), 0.1)
     for mask in (None, torch.ones(8).bool()):
-        found = clipped_gradient_sum(net, net_loss(net), rows, 0.1, mask=mask, microbatch=size, backend=backend)
-        assert_same(flat(found.gradients), exact)
-        assert found.norms.shape == (8,)
-        assert (found.norms > 0).all()
+        result = clipped_gradient_sum(net, net_loss(net), rows, 0.1, mask=mask, microbatch=size, backend=backend)
+        assert_same(flat(result.gradients), exact)
+        assert result.norms.shape == (8,)
+        assert (result.norms > 0).all()
 
 
 @both
 def test_without_clipping_the_sum_is_the_ordinary_gradient(net: Net, backend: str) -> None:
     rows = net_rows(6)
-    found = clipped_gradient_sum(net, net_loss(net), rows, math.inf, microbatch=4, backend=backend)
-    assert_same(flat(found.gradients), loop(net, net_loss, rows))
-    assert found.norms.isnan().all()
+    result = clipped_gradient_sum(net, net_loss(net), rows, math.inf, microbatch=4, backend=backend)
+    assert_same(flat(result.gradients), loop(net, net_loss, rows))
+    assert result.norms.isnan().all()
 
 
-def test_without_clipping_any_module_goes_and_poison_is_left_out() -> None:
+def test_without_clipping_any_module_is_accepted_and_nonfinite_records_are_dropped() -> None:
     torch.manual_seed(0)
     lin = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)).eval()
     net = nn.Sequential(lin, nn.Tanh(), lin, nn.LayerNorm(3))
     x = torch.randn(9, 3)
     clean = loop(net, squared_output, (x,))[torch.arange(9) != 4]
     x[4] = math.nan
-    found = clipped_gradient_sum(net, squared_output(net), (x,), math.inf)
-    assert_same(flat(found.gradients), clean)
-    assert found.norms[4] == 0
+    result = clipped_gradient_sum(net, squared_output(net), (x,), math.inf)
+    assert_same(flat(result.gradients), clean)
+    assert result.norms[4] == 0

@@ -1,4 +1,4 @@
-"""Per-record clipped gradient sums: no record adds more than C, whatever it holds."""
+"""Tests that no record adds more than C to a clipped gradient sum, for all values of records."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def net() -> Net:
 
 
 def test_one_record_never_adds_more_than_its_bound(net: Net) -> None:
-    """The float64 norm of what the float32 sum holds, for records one at a time, is at most C; and close to it."""
+    """For single records, the float64 norm of the float32 sum is at most C, and close to it."""
     x, y = net_rows(40)
     for backend in BACKENDS:
         for max_norm in (0.01, 0.0333):
             for i in range(len(y)):
-                found = clipped_gradient_sum(
+                result = clipped_gradient_sum(
                     net, net_loss(net), (x[i : i + 1], y[i : i + 1]), max_norm, backend=backend
                 )
-                norm = flat(found.gradients).norm().item()
-                assert found.norms.item() > max_norm, "this record is not clipped; the test says nothing"
+                norm = flat(result.gradients).norm().item()
+                assert result.norms.item() > max_norm, "this record is not clipped, so the test shows nothing"
                 assert max_norm * (1 - TOLERANCE) <= norm <= max_norm
 
 
@@ -55,8 +55,8 @@ def test_one_record_never_adds_more_than_its_bound(net: Net) -> None:
 )
 @settings(some_examples, max_examples=60)
 def test_the_bound_holds_where_positions_cancel(seed: int, positions: int, spread: float, scale: float) -> None:
-    """Near-equal inputs a_t with output gradients d_t that sum to zero: a float32 ghost norm is mostly rounding
-    error there, and a norm measured too small would let the record through above C."""
+    """Nearly equal inputs a_t with output gradients d_t that sum to zero: a float32 ghost norm is mostly rounding
+    error, and with a norm that is too small the record would add more than C."""
     torch.manual_seed(seed)
     lin = nn.Linear(8, 3)
     a = scale * (torch.randn(1, 1, 8) + spread * torch.randn(1, positions, 8))
@@ -67,15 +67,15 @@ def test_the_bound_holds_where_positions_cancel(seed: int, positions: int, sprea
     assume(norm > 2e-6)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "_COST_OF_A_KEPT_NUMBER", 10**9)  # always through Gram matrices
-        found = clipped_gradient_sum(lin, lambda a, d: (lin(a) * d).flatten(1).sum(1), (a, d), norm / 2)
-    assert norm <= found.norms.double().item() * (1 + 1e-7) <= norm * (1 + TOLERANCE) * (1 + 1e-7)
-    assert norm / 2 * (1 - 2 * TOLERANCE) <= flat(found.gradients).norm().item() <= norm / 2
+        result = clipped_gradient_sum(lin, lambda a, d: (lin(a) * d).flatten(1).sum(1), (a, d), norm / 2)
+    assert norm <= result.norms.double().item() * (1 + 1e-7) <= norm * (1 + TOLERANCE) * (1 + 1e-7)
+    assert norm / 2 * (1 - 2 * TOLERANCE) <= flat(result.gradients).norm().item() <= norm / 2
 
 
 @pytest.mark.rounding
 @pytest.mark.parametrize(("positions", "features"), [(1, 6), (2, 6), (2, 4096), (4, 64), (32, 6)])
-def test_no_norm_of_many_is_measured_too_small(positions: int, features: int) -> None:
-    """1,000 records whose positions cancel to every degree: no reported norm is below the exact one."""
+def test_no_norm_of_many_records_is_too_small(positions: int, features: int) -> None:
+    """1,000 records with all degrees of cancellation: no returned norm is below the exact one."""
     torch.manual_seed(0)
     b, lin = 1000, nn.Linear(features, 2, bias=False)
     spread = torch.logspace(-2, 0.5, b).view(b, 1, 1)
@@ -94,15 +94,15 @@ def test_no_norm_of_many_is_measured_too_small(positions: int, features: int) ->
 @pytest.mark.parametrize("size", [1e12, 1e17, 1e-17])
 @pytest.mark.parametrize("positions", [1, 2])
 def test_the_bound_holds_where_squares_leave_the_range_of_float32(backend: str, size: float, positions: int) -> None:
-    """Inputs of 1e17 against output gradients of 1e-22, or the reverse: an ordinary product of extraordinary parts."""
+    """Inputs of 1e17 with output gradients of 1e-22, or the reverse: an ordinary product of extreme factors."""
     torch.manual_seed(0)
     lin = nn.Linear(5, 4, bias=False)
     a, d = size * torch.randn(3, positions, 5), 1e-5 / size * torch.randn(3, positions, 4)
     exact = torch.bmm(d.double().transpose(1, 2), a.double())
     loss = lambda a, d: (lin(a) * d).flatten(1).sum(1)  # noqa: E731
     for i in range(3):
-        found = clipped_gradient_sum(lin, loss, (a[i : i + 1], d[i : i + 1]), 2e-6, backend=backend)
-        part = found.gradients["weight"].double()
+        result = clipped_gradient_sum(lin, loss, (a[i : i + 1], d[i : i + 1]), 2e-6, backend=backend)
+        part = result.gradients["weight"].double()
         assert exact[i].norm() > 2e-6
         assert part.norm() <= 2e-6
         assert torch.allclose(part, exact[i] * (2e-6 / exact[i].norm()), rtol=1e-4, atol=1e-10)
@@ -110,7 +110,7 @@ def test_the_bound_holds_where_squares_leave_the_range_of_float32(backend: str, 
 
 @both
 def test_norms_of_millions_of_weights_are_exact(backend: str) -> None:
-    """PyTorch's float32 norm of so many numbers is off by 1e-5."""
+    """PyTorch's float32 norm of so many numbers has an error of 1e-5."""
     torch.manual_seed(0)
     lin = nn.Linear(3_000_000, 1, bias=False)
     x = torch.rand(1, 3_000_000)
@@ -120,7 +120,7 @@ def test_norms_of_millions_of_weights_are_exact(backend: str) -> None:
 
 
 @both
-def test_gradients_within_the_bound_are_not_touched(net: Net, backend: str) -> None:
+def test_gradients_within_the_bound_are_not_changed(net: Net, backend: str) -> None:
     rows = net_rows(5)
     clipped = clipped_gradient_sum(net, net_loss(net), rows, 1e6, backend=backend)
     plain = clipped_gradient_sum(net, net_loss(net), rows, math.inf, backend=backend)
@@ -143,7 +143,7 @@ def relu_net() -> nn.Module:
 @both
 @pytest.mark.parametrize("size", [None, 2])
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 1e30, -1e30, 3e38, 1e15])
-def test_a_poisoned_record_changes_no_other_records_part(backend: str, size: int | None, poison: float) -> None:
+def test_a_nonfinite_record_changes_no_other_records_summand(backend: str, size: int | None, poison: float) -> None:
     net = relu_net()
     loss = lambda x: F.softplus(net(x).squeeze(1))  # noqa: E731
     x = net_rows(6)[0]
@@ -151,15 +151,15 @@ def test_a_poisoned_record_changes_no_other_records_part(backend: str, size: int
     for where in ((2,), (2, 0, 3, 3)):  # the whole record, or one pixel of it
         bad = x.clone()
         bad[where] = poison
-        found = clipped_gradient_sum(net, loss, (bad,), 0.1, microbatch=size, backend=backend)
+        result = clipped_gradient_sum(net, loss, (bad,), 0.1, microbatch=size, backend=backend)
         alone = clipped_gradient_sum(net, loss, (bad[2:3],), 0.1, backend=backend)
-        assert torch.isfinite(flat(found.gradients)).all()
-        assert torch.isfinite(found.norms).all()
+        assert torch.isfinite(flat(result.gradients)).all()
+        assert torch.isfinite(result.norms).all()
         assert flat(alone.gradients).norm() <= 0.1
         if not math.isfinite(poison):
             assert not flat(alone.gradients).any()
-            assert found.norms[2] == 0
-        rest = flat(found.gradients) - flat(alone.gradients)
+            assert result.norms[2] == 0
+        rest = flat(result.gradients) - flat(alone.gradients)
         assert torch.allclose(rest, flat(clean.gradients), rtol=1e-5, atol=1e-6)
 
 
@@ -181,10 +181,10 @@ def test_non_finite_losses_gradients_and_activations_count_as_zero(
             return out + torch.where(bad == 1, math.nan, 0.0)
         return out + (out - out.detach()) * (1e30 * bad) * (1e30 * bad)  # finite, with an infinite slope
 
-    found = clipped_gradient_sum(net, loss, (x, y, bad), max_norm, backend=backend)
+    result = clipped_gradient_sum(net, loss, (x, y, bad), max_norm, backend=backend)
     clean = clipped_gradient_sum(net, loss, (x, y, bad), max_norm, mask=1 - bad, backend=backend)
-    assert torch.allclose(flat(found.gradients), flat(clean.gradients), rtol=1e-5, atol=1e-7)
-    assert found.norms[2] == 0
+    assert torch.allclose(flat(result.gradients), flat(clean.gradients), rtol=1e-5, atol=1e-7)
+    assert result.norms[2] == 0
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Per-record clipped gradient sums: the module afterwards, and what is refused."""
+"""Tests of clipped gradient sums: the module is not changed, and wrong modules and arguments are refused."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def state_of(module: nn.Module) -> list[object]:
 
 @both
 @pytest.mark.parametrize("mode", [True, False])
-def test_the_module_is_left_as_it_was(net: Net, backend: str, mode: bool) -> None:
+def test_the_module_is_not_changed(net: Net, backend: str, mode: bool) -> None:
     net.train(mode)
     for parameter in net.parameters():
         parameter.grad = torch.ones_like(parameter)
     before, rows = state_of(net), net_rows(4)
-    found = clipped_gradient_sum(net, net_loss(net), rows, 0.1, backend=backend)
-    assert_same(flat(found.gradients), clip(loop(net, net_loss, rows), 0.1))
+    result = clipped_gradient_sum(net, net_loss(net), rows, 0.1, backend=backend)
+    assert_same(flat(result.gradients), clip(loop(net, net_loss, rows), 0.1))
     assert state_of(net) == before
     assert all(torch.equal(p.grad, torch.ones_like(p)) for p in net.parameters())
 
@@ -68,8 +68,8 @@ def test_in_place_activations_do_not_disturb_the_recorded_gradients() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.LeakyReLU(0.2, inplace=True), nn.Linear(4, 2))
     x = torch.randn(5, 3)
-    found = clipped_gradient_sum(net, squared_output(net), (x,), 0.1)
-    assert_same(flat(found.gradients), clip(loop(net, squared_output, (x,)), 0.1))
+    result = clipped_gradient_sum(net, squared_output(net), (x,), 0.1)
+    assert_same(flat(result.gradients), clip(loop(net, squared_output, (x,)), 0.1))
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_an_input_overwritten_after_its_layer_is_refused() -> None:
         clipped_gradient_sum(net, loss, (torch.randn(2, 3),), 1.0)
 
 
-def test_hooks_of_the_user_stay_and_act() -> None:
+def test_hooks_of_the_user_stay_and_run() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     net[0].register_forward_hook(lambda layer, args, out: torch.tanh(out) * 3.0)
     x = torch.randn(5, 3)
-    found = clipped_gradient_sum(net, squared_output(net), (x,), 0.1)
-    assert_same(flat(found.gradients), clip(loop(net, squared_output, (x,)), 0.1))
+    result = clipped_gradient_sum(net, squared_output(net), (x,), 0.1)
+    assert_same(flat(result.gradients), clip(loop(net, squared_output, (x,)), 0.1))
     assert len(net[0]._forward_hooks) == 1
 
 
@@ -111,7 +111,7 @@ def test_hooks_of_the_user_stay_and_act() -> None:
 @pytest.mark.parametrize("max_norm", [1.0, math.inf])
 @pytest.mark.parametrize("shape", [(4, 1), (), (1,), (2, 2)])
 def test_losses_of_another_shape_are_refused(backend: str, max_norm: float, shape: tuple[int, ...]) -> None:
-    """(b, 1) above all: Opacus 1.6.0's ghost clipping broadcasts it and clips nothing, without a word."""
+    """Above all (b, 1): Opacus 1.6.0's ghost clipping broadcasts it and clips nothing, without a warning."""
     net = nn.Linear(3, 1)
     reduce = {(4, 1): lambda o: o, (): lambda o: o.mean(), (1,): lambda o: o.mean(0), (2, 2): lambda o: o.view(2, 2)}
     with pytest.raises(ValueError, match=r"shape \(4,\), got"):
@@ -142,12 +142,12 @@ def test_a_frozen_batch_norm_in_eval_mode_couples_nothing() -> None:
     net = nn.Sequential(nn.Linear(3, 3), norm)
     x = torch.randn(4, 3)
     for backend in BACKENDS:
-        found = clipped_gradient_sum(net, squared_output(net), (x,), 0.1, backend=backend)
-        assert_same(flat(found.gradients), clip(loop(net, squared_output, (x,)), 0.1))
+        result = clipped_gradient_sum(net, squared_output(net), (x,), 0.1, backend=backend)
+        assert_same(flat(result.gradients), clip(loop(net, squared_output, (x,)), 0.1))
 
 
 class Scale(nn.Module):
-    """A layer with parameters of its own kind."""
+    """A layer with parameters other than weight and bias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,17 +165,17 @@ class Doubled(nn.Linear):
 
 
 @pytest.mark.parametrize("layer", [nn.LayerNorm(3), Scale(), Doubled(3, 3)])
-def test_book_keeping_refuses_other_layers_and_opacus_takes_them(layer: nn.Module) -> None:
+def test_book_keeping_refuses_other_layers_and_opacus_accepts_them(layer: nn.Module) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 3), layer)
     x = torch.randn(4, 3)
     with pytest.raises(ValueError, match=rf"layer '1' is a {type(layer).__name__}: use backend='opacus'"):
         clipped_gradient_sum(net, squared_output(net), (x,), 0.1)
-    found = clipped_gradient_sum(net, squared_output(net), (x,), 0.1, backend="opacus")
-    assert_same(flat(found.gradients), clip(loop(net, squared_output, (x,)), 0.1))
+    result = clipped_gradient_sum(net, squared_output(net), (x,), 0.1, backend="opacus")
+    assert_same(flat(result.gradients), clip(loop(net, squared_output, (x,)), 0.1))
 
 
-def test_book_keeping_refuses_repeated_and_shared_layers_and_opacus_takes_them() -> None:
+def test_book_keeping_refuses_repeated_and_shared_layers_and_opacus_accepts_them() -> None:
     torch.manual_seed(0)
     lin = nn.Linear(3, 3)
     twice = nn.Sequential(lin, nn.Tanh(), lin)
@@ -187,8 +187,8 @@ def test_book_keeping_refuses_repeated_and_shared_layers_and_opacus_takes_them()
     with pytest.raises(ValueError, match=r"'2\.weight' is shared with '0\.weight'.*backend='opacus'"):
         clipped_gradient_sum(shared, squared_output(shared), (x,), 0.1)
     for net in (twice, shared):
-        found = clipped_gradient_sum(net, squared_output(net), (x,), 0.1, backend="opacus")
-        assert_same(flat(found.gradients), clip(loop(net, squared_output, (x,)), 0.1))
+        result = clipped_gradient_sum(net, squared_output(net), (x,), 0.1, backend="opacus")
+        assert_same(flat(result.gradients), clip(loop(net, squared_output, (x,)), 0.1))
 
 
 @both
@@ -204,7 +204,7 @@ def test_computed_weights_are_refused(backend: str, wrap: Callable[[nn.Module], 
 
 @both
 def test_parameters_used_outside_their_layer_are_refused(backend: str) -> None:
-    """Both would be clipped wrongly in silence: a weight read directly, and a gradient penalty (second derivative)."""
+    """A weight that is read directly, and a gradient penalty (second derivative), would be clipped wrongly."""
     net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
 
     def read(x: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ def test_parameters_used_outside_their_layer_are_refused(backend: str) -> None:
 
 
 @both
-def test_layers_that_do_not_see_one_row_per_record_are_refused(backend: str) -> None:
+def test_layers_without_one_row_per_record_are_refused(backend: str) -> None:
     net = nn.Linear(3, 1)
     with pytest.raises(ValueError, match="in dimension 0"):
         clipped_gradient_sum(
@@ -239,7 +239,7 @@ def test_layers_that_do_not_see_one_row_per_record_are_refused(backend: str) -> 
         (nn.Embedding(3, 2, scale_grad_by_freq=True), torch.tensor([0, 1]), "scale_grad_by_freq"),
     ],
 )
-def test_layer_options_that_cannot_be_right_are_refused(backend: str, net: nn.Module, rows: Tensor, match: str) -> None:
+def test_layer_options_that_would_be_wrong_are_refused(backend: str, net: nn.Module, rows: Tensor, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         clipped_gradient_sum(net, squared_output(net), (rows,), 1.0, backend=backend)
 

@@ -1,4 +1,4 @@
-"""The Inception Score by formula, as a metric with a stand-in for its classifier, and with a real network."""
+"""Tests of the Inception Score: the formula, the metric with a stub of its classifier, and with a real network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.classifier_stub import TEST, Stub, context, one_hot, shown
 
 
 def random_rows(n: int, classes: int, seed: int, scale: float = 3.0) -> Tensor:
-    """Probabilities [n, classes], each row of its own sharpness."""
+    """Probabilities [n, classes], whose rows have different entropies."""
     logits = torch.randn(n, classes, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return (scale * logits).softmax(dim=1)
 
@@ -32,7 +32,7 @@ def random_rows(n: int, classes: int, seed: int, scale: float = 3.0) -> Tensor:
 
 
 @pytest.mark.parametrize(("classes", "splits"), [(2, 1), (10, 1), (10, 4), (36, 10)])
-def test_sure_and_even_predictions_score_the_number_of_classes(classes, splits):
+def test_certain_and_uniform_predictions_score_the_number_of_classes(classes, splits):
     assert inception_score(one_hot(torch.arange(classes * splits) % classes, classes), splits) == pytest.approx(
         (classes, 0.0)
     )
@@ -78,13 +78,15 @@ def test_neither_the_names_of_classes_nor_the_order_within_a_part_matter():
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_equal_to_torch_fidelity(n, splits, scale):
     logits = scale * torch.randn(n, 10, generator=torch.Generator().manual_seed(n))
-    theirs = isc_features_to_metric(logits, splits=splits, shuffle=False)
-    ours = inception_score(logits.double().softmax(dim=1), splits)
-    assert ours == pytest.approx((theirs["inception_score_mean"], theirs["inception_score_std"]), rel=1e-9, abs=1e-9)
+    expected = isc_features_to_metric(logits, splits=splits, shuffle=False)
+    measured = inception_score(logits.double().softmax(dim=1), splits)
+    assert measured == pytest.approx(
+        (expected["inception_score_mean"], expected["inception_score_std"]), rel=1e-9, abs=1e-9
+    )
 
 
-def test_a_class_that_nothing_is_given_changes_nothing():
-    """Its marginal is 0 too: 0·log(0/0) counts as 0, where torch-fidelity has no number."""
+def test_a_class_that_is_never_predicted_changes_nothing():
+    """Its marginal is 0, too: 0·log(0/0) counts as 0, where torch-fidelity returns NaN."""
     rows = random_rows(30, 4, seed=0)
     padded = torch.cat([rows, torch.zeros(30, 2, dtype=torch.float64)], dim=1)
     assert inception_score(padded, 3) == pytest.approx(inception_score(rows, 3), rel=1e-12)
@@ -101,20 +103,20 @@ def test_a_class_that_nothing_is_given_changes_nothing():
         (torch.tensor([[float("nan"), 1.0]]), 1, "or NaN"),
     ],
 )
-def test_what_is_no_set_of_distributions_is_refused(rows, splits, complaint):
+def test_rows_that_are_not_distributions_are_refused(rows, splits, complaint):
     with pytest.raises(ValueError, match=complaint):
         inception_score(rows, splits)
 
 
 @pytest.mark.parametrize(("samples", "classes"), [(45, 10), (200, 10), (100, 3)])
 def test_few_samples_bias_the_log_score_downwards_by_what_the_note_says(samples, classes):
-    """Sure predictions of classes drawn uniformly: the true score is the number of classes."""
+    """Certain predictions of classes drawn uniformly: the true score is the number of classes."""
     labels = torch.randint(classes, (1000, samples), generator=torch.Generator().manual_seed(0))
     shortfall = np.mean([np.log(classes / inception_score(one_hot(row, classes), 1)[0]) for row in labels])
     assert shortfall == pytest.approx(expected_bias(samples, classes), rel=0.1)
 
 
-# The metric, with a stand-in for the classifier
+# The metric, with a stub of the classifier
 
 
 @pytest.fixture
@@ -124,7 +126,7 @@ def ctx(tmp_path) -> EvalContext:
 
 def test_values_and_their_names(ctx):
     samples = shown(torch.arange(4000) % 4)
-    wrong = Records(TEST.images, torch.zeros(12, dtype=torch.int64))  # one quarter of the labels is what is shown
+    wrong = Records(TEST.images, torch.zeros(12, dtype=torch.int64))  # a quarter of these labels is correct
     assert InceptionScore(Stub(), splits=4)(samples, wrong, ctx) == {
         "inception_score": pytest.approx(4.0, rel=0.01),
         "inception_score_std_splits": pytest.approx(0.0, abs=0.02),
@@ -133,16 +135,16 @@ def test_values_and_their_names(ctx):
     }
 
 
-def test_unsure_predictions_score_less_by_the_closed_form(ctx):
-    """Even classes, 0.7 for the one answered and 0.1 for each other: log 4 + 0.7 log 0.7 + 0.3 log 0.1."""
+def test_uncertain_predictions_score_the_closed_form(ctx):
+    """Uniform classes, 0.7 for the predicted one and 0.1 for each other: log 4 + 0.7 log 0.7 + 0.3 log 0.1."""
     values = InceptionScore(Stub(sure=0.7), splits=1)(shown(torch.arange(40) % 4), TEST, ctx)
     expected = 4 * 0.7**0.7 * 0.1**0.3
-    assert values["inception_score"] == pytest.approx(expected, rel=1e-6)  # the stub keeps 0.7 in single precision
+    assert values["inception_score"] == pytest.approx(expected, rel=1e-6)  # the stub stores 0.7 in single precision
 
 
 @pytest.mark.parametrize("order", ["sorted", "cyclic"])
-def test_the_order_in_which_samples_come_is_undone(order, ctx):
-    """Sorted by class, parts would score 1 without a permutation; in turn, exactly 4 with no deviation."""
+def test_the_order_of_samples_changes_nothing(order, ctx):
+    """Without a permutation, parts would score 1 for samples sorted by class, and exactly 4 for cyclic ones."""
     labels = torch.arange(4000) % 4
     samples = shown(labels.sort().values if order == "sorted" else labels)
     values = InceptionScore(Stub(), splits=4)(samples, TEST, ctx)
@@ -236,7 +238,7 @@ def test_digits_score_high_and_noise_and_one_image_low(tmp_path):
     assert {result.values["inception_score_classifier_acc_pct"] for result in scores.values()} == {accuracy}
 
 
-def test_one_core_is_the_classifiers():
+def test_one_core_is_that_of_the_classifier():
     metric = InceptionScore(Network("paper_mlp"))
     assert metric.one_core("cpu")
     assert not metric.one_core("cuda")

@@ -45,7 +45,7 @@ def colours(n: int, side: int = 28) -> torch.Tensor:
 
 @cache
 def torch_fidelitys_network(dim: int) -> FeatureExtractorInceptionV3:
-    """With the weights that ours has."""
+    """torch-fidelity's network with the weights of pytorch-fid."""
     return FeatureExtractorInceptionV3("live", [str(dim)], feature_extractor_weights_path=str(weights_path()))
 
 
@@ -59,15 +59,15 @@ def by_torch_fidelity(images: torch.Tensor, dim: int = 2048) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", [(28, 28), (32, 32), (1, 3), (26, 46), (64, 20), (299, 299), (350, 301)])
-def test_resize_is_torch_fidelitys(shape):
+def test_resize_equals_that_of_torch_fidelity(shape):
     """In float32 a position near `size` is known to eps * size, and the pixels on both sides differ by 255 at most; for
     each axis, and with the rounding of torch-fidelity's scale. 26 and 46 share factors with 299: there are positions
     on a pixel, where the two may round to either side of it."""
     images = torch.rand(2, 3, *shape, generator=torch.Generator().manual_seed(1)) * 255.0
     expected = interpolate_bilinear_2d_like_tensorflow1x(images, size=(299, 299), align_corners=False)
-    found = resize_as_tensorflow1(images, 299)
-    assert found.shape == expected.shape
-    np.testing.assert_allclose(found, expected, rtol=0, atol=4 * 255.0 * EPS * max(shape))
+    measured = resize_as_tensorflow1(images, 299)
+    assert measured.shape == expected.shape
+    np.testing.assert_allclose(measured, expected, rtol=0, atol=4 * 255.0 * EPS * max(shape))
 
 
 def test_resize_of_a_ramp_in_closed_form():
@@ -85,14 +85,14 @@ def test_resize_of_a_ramp_in_closed_form():
 
 
 def relative(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Distance of each row of `one` from that of `other`, relative to the latter's size."""
+    """Distance of each row of `one` from that of `other`, relative to the norm of the latter."""
     return np.linalg.norm(one - other, axis=1) / np.linalg.norm(other, axis=1)
 
 
 @pytest.mark.parametrize("kind", ["digits", "colours"])
-def test_features_are_torch_fidelitys(tensorflow1, kind):
+def test_features_equal_those_of_torch_fidelity(tensorflow1, kind):
     """A network of some 50 layers in float32: relative errors of 1e-6 were measured, 1e-4 is allowed. pytorch-fid's
-    features of digits are off by a tenth and more."""
+    features of digits differ by a tenth and more."""
     images = Digits().load("test").images[:3] if kind == "digits" else colours(3)
     expected = by_torch_fidelity(images)
     assert relative(tensorflow1(images, batch_size=2), expected).max() < 1e-4
@@ -101,14 +101,14 @@ def test_features_are_torch_fidelitys(tensorflow1, kind):
         assert relative(extractor("pytorch_fid")(images), expected).min() > 0.05
 
 
-def test_fid_of_two_sets_is_torch_fidelitys():
+def test_fid_of_two_sets_equals_that_of_torch_fidelity():
     """Of 16 features, for which 20 images make covariances of full rank; torch-fidelity works in float32."""
     images = Digits().load("test").images[:20]
     blurred = torch.nn.functional.avg_pool2d(images.float(), 3, stride=1, padding=1).round().to(torch.uint8)
     mine = extractor("tensorflow1", 64)
     moments = [moment for x in (images, blurred) for moment in mean_and_covariance(mine(x)[:, :16])]
-    theirs = [torch.from_numpy(by_torch_fidelity(x, 64)[:, :16]) for x in (images, blurred)]
-    statistics = [fid_features_to_statistics(features) for features in theirs]
+    expected_features = [torch.from_numpy(by_torch_fidelity(x, 64)[:, :16]) for x in (images, blurred)]
+    statistics = [fid_features_to_statistics(features) for features in expected_features]
     expected = fid_statistics_to_metric(*statistics, verbose=False)["frechet_inception_distance"]
     assert frechet_distance(*moments) == pytest.approx(expected, rel=1e-4)
 
@@ -125,8 +125,8 @@ def test_one_cache_keeps_the_features_of_both_tools_apart(tmp_path):
 
 
 @pytest.mark.parametrize("tool", ["pytorch_fid", "tensorflow1"])
-def test_images_are_left_as_they_are(tool):
-    """Unrounded samples are float32 on the CPU, where dividing a batch in place would change the samples themselves."""
+def test_images_are_not_changed(tool):
+    """Unrounded samples are float32 on the CPU, where dividing a batch in place would change the samples."""
     images = colours(2).float()
     before = images.clone()
     extractor(tool, 64)(images)
@@ -135,7 +135,7 @@ def test_images_are_left_as_they_are(tool):
 
 def test_fid_is_of_the_tool_that_it_names(monkeypatch, tmp_path):
     class OfTool:
-        """Pixels themselves, times 2 for tensorflow1: its FID is 4 times the other."""
+        """Pixels, times 2 for tensorflow1, whose FID is then 4 times the other."""
 
         dim = 4
 
@@ -147,9 +147,9 @@ def test_fid_is_of_the_tool_that_it_names(monkeypatch, tmp_path):
 
     monkeypatch.setattr(features, "InceptionFeatures", OfTool)
     features._inception.cache_clear()
-    made, real = (Records(images, torch.zeros(20, dtype=torch.int64)) for images in colours(40).split(20))
+    generated, real = (Records(images, torch.zeros(20, dtype=torch.int64)) for images in colours(40).split(20))
     ctx = EvalContext(seed=0, device="cpu", num_classes=10, cache=tmp_path)
-    values = {tool: Fid(tool=tool)(made, real, ctx)["fid"] for tool in ("pytorch_fid", "tensorflow1")}
+    values = {tool: Fid(tool=tool)(generated, real, ctx)["fid"] for tool in ("pytorch_fid", "tensorflow1")}
     features._inception.cache_clear()
     assert values["tensorflow1"] == pytest.approx(4 * values["pytorch_fid"], rel=1e-6)
 
@@ -172,20 +172,20 @@ def published_mean(data_root: Path) -> np.ndarray:
     return np.load(path)
 
 
-def distance_to(published: np.ndarray, found: np.ndarray) -> float:
-    """Of the mean of features [n, 2048], relative to the published mean's size."""
-    return float(np.linalg.norm(found.mean(axis=0, dtype=np.float64) - published) / np.linalg.norm(published))
+def distance_to(published: np.ndarray, measured: np.ndarray) -> float:
+    """Distance of the mean of features [n, 2048] from the published mean, relative to the norm of the latter."""
+    return float(np.linalg.norm(measured.mean(axis=0, dtype=np.float64) - published) / np.linalg.norm(published))
 
 
 def test_mean_feature_of_part_of_mnists_test_set_is_near_the_published_one(tensorflow1, data_root):
-    """Of 50 images: what is left is sampling error, E|mean - m|² = tr(C)/50, so 1.5 times its root is allowed; inverted
-    images, for one, are off by more than half."""
+    """For 50 images the difference is the sampling error, E|mean - m|² = tr(C)/50, of whose root 1.5 times are allowed.
+    For inverted images it would be more than half."""
     published = published_mean(data_root)
     images = Mnist(root=str(data_root)).load("test").images
-    found = tensorflow1(images[::200])
-    _, covariance = mean_and_covariance(found)
-    sampling = np.sqrt(np.trace(covariance) / len(found)) / np.linalg.norm(published)
-    assert distance_to(published, found) < 1.5 * sampling < 0.2
+    measured = tensorflow1(images[::200])
+    _, covariance = mean_and_covariance(measured)
+    sampling = np.sqrt(np.trace(covariance) / len(measured)) / np.linalg.norm(published)
+    assert distance_to(published, measured) < 1.5 * sampling < 0.2
     assert distance_to(published, tensorflow1(255 - images[::2000])) > 0.5
 
 
@@ -195,5 +195,5 @@ def test_mean_feature_of_mnists_test_set_is_the_published_one(tensorflow1, data_
     pytorch-fid's features of all 10,000 is 1.0 % away; half of this is allowed."""
     published = published_mean(data_root)
     kept = Path(os.environ.get("DPGEN_TEST_CACHE", tmp_path))
-    found = cached_features(Mnist(root=str(data_root)).load("test"), tensorflow1, kept)
-    assert distance_to(published, found) < 0.005
+    measured = cached_features(Mnist(root=str(data_root)).load("test"), tensorflow1, kept)
+    assert distance_to(published, measured) < 0.005

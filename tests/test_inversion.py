@@ -37,7 +37,7 @@ def test_intensity_of_inverted_images_is_the_complement(pixels):
 
 
 def test_intensity_counts_every_pixel_exactly():
-    """In whole numbers, or float64: exact for 2 ** 25 pixels, more than float32 can count."""
+    """Sums are integers or float64: exact for 2 ** 25 pixels, which float32 cannot count."""
     images = torch.ones(4097, 1, 128, 64, dtype=torch.uint8)
     assert mean_intensity(images) == 1 / 255
     assert mean_intensity(torch.full((1, 1, 1, 2), 127.5)) == 0.5
@@ -59,15 +59,15 @@ def test_a_half_is_no_verdict_of_inversion():
 
 
 def test_detector_on_real_clients():
-    """Each client's own mean tells whether it has the bug: ink covers a third of a digit's image at most."""
+    """The mean of a client's images shows whether it has the bug: ink covers at most a third of a digit's image."""
     records, expected = CLIENTS.load("train"), mean_intensity(Digits().load("test").images)
     bugs = set(CLIENTS.inverted_clients().tolist())
-    found = {k for k in range(20) if verdict(mean_intensity(records.images[records.clients == k]), expected)}
-    assert found == bugs
+    detected = {k for k in range(20) if verdict(mean_intensity(records.images[records.clients == k]), expected)}
+    assert detected == bugs
 
 
 @pytest.mark.parametrize(("mean", "expected"), [(0.3, 0.5), (-0.1, 0.2), (0.2, 1.1), (float("nan"), 0.2)])
-def test_what_tells_nothing_is_refused(mean, expected):
+def test_meaningless_intensities_are_refused(mean, expected):
     with pytest.raises(ValueError, match="intensity"):
         inverted_score(mean, expected)
 
@@ -92,7 +92,7 @@ def test_the_metric_takes_the_expected_intensity_from_the_test_images(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "pairs"), [("debugging", 4), ("debugging_digits", 1)])
-def test_the_tables_of_the_debugging_task_are_made_of_pairs_and_show_the_verdict(tmp_path, name, pairs):
+def test_the_tables_of_the_debugging_task_have_pairs_of_runs_and_show_the_verdict(tmp_path, name, pairs):
     table = load_table(name)
     rows = table_rows(table, tmp_path)
     assert [str(row.specs[0].config.dataset.select) for row in rows] == ["suspected", "others"] * pairs

@@ -1,4 +1,4 @@
-"""The kernel distance against hand-made cases, the naive U-statistic and torch-fidelity; the metric around it."""
+"""Tests of the kernel distance against cases by hand, the U-statistic and torch-fidelity; and of the metric."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from dpgen_bench.evaluate.metric import EvalContext, NotMeasured, evaluate
 
 
 def inception_like(n: int, d: int, seed: int, scale: float = 1.0) -> np.ndarray:
-    """Positive, skewed features float32 [n, d], in size like Inception's."""
+    """Positive, skewed features float32 [n, d], about as large as Inception's."""
     return (np.random.default_rng(seed).gamma(0.5, 0.6, (n, d)) * scale).astype(np.float32)
 
 
-def by_torch_fidelity(made: np.ndarray, real: np.ndarray, subsets: int, size: int, seed: int) -> tuple[float, float]:
+def by_torch_fidelity(
+    generated: np.ndarray, real: np.ndarray, subsets: int, size: int, seed: int
+) -> tuple[float, float]:
     result = kid_features_to_metric(
-        torch.from_numpy(made),
+        torch.from_numpy(generated),
         torch.from_numpy(real),
         kid_subsets=subsets,
         kid_subset_size=size,
@@ -60,11 +62,11 @@ def test_equal_to_the_u_statistic_written_out(m, n):
     expected += sum(k(y[i], y[j]) for i in range(n) for j in range(n) if i != j) / (n * (n - 1))
     expected -= 2 * sum(k(a, b) for a in x for b in y) / (m * n)
     assert mmd_squared(x, y) == pytest.approx(expected, rel=1e-11)
-    if m == n:  # the subset is then the whole set, whatever the seed
+    if m == n:  # the subset is then the whole set, for every seed
         assert kid(x, y, 3, n, seed=5)[0] == pytest.approx(expected, rel=1e-11)
 
 
-def test_symmetric_and_blind_to_order():
+def test_symmetric_and_independent_of_order():
     x, y = inception_like(60, 20, 0).astype(np.float64), inception_like(50, 20, 1, 1.3).astype(np.float64)
     value = mmd_squared(x, y)
     assert mmd_squared(y, x) == pytest.approx(value, rel=1e-10)
@@ -73,7 +75,7 @@ def test_symmetric_and_blind_to_order():
 
 
 def test_unbiased_under_equal_distributions():
-    """The mean of 400 independent estimates is within 5.5 standard errors of 0, false alarm 7e-8; many are negative."""
+    """The mean of 400 independent estimates is within 5.5 standard errors of 0 (p-value 7e-8); many are negative."""
     values = np.array([mmd_squared(*np.random.default_rng(i).standard_normal((2, 20, 5))) for i in range(400)])
     assert abs(values.mean()) < 5.5 * values.std() / 20
     assert 0.3 < (values < 0).mean() < 0.8
@@ -81,7 +83,7 @@ def test_unbiased_under_equal_distributions():
 
 def test_unbiased_at_a_known_distance():
     """Points on the line, x = 0 or 1 evenly and y = 1: E k(x,x') = (1+1+1+8)/4, k(y,y) = 8, E k(x,y) = (1+8)/2, so
-    MMD² = 2.75 + 8 - 9 = 1.75. Within 5.5 standard errors: false alarm 4e-8."""
+    MMD² = 2.75 + 8 - 9 = 1.75. Within 5.5 standard errors: p-value 4e-8."""
     draws = np.random.default_rng(0)
     values = np.array(
         [mmd_squared(draws.integers(0, 2, (10, 1)).astype(np.float64), np.ones((10, 1))) for _ in range(2000)]
@@ -89,7 +91,7 @@ def test_unbiased_at_a_known_distance():
     assert abs(values.mean() - 1.75) < 5.5 * values.std() / np.sqrt(2000)
 
 
-def test_grows_with_the_difference():
+def test_increases_with_the_difference():
     real = inception_like(400, 64, 0)
     values = [kid(inception_like(400, 64, 1, scale), real, 5, 200, seed=0)[0] for scale in (1.0, 1.2, 1.5)]
     assert abs(values[0]) < 0.01 < values[1] < values[2]
@@ -100,25 +102,25 @@ def test_grows_with_the_difference():
 
 @pytest.mark.parametrize(("n", "m", "d", "size", "scale"), [(300, 200, 64, 100, 1.1), (250, 400, 512, 250, 1.0)])
 def test_equal_to_torch_fidelity(n, m, d, size, scale):
-    made, real = inception_like(n, d, 2, scale), inception_like(m, d, 3)
-    expected = by_torch_fidelity(made.astype(np.float64), real.astype(np.float64), 12, size, seed=2020)
-    assert kid(made, real, 12, size, seed=2020) == pytest.approx(expected, rel=1e-9)
+    generated, real = inception_like(n, d, 2, scale), inception_like(m, d, 3)
+    expected = by_torch_fidelity(generated.astype(np.float64), real.astype(np.float64), 12, size, seed=2020)
+    assert kid(generated, real, 12, size, seed=2020) == pytest.approx(expected, rel=1e-9)
 
 
-def test_torch_fidelitys_float32_is_off():
-    """What the docstring of `kid` says: in float32 the same code and features are off by more than 1e-9, under 1e-6."""
-    made, real = inception_like(600, 2048, 4, 1.05), inception_like(600, 2048, 5)
-    mean, _ = kid(made, real, 3, 500, seed=0)
-    error = abs(by_torch_fidelity(made, real, 3, 500, seed=0)[0] - mean)
+def test_the_error_of_torch_fidelitys_float32():
+    """As the docstring of `kid` says: in float32 the error for the same features is between 1e-9 and 1e-6."""
+    generated, real = inception_like(600, 2048, 4, 1.05), inception_like(600, 2048, 5)
+    mean, _ = kid(generated, real, 3, 500, seed=0)
+    error = abs(by_torch_fidelity(generated, real, 3, 500, seed=0)[0] - mean)
     assert 1e-9 < error < 1e-6
     assert mean > 1e-4
 
 
 def test_subsets_follow_the_seed():
-    made, real = inception_like(80, 8, 6), inception_like(80, 8, 7)
-    first = kid(made, real, 4, 30, seed=1)
-    assert kid(made, real, 4, 30, seed=1) == first
-    assert kid(made, real, 4, 30, seed=2) != first
+    generated, real = inception_like(80, 8, 6), inception_like(80, 8, 7)
+    first = kid(generated, real, 4, 30, seed=1)
+    assert kid(generated, real, 4, 30, seed=1) == first
+    assert kid(generated, real, 4, 30, seed=2) != first
     assert first[1] > 0
 
 
@@ -144,7 +146,7 @@ def ctx(tmp_path) -> EvalContext:
 
 @pytest.fixture
 def asked(monkeypatch) -> list[tuple[int, bool]]:
-    """Features made of the pixels by a fixed projection; the list gets (images, real) of each call."""
+    """Let `features_of` return a fixed projection of the pixels; the list gets (images, real) of each call."""
     calls: list[tuple[int, bool]] = []
     projection = np.random.default_rng(0).random((784, 16)).astype(np.float32) / 784
 
@@ -163,8 +165,8 @@ def test_names_and_numbers(ctx, asked):
     assert list(values) == ["kid", "kid_std_subsets", "kid_num_samples", "kid_num_reference", "kid_subset_size"]
     assert (values["kid_num_samples"], values["kid_num_reference"], values["kid_subset_size"]) == (300, 360, 100)
     assert asked == [(300, False), (360, True)]
-    made, real = (features.features_of(records, ctx, real=True) for records in (samples, test))
-    assert (values["kid"], values["kid_std_subsets"]) == kid(made, real, 3, 100, seed=ctx.seed)
+    generated, real = (features.features_of(records, ctx, real=True) for records in (samples, test))
+    assert (values["kid"], values["kid_std_subsets"]) == kid(generated, real, 3, 100, seed=ctx.seed)
 
 
 def test_reference_train_is_the_training_records(ctx, asked):

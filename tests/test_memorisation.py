@@ -1,4 +1,4 @@
-"""Tests nearest images and memorisation against written-out definitions, planted copies and laws."""
+"""Tests of nearest images and memorisation against direct implementations, planted copies and laws."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def test_nearest_is_the_smallest_of_all_distances(shape, unrounded, monkeypatch)
     queries, references = images(30, 2, shape).images, images(45, 3, shape).images
     if unrounded:
         queries = (queries + torch.rand(queries.shape, generator=torch.Generator().manual_seed(0))).clamp(0, 255)
-    found = nearest(queries, references)
-    assert found.dtype == torch.float64
+    measured = nearest(queries, references)
+    assert measured.dtype == torch.float64
     expected = written_out_nearest(queries, references)
     if unrounded:
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0.0)
+        torch.testing.assert_close(measured, expected, rtol=1e-12, atol=0.0)
     else:
-        assert torch.equal(found, expected)
+        assert torch.equal(measured, expected)
 
 
 def test_a_copy_is_at_zero_and_one_level_off_is_not():
-    """Bright, alike images of 3x32x32: |a|² is 2e8, and float32's last place 16."""
+    """Bright, similar images of 3x32x32: |a|² is 2e8, where the last place of float32 is 16."""
     references = images(50, 4, (3, 32, 32), low=250).images
     queries = references.clone()[:20]
     queries[10:, 0, 0, 0] -= 1
@@ -68,7 +68,7 @@ NAMES = [
 
 
 def blobs(n: int, seed: int) -> Records:
-    """Images 1x6x6 of one law: a random mixture of two patterns, with noise."""
+    """Images 1x6x6 of one distribution: a random mixture of two patterns, with noise."""
     rng = np.random.default_rng(seed)
     patterns = np.random.default_rng(0).random((2, 36))
     rows = rng.random((n, 2)) @ patterns * 90 + rng.random((n, 36)) * 40
@@ -76,7 +76,7 @@ def blobs(n: int, seed: int) -> Records:
 
 
 def test_equal_to_the_definitions_written_out(tmp_path):
-    """60 training and 20 test images, so three parts that hold each training image once."""
+    """60 training and 20 test images, so that three parts contain each training image once."""
     samples, train, test = images(15, 5), images(60, 6), images(20, 7)
     ctx = context(tmp_path, train)
     values = Memorisation()(samples, test, ctx)
@@ -104,7 +104,7 @@ def test_samples_that_are_training_images(tmp_path):
     train, test = blobs(300, 1), blobs(100, 2)
     values = Memorisation()(train, test, context(tmp_path, train))
     assert (values["nn_copies_pct"], values["nn_train_all"]) == (100.0, 0.0)
-    # A copy is nearer to its own part alone; to the two others it is as any image: (100 + 50 + 50) / 3.
+    # A copy is nearer to its own part only; for the two others the expectation is 50: (100 + 50 + 50) / 3.
     assert values["nn_closer_to_train_pct"] == pytest.approx(200 / 3, abs=6)
     one_part = Memorisation()(test, blobs(100, 3), context(tmp_path, test))
     assert (one_part["nn_closer_to_train_pct"], one_part["nn_train"]) == (100.0, 0.0)
@@ -119,13 +119,13 @@ def test_copies_are_counted_one_by_one(tmp_path):
 
 
 @pytest.mark.parametrize(("num_train", "num_test"), [(300, 300), (1500, 300), (1650, 300), (300, 1500)])
-def test_new_draws_of_one_law_score_50_at_any_sizes(num_train, num_test, tmp_path):
-    """Twenty triples of sets; a plain comparison of 1,500 with 300 would give 83. t-tests, false alarm of 2e-7 each."""
-    found = []
+def test_new_draws_of_one_distribution_score_50_at_any_sizes(num_train, num_test, tmp_path):
+    """Twenty triples of sets; comparing 1,500 with 300 images would give 83. t-tests with p-value 2e-7 each."""
+    measured = []
     for i in range(20):
         samples, train, test = (blobs(n, 1000 * i + n + j) for j, n in enumerate((200, num_train, num_test)))
-        found.append(Memorisation()(samples, test, context(tmp_path, train, seed=i))["nn_closer_to_train_pct"])
-    values = np.array(found)
+        measured.append(Memorisation()(samples, test, context(tmp_path, train, seed=i))["nn_closer_to_train_pct"])
+    values = np.array(measured)
     assert stats.ttest_1samp(values, 50).pvalue > 2e-7
     assert values.std() < 8
 
@@ -147,14 +147,14 @@ def test_sizes_that_do_not_divide_are_noted(tmp_path):
     assert "20 of the 30 test images" in note
 
 
-def test_a_copy_of_what_is_left_over_is_found(tmp_path):
-    """Of 100 training images 10 are in no part of 30; copies of all are copies still."""
+def test_copies_of_the_remainder_are_counted(tmp_path):
+    """Of 100 training images 10 are in no part of 30; copies of them are counted, too."""
     train = images(100, 13)
     assert Memorisation()(train, images(30, 12), context(tmp_path, train))["nn_copies_pct"] == 100.0
 
 
-def test_train_and_test_change_places(tmp_path):
-    """Equal sizes: distances change places, and the share its complement."""
+def test_exchanging_train_and_test_exchanges_the_values(tmp_path):
+    """For equal sizes the distances are exchanged, and the percentage becomes its complement."""
     samples, one, two = blobs(80, 4), blobs(100, 5), blobs(100, 6)
     there = Memorisation()(samples, two, context(tmp_path, one))
     back = Memorisation()(samples, one, context(tmp_path, two))

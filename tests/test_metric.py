@@ -1,4 +1,4 @@
-"""One metric cannot harm another: errors, missing weights and random streams stay its own."""
+"""Tests that metrics do not affect each other: their errors, missing weights and randomness; and the protocols."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def undefined(samples, real_test, ctx):
     return {"fine": 1.0, "nothing": float("nan")}
 
 
-def test_a_bad_metric_stops_no_other(ctx):
+def test_a_failing_metric_does_not_affect_the_others(ctx):
     metrics = {"missing": missing, "broken": broken, "undefined": undefined, "empty": lambda *_: {}, "draws": draws}
     results = {name: evaluate(metric, grey(4), grey(4), ctx) for name, metric in metrics.items()}
     assert results["missing"].status == "not measured"
@@ -62,7 +62,7 @@ def test_a_bad_metric_stops_no_other(ctx):
     assert all(result.seconds >= 0 for result in results.values())
 
 
-def test_a_users_interrupt_is_no_result(ctx):
+def test_a_keyboard_interrupt_is_raised(ctx):
     def interrupted(samples, real_test, ctx):
         raise KeyboardInterrupt
 
@@ -70,7 +70,7 @@ def test_a_users_interrupt_is_no_result(ctx):
         evaluate(interrupted, grey(4), grey(4), ctx)
 
 
-def test_metrics_draw_from_the_seed_alone_and_leave_the_generators_as_they_were(ctx, tmp_path):
+def test_metrics_use_the_seed_only_and_global_generators_are_restored(ctx, tmp_path):
     torch.manual_seed(11)
     before = (torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate())  # noqa: NPY002
     first = evaluate(draws, grey(4), grey(4), ctx).values
@@ -97,7 +97,7 @@ def test_results_go_to_json_and_numbers_become_floats(ctx):
         (grey(0), "at least one of the samples"),
     ],
 )
-def test_unlike_sets_are_never_compared(ctx, samples, complaint):
+def test_sets_that_do_not_match_are_refused(ctx, samples, complaint):
     result = evaluate(draws, samples, grey(4), ctx)
     assert result.status == "failed"
     with pytest.raises(ValueError, match=complaint):
@@ -163,7 +163,7 @@ def protocol(name: str):
         ("gs_wgan", 60_000, "balanced", "none", 1, THIRTEEN | {"average", "inception_score", "fid"}),
     ],
 )
-def test_protocols_are_whole(name, num_samples, labels, rounding, repeats, metrics):
+def test_protocols_have_their_settings_and_metrics(name, num_samples, labels, rounding, repeats, metrics):
     config = protocol(name)
     assert (config.name, config.num_samples, config.labels) == (name, num_samples, labels)
     assert (config.get("rounding", "uint8"), config.get("repeats", 1)) == (rounding, repeats)
@@ -176,8 +176,8 @@ def test_protocols_are_whole(name, num_samples, labels, rounding, repeats, metri
 
 
 def test_the_papers_references():
-    """DPGAN and DP-Sinkhorn measure FID to the test set; GS-WGAN 20,000 samples to the training set. The first by
-    pytorch-fid, the others by the TensorFlow 1 graph; what is ours, by pytorch-fid."""
+    """References and tools of FID: DPGAN and DP-Sinkhorn compare with the test set; GS-WGAN 20,000 samples with the
+    training set. Tools: pytorch-fid for DPGAN and our protocols, the TensorFlow 1 graph for the others."""
     assert build_metrics(protocol("dpgan_revisited"))["fid"] == Fid()
     for name in ("dp_sinkhorn", "dp_sinkhorn_authors"):
         assert build_metrics(protocol(name))["fid"] == Fid(tool="tensorflow1")
@@ -192,6 +192,6 @@ def test_the_standard_score_is_by_the_standard_cnn():
     assert metrics["inception_score"].classifier == metrics["cnn"].classifier
 
 
-def test_dpgans_cnn_is_its_authors():
+def test_the_cnn_of_dpgan_has_its_authors_settings():
     cnn = build_metrics(protocol("dpgan_revisited"))["cnn"].classifier
     assert cnn == Network("dpgan_cnn", learning_rate=1e-3, batch_size=64, epochs=10, holdout=5000, keep="best")

@@ -1,4 +1,4 @@
-"""Networks trained on samples: the loop against a plain one, what is held out, which epoch is kept, and predictions."""
+"""Tests of networks trained on samples: the training loop, held-out samples, the kept epoch, and predictions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
 
 
 def test_the_papers_cnn_is_trained_as_by_a_plain_loop(digits, tmp_path):
-    """The loop as its authors write it: Adam, batches of 64, the first best of 3 epochs on 1/12 held out."""
+    """The authors' loop: Adam, batches of 64, and the first best of 3 epochs on 1/12 held-out samples."""
     samples, ctx = first(digits[0], 600), context(tmp_path, seed=3)
     with seeded(3):
         rng = torch.Generator().manual_seed(3)
@@ -73,7 +73,7 @@ def test_the_papers_cnn_is_trained_as_by_a_plain_loop(digits, tmp_path):
     torch.testing.assert_close(fitted.probabilities(digits[1].images), nets[np.argmax(scores)], rtol=0, atol=2e-3)
 
 
-def test_sgd_with_milestones_is_pytorchs(digits, tmp_path):
+def test_sgd_with_milestones_equals_that_of_pytorch(digits, tmp_path):
     samples, ctx = first(digits[0], 300), context(tmp_path, seed=1)
     with seeded(1):
         rng = torch.Generator().manual_seed(1)
@@ -154,7 +154,7 @@ def test_samples_are_not_changed_and_their_type_does_not_matter(digits, tmp_path
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=IDS)
-def test_a_missing_class_is_never_answered(network, digits, tmp_path):
+def test_a_missing_class_is_never_predicted(network, digits, tmp_path):
     """No 3 among the samples: at most the share of 3s in the real test set is lost."""
     keep = digits[0].labels[:500] != 3
     samples = Records(digits[0].images[:500][keep], digits[0].labels[:500][keep])
@@ -171,7 +171,7 @@ def test_one_class_and_one_colour(network, digits, tmp_path):
     assert 0.0 <= accuracy(network.fit(grey, context(tmp_path)), digits[1]) < 35.0
 
 
-# What is held out, and which epoch is kept
+# Held-out samples, and the kept epoch
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_too_few_samples_are_an_error_that_says_how_many(holdout, n, least, tmp_
 
 
 def test_held_out_samples_are_not_trained_on_and_are_of_every_class(tmp_path, monkeypatch):
-    """Numbered images sorted by class, as the two functions see them."""
+    """Numbered images sorted by class; the two functions record the images that they get."""
     n, trained, held = 2400, [], []
     number = torch.arange(n)
     images = torch.stack([number // 256, number % 256], dim=1).to(torch.uint8).reshape(n, 1, 1, 2)
@@ -240,7 +240,7 @@ def test_held_out_samples_are_not_trained_on_and_are_of_every_class(tmp_path, mo
     ],
 )
 def test_stopping_and_the_epoch_kept(settings, scores, epochs, kept, digits, tmp_path, monkeypatch):
-    """Scripted counts of held-out samples that are right."""
+    """The numbers of correct predictions for held-out samples are fixed by the test."""
     script, states = iter(scores), []
 
     def scripted(net, images, labels, normalise):
@@ -256,7 +256,7 @@ def test_stopping_and_the_epoch_kept(settings, scores, epochs, kept, digits, tmp
 # Augmentation
 
 
-def test_every_move_is_drawn_in_training_and_none_in_answers(digits, tmp_path, monkeypatch):
+def test_every_shift_is_drawn_in_training_and_none_in_prediction(digits, tmp_path, monkeypatch):
     seen = []
 
     def watched(images, moves):
@@ -272,16 +272,16 @@ def test_every_move_is_drawn_in_training_and_none_in_answers(digits, tmp_path, m
         counts = moves[:, column].bincount()
         assert len(counts) == sides
         assert float((counts - 2700 / sides).abs().max()) < 5 * (2700 / sides) ** 0.5
-    assert not torch.equal(seen[0], seen[len(seen) // 3])  # other moves in the next epoch
+    assert not torch.equal(seen[0], seen[len(seen) // 3])  # other shifts in the next epoch
     fitted.predict(digits[1].images)
     assert len(torch.cat(seen)) == 3 * 900
 
 
-# Answers
+# Predictions
 
 
 @pytest.mark.parametrize("net", ["dpgan_cnn", "paper_cnn", "paper_mlp"])
-def test_answers_do_not_depend_on_the_batch(net, digits, tmp_path):
+def test_predictions_do_not_depend_on_the_batch(net, digits, tmp_path):
     fitted = Network(net, epochs=1).fit(first(digits[0], 100), context(tmp_path))
     images = digits[1].images[:300]
     together = fitted.probabilities(images)
@@ -297,7 +297,7 @@ def test_answers_do_not_depend_on_the_batch(net, digits, tmp_path):
 
 
 def test_probabilities_far_below_single_precision_are_kept():
-    """Logits 0 and -200 are e^-200 apart, which float32 has no number for."""
+    """For logits 0 and -200 a probability is e^-200, which float32 cannot represent."""
     mlp = PaperMlp((1, 1, 1), 2, hidden=1)
     nn.init.zeros_(mlp.fc2.weight)
     mlp.fc2.bias.data = torch.tensor([0.0, -200.0])
@@ -305,15 +305,15 @@ def test_probabilities_far_below_single_precision_are_kept():
     assert float(p[0, 1].log()) == pytest.approx(-200.0)
 
 
-def test_answers_use_the_normalisation_of_the_training(digits, tmp_path):
+def test_predictions_use_the_normalisation_of_the_training(digits, tmp_path):
     net = PaperMlp((1, 8, 8), 10)
     images = digits[1].images[:5]
     normalised = FittedNetwork(net, (0.2, 0.5)).probabilities(images)
     torch.testing.assert_close(normalised, net((images / 255.0 - 0.2) / 0.5).double().softmax(1), rtol=1e-5, atol=1e-6)
 
 
-def test_batch_norm_answers_by_its_running_statistics(tmp_path):
-    """One VGG step; an image's answer must not depend on its neighbours."""
+def test_batch_norm_predicts_by_its_running_statistics(tmp_path):
+    """After one step of VGG, the prediction for an image does not depend on the other images."""
     rng = torch.Generator().manual_seed(0)
     images = torch.randint(256, (8, 1, 28, 28), generator=rng, dtype=torch.uint8)
     fitted = Network("vgg11", batch_size=8, epochs=1).fit(Records(images, torch.arange(8) % 3), context(tmp_path))
@@ -322,7 +322,7 @@ def test_batch_norm_answers_by_its_running_statistics(tmp_path):
 
 
 @pytest.mark.parametrize("network", [NETWORKS[0], Network("vgg11", epochs=1)], ids=["dpgan_cnn", "vgg11"])
-def test_state_is_all_there_is_to_a_fitted_network(network, tmp_path):
+def test_state_determines_a_fitted_network(network, tmp_path):
     rng = torch.Generator().manual_seed(0)
     images = torch.randint(256, (12, 1, 28, 28), generator=rng, dtype=torch.uint8)
     fitted = network.fit(Records(images, torch.arange(12) % 3), context(tmp_path, num_classes=3))
@@ -336,7 +336,7 @@ def test_state_is_all_there_is_to_a_fitted_network(network, tmp_path):
 
 
 @pytest.mark.gpu
-def test_on_an_accelerator_answers_are_a_cpus_and_training_repeats(digits, tmp_path):
+def test_on_an_accelerator_predictions_equal_those_of_a_cpu_and_training_repeats(digits, tmp_path):
     cuda = EvalContext(seed=0, device="cuda", num_classes=10, cache=tmp_path)
     fitted = NETWORKS[0].fit(digits[0], cuda)
     assert same(fitted.state, NETWORKS[0].fit(digits[0], cuda).state)
@@ -348,13 +348,13 @@ def test_on_an_accelerator_answers_are_a_cpus_and_training_repeats(digits, tmp_p
 
 @pytest.mark.slow
 def test_the_papers_cnn_on_real_mnist(data_root, tmp_path):
-    """Trained on MNIST itself, two epochs: above 98%, as every CNN of this size."""
+    """Two epochs on MNIST's training images give more than 98 %, as for every CNN of this size."""
     spec = Mnist(root=str(data_root))
     two = Network("dpgan_cnn", epochs=2, holdout=5000, keep="best")
     assert accuracy(two.fit(spec.load("train"), context(tmp_path)), spec.load("test")) > 98.0
 
 
-def test_a_diverged_training_gives_no_answers(tmp_path):
+def test_a_diverged_training_gives_no_predictions(tmp_path):
     records = Records(torch.randint(256, (40, 1, 8, 8), dtype=torch.uint8), torch.arange(40) % 2)
     fitted = Network("paper_mlp", optimiser="sgd", learning_rate=1e30, epochs=3).fit(
         records, EvalContext(0, "cpu", 2, tmp_path)

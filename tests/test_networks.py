@@ -1,4 +1,4 @@
-"""Networks that classify samples: golden sizes, descriptions of the architectures, their inputs, and settings."""
+"""Tests of networks that classify samples: numbers of parameters, architectures, inputs and settings."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_images_too_small_are_named(net, least):
 
 
 def test_dpgan_net_is_its_description():
-    """ReLU before pooling as written, with the same coins: values in both modes, and gradients."""
+    """The same values in both modes, and gradients, as with ReLU before pooling and the same randomness."""
     net, images = DpganNet((1, 28, 28), 10), torch.rand(4, 1, 28, 28)
 
     def written(training: bool) -> Tensor:
@@ -85,7 +85,7 @@ def test_mlp_and_cnn_are_their_descriptions():
 
 
 @pytest.mark.parametrize("net", ["dpgan_cnn", "paper_cnn"])
-def test_dropout_in_training_alone(net):
+def test_dropout_in_training_only(net):
     module, images = NETS[net]((1, 8, 8), 10), torch.rand(2, 1, 8, 8)
     assert not torch.equal(module(images), module(images))
     module.eval()
@@ -100,11 +100,11 @@ def test_paper_cnn_drops_with_its_own_probability():
     torch.testing.assert_close(everything(images), everything.fc.bias.expand(2, 10))
 
 
-def test_vgg11_is_torchvisions_up_to_the_classifier():
-    ours, theirs = Vgg11((3, 32, 32), 10).eval(), make_layers(cfgs["A"], batch_norm=True).eval()
-    ours.features.load_state_dict(theirs.state_dict())
+def test_vgg11_equals_that_of_torchvision_up_to_the_classifier():
+    net, reference = Vgg11((3, 32, 32), 10).eval(), make_layers(cfgs["A"], batch_norm=True).eval()
+    net.features.load_state_dict(reference.state_dict())
     images = torch.rand(2, 3, 32, 32)
-    torch.testing.assert_close(ours.features(images), theirs(images))
+    torch.testing.assert_close(net.features(images), reference(images))
 
 
 def test_vgg11_pads_28_pixels_to_32():
@@ -124,7 +124,7 @@ def test_pixels_are_scaled_then_normalised():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_crop_flip_is_torchvisions(channels):
+def test_crop_flip_equals_that_of_torchvision(channels):
     rng = torch.Generator().manual_seed(0)
     images = torch.randint(256, (40, channels, 6, 9), generator=rng, dtype=torch.uint8)
     moves = torch.cat([torch.randint(9, (40, 2), generator=rng), torch.randint(2, (40, 1), generator=rng)], dim=1)
@@ -182,7 +182,7 @@ def test_from_yaml_and_to_another_process():
     assert isinstance(hash(network), int)
 
 
-def test_one_core_on_a_cpu_alone():
+def test_one_core_on_a_cpu_only():
     assert DPGAN.one_core("cpu")
     assert DPGAN.one_core(torch.device("cpu"))
     assert not DPGAN.one_core("cuda")

@@ -1,4 +1,4 @@
-"""Metrics in processes of their own: bounded, isolated, and gone when their caller is."""
+"""Tests of metrics in separate processes: bounded in number, isolated, and ended with their caller."""
 
 from __future__ import annotations
 
@@ -29,58 +29,62 @@ def run(metrics, ctx, workers=2):
     return dict(evaluate_apart(metrics, GREY, GREY, ctx, workers))
 
 
-def test_who_asks_for_a_core_of_its_own(ctx):
+def test_which_metrics_run_on_one_core(ctx):
     assert needs_one_core(Mean(apart=True), "cpu")
     assert not needs_one_core(Mean(), "cpu")
     assert not needs_one_core(lambda *_: {}, "cpu")
 
 
-def test_results_are_those_of_this_process(ctx):
+def test_results_equal_those_in_this_process(ctx):
     metrics = {"mean": Mean(), "noise": Noise(), "fails": Fails()}
-    found = run(metrics, ctx)
+    results = run(metrics, ctx)
     for key, metric in metrics.items():
         here = evaluate(metric, GREY, GREY, ctx)
-        assert (found[key].status, found[key].values, found[key].reason) == (here.status, here.values, here.reason)
-    assert found["fails"].reason == "ZeroDivisionError: one over nothing"
+        assert (results[key].status, results[key].values, results[key].reason) == (
+            here.status,
+            here.values,
+            here.reason,
+        )
+    assert results["fails"].reason == "ZeroDivisionError: one over nothing"
 
 
-def test_each_has_one_thread_no_accelerator_and_never_more_processes_than_allowed(ctx):
+def test_each_has_one_thread_and_no_accelerator_and_processes_are_bounded(ctx):
     metrics = {str(i): Process(name=f"m{i}") for i in range(5)}
-    found = run(metrics, EvalContext(3, "cuda", 2, ctx.cache), workers=2)
-    assert {found[key].values[f"m{key}_threads"] for key in metrics} == {1.0}
-    pids = {found[key].values[f"m{key}_pid"] for key in metrics}
+    results = run(metrics, EvalContext(3, "cuda", 2, ctx.cache), workers=2)
+    assert {results[key].values[f"m{key}_threads"] for key in metrics} == {1.0}
+    pids = {results[key].values[f"m{key}_pid"] for key in metrics}
     assert 1 <= len(pids) <= 2
     assert os.getpid() not in pids
-    assert all(result.notes == ["device cpu"] for result in found.values())
+    assert all(result.notes == ["device cpu"] for result in results.values())
 
 
-def test_a_process_that_dies_costs_its_own_metric_alone(ctx):
+def test_a_process_that_dies_fails_its_own_metric_only(ctx):
     metrics = {"first": Mean("first"), "dies": Dies(), "last": Mean("last")}
-    found = run(metrics, ctx)
-    assert found["dies"].status == "failed"
-    assert "its process died" in found["dies"].reason
-    assert {found["first"].status, found["last"].status} == {"measured"}
+    results = run(metrics, ctx)
+    assert results["dies"].status == "failed"
+    assert "its process died" in results["dies"].reason
+    assert {results["first"].status, results["last"].status} == {"measured"}
     assert run({"after": Mean()}, ctx)["after"].status == "measured"
 
 
-def test_one_that_died_beside_others_gets_another_chance(ctx, tmp_path):
-    found = run({"dies": Dies(once=str(tmp_path / "died")), "mean": Mean()}, ctx)
-    assert {result.status for result in found.values()} == {"measured"}
+def test_a_metric_whose_process_died_next_to_others_is_run_again(ctx, tmp_path):
+    results = run({"dies": Dies(once=str(tmp_path / "died")), "mean": Mean()}, ctx)
+    assert {result.status for result in results.values()} == {"measured"}
 
 
-def test_what_cannot_be_sent_fails_with_its_reason(ctx):
+def test_a_metric_that_cannot_be_pickled_fails_with_the_reason(ctx):
     class Unsendable(Mean):
         def __reduce__(self):
             raise TypeError("cannot be pickled")
 
-    found = run({"unsendable": Unsendable(), "mean": Mean()}, ctx)
-    assert found["unsendable"].status == "failed"
-    assert "pickle" in found["unsendable"].reason
-    assert found["mean"].status == "measured"
+    results = run({"unsendable": Unsendable(), "mean": Mean()}, ctx)
+    assert results["unsendable"].status == "failed"
+    assert "pickle" in results["unsendable"].reason
+    assert results["mean"].status == "measured"
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs (one that ended and was not waited for does not)."""
+    """Whether the process runs; a zombie process does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -94,7 +98,7 @@ def wait_for(condition, what: str, seconds: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-def test_a_caller_that_stops_takes_its_processes_with_it(ctx, tmp_path):
+def test_processes_end_when_the_caller_stops(ctx, tmp_path):
     tally = tmp_path / "pid"
     results = evaluate_apart({"mean": Mean(), "sleeps": Sleeps(tally=str(tally))}, GREY, GREY, ctx, 2)
     assert next(results)[0] == "mean"
@@ -105,7 +109,7 @@ def test_a_caller_that_stops_takes_its_processes_with_it(ctx, tmp_path):
     wait_for(lambda: not alive(pid), "the sleeper's end")
 
 
-def test_a_caller_that_is_killed_leaves_no_process(tmp_path):
+def test_processes_end_when_the_caller_is_killed(tmp_path):
     tally = tmp_path / "pid"
     code = f"""
 from dpgen_bench.evaluate.metric import EvalContext

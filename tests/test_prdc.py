@@ -1,4 +1,4 @@
-"""Tests precision, recall, density and coverage against written-out definitions, closed forms and two libraries."""
+"""Tests of precision, recall, density and coverage against direct implementations, closed forms and two libraries."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def gaussian(n: int, d: int, seed: int, shift: float = 0.0, scale: float = 1.0) 
 
 
 def lattice(n: int, d: int, seed: int) -> np.ndarray:
-    """Points of a small grid: copies and equal distances everywhere."""
+    """Points of a small grid, with many copies and equal distances."""
     return np.random.default_rng(seed).integers(0, 3, (n, d)).astype(np.float32)
 
 
-def written_out(made: np.ndarray, real: np.ndarray, k: int, precision_k: int) -> dict[str, float]:
+def written_out(generated: np.ndarray, real: np.ndarray, k: int, precision_k: int) -> dict[str, float]:
     """The four definitions, pair by pair, on squared distances of whole numbers."""
 
     def distance(a, b):
@@ -35,19 +35,23 @@ def written_out(made: np.ndarray, real: np.ndarray, k: int, precision_k: int) ->
     def radii(rows, k):
         return [sorted(distance(a, b) for j, b in enumerate(rows) if j != i)[k - 1] for i, a in enumerate(rows)]
 
-    real_radii, made_radii, real_radii_k = radii(real, precision_k), radii(made, precision_k), radii(real, k)
-    held = [[distance(x, y) < radius for y in made] for x, radius in zip(real, real_radii_k, strict=True)]
+    real_radii, generated_radii, real_radii_k = radii(real, precision_k), radii(generated, precision_k), radii(real, k)
+    held = [[distance(x, y) < radius for y in generated] for x, radius in zip(real, real_radii_k, strict=True)]
     return {
-        "precision": np.mean([any(distance(x, y) <= r for x, r in zip(real, real_radii, strict=True)) for y in made]),
-        "recall": np.mean([any(distance(x, y) <= r for y, r in zip(made, made_radii, strict=True)) for x in real]),
-        "density": np.sum(held) / (k * len(made)),
+        "precision": np.mean(
+            [any(distance(x, y) <= r for x, r in zip(real, real_radii, strict=True)) for y in generated]
+        ),
+        "recall": np.mean(
+            [any(distance(x, y) <= r for y, r in zip(generated, generated_radii, strict=True)) for x in real]
+        ),
+        "density": np.sum(held) / (k * len(generated)),
         "coverage": np.mean([any(row) for row in held]),
     }
 
 
-def by_torch_fidelity(made: np.ndarray, real: np.ndarray, k: int, save_cpu_ram: bool = False) -> dict[str, float]:
-    """In float64: in float32 its distance between copies is not 0."""
-    sets = (torch.from_numpy(rows.astype(np.float64)) for rows in (made, real))
+def by_torch_fidelity(generated: np.ndarray, real: np.ndarray, k: int, save_cpu_ram: bool = False) -> dict[str, float]:
+    """In float64, because in float32 its distance between copies is not 0."""
+    sets = (torch.from_numpy(rows.astype(np.float64)) for rows in (generated, real))
     return prc_features_to_metric(
         *sets, prc_neighborhood=k, prc_batch_size=70, save_cpu_ram=save_cpu_ram, verbose=False
     )
@@ -63,39 +67,41 @@ def test_by_hand_on_a_line():
     reaches from 3.5 to 16.5, so 0 (1's: -1.5 to 3.5), 1, 3 and 7 are all in one. <: 0's ball ends at 1, which is on its
     surface; 1's holds 1; 3's, up to 5, holds 3.5 but not 1, on its surface; 7's from 3 to 11 holds 3.5 and 10.
     """
-    real, made = (np.array(rows, dtype=np.float32)[:, None] for rows in ([0, 1, 3, 7], [1, 3.5, 10, 20]))
+    real, generated = (np.array(rows, dtype=np.float32)[:, None] for rows in ([0, 1, 3, 7], [1, 3.5, 10, 20]))
     expected = {"precision": 3 / 4, "recall": 1.0, "density": 4 / 4, "coverage": 3 / 4}
-    assert prdc(made, real, k=1, precision_k=1) == expected
+    assert prdc(generated, real, k=1, precision_k=1) == expected
 
 
 @pytest.mark.parametrize(("n", "m", "d", "k", "precision_k"), [(40, 30, 3, 5, 3), (25, 45, 6, 2, 4), (6, 6, 2, 5, 5)])
 def test_equal_to_the_definitions_written_out_with_ties(n, m, d, k, precision_k):
-    made, real = lattice(n, d, 0), lattice(m, d, 1)
-    assert prdc(made, real, k, precision_k) == pytest.approx(written_out(made, real, k, precision_k), rel=1e-12)
+    generated, real = lattice(n, d, 0), lattice(m, d, 1)
+    assert prdc(generated, real, k, precision_k) == pytest.approx(
+        written_out(generated, real, k, precision_k), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("save_cpu_ram", [False, True])
 @pytest.mark.parametrize(("n", "m", "d", "shift"), [(200, 200, 64, 0.0), (150, 260, 5, 0.7), (300, 100, 300, 0.1)])
-def test_precision_and_recall_are_torch_fidelitys(n, m, d, shift, save_cpu_ram):
-    made, real = gaussian(n, d, 2, shift), gaussian(m, d, 3)
-    values, expected = prdc(made, real, precision_k=3), by_torch_fidelity(made, real, 3, save_cpu_ram)
+def test_precision_and_recall_equal_those_of_torch_fidelity(n, m, d, shift, save_cpu_ram):
+    generated, real = gaussian(n, d, 2, shift), gaussian(m, d, 3)
+    values, expected = prdc(generated, real, precision_k=3), by_torch_fidelity(generated, real, 3, save_cpu_ram)
     assert values["precision"] == pytest.approx(expected["precision"], abs=1e-6)
     assert values["recall"] == pytest.approx(expected["recall"], abs=1e-6)
 
 
 @pytest.mark.parametrize(("n", "m", "d", "shift"), [(200, 200, 64, 0.0), (150, 260, 5, 0.7), (300, 100, 300, 0.1)])
 @pytest.mark.parametrize("k", [3, 5])
-def test_all_four_are_prdcs_where_no_distances_are_equal(n, m, d, shift, k):
-    made, real = gaussian(n, d, 4, shift), gaussian(m, d, 5)
-    expected = compute_prdc(real.astype(np.float64), made.astype(np.float64), nearest_k=k)
-    assert prdc(made, real, k=k, precision_k=k) == pytest.approx(expected, abs=1e-12)
+def test_all_four_equal_those_of_prdc_if_no_distances_are_equal(n, m, d, shift, k):
+    generated, real = gaussian(n, d, 4, shift), gaussian(m, d, 5)
+    expected = compute_prdc(real.astype(np.float64), generated.astype(np.float64), nearest_k=k)
+    assert prdc(generated, real, k=k, precision_k=k) == pytest.approx(expected, abs=1e-12)
 
 
-def test_with_ties_each_pair_follows_its_own_authors():
-    """On a grid precision and recall count a ball's surface (torch-fidelity), density and coverage do not (prdc)."""
-    made, real = lattice(80, 4, 6), lattice(90, 4, 7)
-    values = prdc(made, real, k=3, precision_k=3)
-    fidelity, package = by_torch_fidelity(made, real, 3), compute_prdc(real, made, nearest_k=3)
+def test_with_ties_each_pair_equals_that_of_its_authors():
+    """On a grid, precision and recall include a ball's surface (torch-fidelity), density and coverage do not (prdc)."""
+    generated, real = lattice(80, 4, 6), lattice(90, 4, 7)
+    values = prdc(generated, real, k=3, precision_k=3)
+    fidelity, package = by_torch_fidelity(generated, real, 3), compute_prdc(real, generated, nearest_k=3)
     assert [values["precision"], values["recall"]] == pytest.approx([fidelity["precision"], fidelity["recall"]])
     assert [values["density"], values["coverage"]] == pytest.approx([package["density"], package["coverage"]])
     assert values["precision"] > package["precision"]
@@ -103,7 +109,7 @@ def test_with_ties_each_pair_follows_its_own_authors():
 
 
 def test_the_real_images_themselves():
-    """Each ball holds its centre and k - 1 others, the k-th is on its surface: density is 1 exactly, in any width."""
+    """Each ball contains its centre and k - 1 others; the k-th is on its surface: density is exactly 1, for any d."""
     for d in (1, 10, 2048):
         rows = gaussian(120, d, 8)
         assert prdc(rows[::-1].copy(), rows) == {"precision": 1.0, "recall": 1.0, "density": 1.0, "coverage": 1.0}
@@ -114,7 +120,7 @@ def test_sets_far_apart_score_nothing():
     assert values == {"precision": 0.0, "recall": 0.0, "density": 0.0, "coverage": 0.0}
 
 
-def test_precision_and_recall_change_places_with_the_sets():
+def test_exchanging_the_sets_exchanges_precision_and_recall():
     one, two = gaussian(90, 6, 11, scale=0.8), gaussian(70, 6, 12)
     there, back = prdc(one, two), prdc(two, one)
     assert there["precision"] == back["recall"] < 1
@@ -122,25 +128,25 @@ def test_precision_and_recall_change_places_with_the_sets():
 
 
 @pytest.mark.parametrize(("n", "m"), [(400, 400), (200, 500)])
-def test_expected_density_and_coverage_under_one_law(n, m):
-    """Every order of distances from a real image is equally likely: density 1, and coverage 1 less the chance that its
-    k nearest of m - 1 + n are all real. Means of 20 pairs of sets, by a t-test with a false alarm of 2e-7 each."""
+def test_expected_density_and_coverage_of_equal_distributions(n, m):
+    """Every order of distances from a real image is equally likely: density is 1, and coverage 1 minus the probability
+    that its k nearest of m - 1 + n are all real. Means of 20 pairs of sets, by t-tests with p-value 2e-7 each."""
     values = [prdc(gaussian(n, 4, 2 * i), gaussian(m, 4, 2 * i + 1)) for i in range(100, 120)]
     expected = {"density": 1.0, "coverage": 1.0 - np.prod([(m - j) / (m + n - j) for j in range(1, 6)])}
     for name, mean in expected.items():
-        found = np.array([value[name] for value in values])
-        assert stats.ttest_1samp(found, mean).pvalue > 2e-7
-        assert found.std() < 0.1
+        measured = np.array([value[name] for value in values])
+        assert stats.ttest_1samp(measured, mean).pvalue > 2e-7
+        assert measured.std() < 0.1
     if n == m:
         assert expected["coverage"] == pytest.approx(1 - 2**-5, abs=1e-3)
 
 
 def test_order_and_chunks_change_nothing(monkeypatch):
-    made, real = gaussian(90, 20, 13, 0.1), gaussian(130, 20, 14)
-    values = prdc(made, real)
+    generated, real = gaussian(90, 20, 13, 0.1), gaussian(130, 20, 14)
+    values = prdc(generated, real)
     assert 0 < values["recall"] < 1
     shuffle = np.random.default_rng(0)
-    assert prdc(shuffle.permutation(made), shuffle.permutation(real)) == values
+    assert prdc(shuffle.permutation(generated), shuffle.permutation(real)) == values
     shapes = []
     whole = neighbours.squared_distances
 
@@ -152,14 +158,14 @@ def test_order_and_chunks_change_nothing(monkeypatch):
     for pairs in (1, 700, 2000):
         monkeypatch.setattr(neighbours, "PAIRS", pairs)
         shapes.clear()
-        assert prdc(made, real) == values
+        assert prdc(generated, real) == values
         assert all(rows == 1 or rows * columns <= pairs for rows, columns in shapes)
         assert sum(rows for rows, _ in shapes) == 90 + 130 + 130
 
 
 def test_scale_changes_nothing():
-    made, real = gaussian(60, 20, 15), gaussian(60, 20, 16)
-    assert prdc(made * 2.0**-40, real * 2.0**-40) == prdc(made, real) == prdc(made * 1024, real * 1024)
+    generated, real = gaussian(60, 20, 15), gaussian(60, 20, 16)
+    assert prdc(generated * 2.0**-40, real * 2.0**-40) == prdc(generated, real) == prdc(generated * 1024, real * 1024)
 
 
 def test_distances_are_exact_and_copies_at_zero():
@@ -180,13 +186,13 @@ def test_rounding_features_moves_distances_by_less_than_a_millionth():
     rows = np.random.default_rng(18).gamma(0.5, 0.6, (40, 2048)).astype(np.float32)
     (whole,) = whole_numbers(rows)
     exact = np.linalg.norm(rows[:, None].astype(np.float64) - rows[None], axis=-1)[np.triu_indices(40, 1)]
-    found = neighbours.squared_distances(whole, whole).sqrt().numpy()[np.triu_indices(40, 1)]
-    np.testing.assert_allclose(found * (rows.max() / 2**20), exact, rtol=1e-6)
+    distances = neighbours.squared_distances(whole, whole).sqrt().numpy()[np.triu_indices(40, 1)]
+    np.testing.assert_allclose(distances * (rows.max() / 2**20), exact, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("value", "precision", "recall"), [(0.0, 1.0, 1 / 60), (50.0, 0.0, 0.0)])
 def test_constant_samples_are_defined(value, precision, recall):
-    """All samples one point: at a real image, which alone is recalled, or far from all."""
+    """All samples are one point: at a real image, which is the only recalled one, or far from all."""
     real = gaussian(60, 5, 19)
     real[7] = 0.0
     values = prdc(np.full((30, 5), value, dtype=np.float32), real)
@@ -195,7 +201,7 @@ def test_constant_samples_are_defined(value, precision, recall):
 
 
 def test_two_constant_sets_are_defined():
-    """Balls of radius 0 around one point: the surface is all there is of them."""
+    """Balls have radius 0 around one point, which is their surface."""
     zeros = np.zeros((10, 3), dtype=np.float32)
     assert prdc(zeros, zeros) == {"precision": 1.0, "recall": 1.0, "density": 0.0, "coverage": 0.0}
 
@@ -215,7 +221,7 @@ def test_refusals():
 
 @pytest.fixture
 def asked(monkeypatch) -> list[tuple[int, bool]]:
-    """Features are the pixels; the list gets (images, real) of each call."""
+    """Let `features_of` return the pixels; the list gets (images, real) of each call."""
     calls: list[tuple[int, bool]] = []
 
     def features_of(records: Records, ctx: EvalContext, *, real: bool) -> np.ndarray:
@@ -236,22 +242,22 @@ def test_prdc_names_and_numbers(tmp_path, asked):
     assert ctx.notes == []
 
 
-def test_prdc_chooses_among_more_images_by_the_seed(tmp_path, asked, monkeypatch):
+def test_prdc_draws_a_subset_of_more_images_by_the_seed(tmp_path, asked, monkeypatch):
     seen = []
-    monkeypatch.setattr(neighbours, "prdc", lambda made, real, *_: seen.append((made, real)) or {})
+    monkeypatch.setattr(neighbours, "prdc", lambda generated, real, *_: seen.append((generated, real)) or {})
     samples, test = images(50, 0), images(30, 1)
     for seed in (0, 0, 1):
         values = Prdc(max_images=20)(samples, test, context(tmp_path, seed=seed))
         assert values == {"prdc_num_samples": 20, "prdc_num_reference": 20}
-    for made, real in seen:
-        for rows, records in ((made, samples), (real, test)):
+    for generated, real in seen:
+        for rows, records in ((generated, samples), (real, test)):
             among = {row.tobytes() for row in records.images.flatten(1).float().numpy()}
             assert len({row.tobytes() for row in rows} & among) == 20
     assert np.array_equal(seen[0][0], seen[1][0])
     assert not np.array_equal(seen[0][0], seen[2][0])
 
 
-def test_a_choice_is_spread_over_all_positions():
+def test_random_positions_are_spread_over_all_positions():
     chosen = random_positions(1000, 400, seed=0)
     assert len(chosen.unique()) == 400
     assert 450 < float(chosen.double().mean()) < 550

@@ -50,7 +50,7 @@ def test_the_kept_samples_are_those_of_the_first_repeat(tmp_path, folder):
 def test_repeat_seeds_are_distinct_and_fixed():
     seeds = {repeat_seed(seed, repeat) for seed in range(50) for repeat in range(5)}
     assert len(seeds) == 250
-    assert repeat_seed(0, 1) == 538808961  # pinned: another rule would change published figures
+    assert repeat_seed(0, 1) == 538808961  # pinned: another rule would change published values
 
 
 # Interrupted
@@ -61,7 +61,7 @@ class Killed(BaseException):
 
 
 def test_killed_after_any_write_every_metric_still_runs_once(tmp_path, monkeypatch):
-    """Two repeats of three metrics: killed after each report is written, then gone on with."""
+    """Two repeats of three metrics are killed after each write of the measurement, and then resumed."""
     tally = tmp_path / "tally"
     metrics = {name: metric("Mean", name=name, tally=str(tally)) for name in ("one", "two", "three")}
     spec = spec_for(tmp_path, {**metrics, "sum": metric("Sum", of=["one", "two"])}, repeats=2)
@@ -96,7 +96,7 @@ def test_killed_after_any_write_every_metric_still_runs_once(tmp_path, monkeypat
     assert reference["complete"]
 
 
-def test_a_complete_report_is_left_alone(tmp_path, folder):
+def test_a_complete_measurement_is_not_changed(tmp_path, folder):
     tally = tmp_path / "tally"
     spec = spec_for(tmp_path, {"mean": metric("Mean", tally=str(tally))})
     first = run(spec, folder)
@@ -104,7 +104,7 @@ def test_a_complete_report_is_left_alone(tmp_path, folder):
     assert tally.read_text().split() == ["mean_pixel"]
 
 
-def test_only_what_failed_is_tried_again(tmp_path, folder):
+def test_only_failed_metrics_are_run_again(tmp_path, folder):
     tally, unless = tmp_path / "tally", tmp_path / "mended"
     metrics = {
         "mean": metric("Mean", tally=str(tally)),
@@ -125,7 +125,7 @@ def test_only_what_failed_is_tried_again(tmp_path, folder):
 
 
 @pytest.mark.parametrize("change", [{"num_samples": 20}, {"labels": "uniform"}, {"floor": 128}, {"rounding": "none"}])
-def test_figures_of_another_setting_are_never_mixed_in(tmp_path, folder, change):
+def test_values_of_another_setting_are_never_mixed_in(tmp_path, folder, change):
     tally = tmp_path / "tally"
     metrics = {"mean": metric("Mean", tally=str(tally))}
     first = run(spec_for(tmp_path, metrics), folder)
@@ -136,14 +136,14 @@ def test_figures_of_another_setting_are_never_mixed_in(tmp_path, folder, change)
     assert second["protocol"] != first["protocol"]
 
 
-def test_a_harness_that_measures_otherwise_measures_anew(tmp_path, folder, monkeypatch):
+def test_another_revision_of_the_harness_measures_again(tmp_path, folder, monkeypatch):
     spec = spec_for(tmp_path, {"mean": metric("Mean")})
     run(spec, folder)
     monkeypatch.setattr("dpgen_bench.runs.config.EVALUATION_VERSION", -1)
     assert not folder.measurements.of(spec.protocol_record())
 
 
-def test_measuring_anew_keeps_the_old_report_until_the_new_one_is_complete(tmp_path, folder, monkeypatch):
+def test_measuring_again_keeps_the_old_measurement_until_the_new_one_is_complete(tmp_path, folder, monkeypatch):
     tally = tmp_path / "tally"
     metrics = {name: metric("Mean", name=name, tally=str(tally)) for name in ("one", "two")}
     spec = spec_for(tmp_path, metrics)
@@ -165,7 +165,7 @@ def test_measuring_anew_keeps_the_old_report_until_the_new_one_is_complete(tmp_p
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"complete": true}', '{"repeats": [{}], "complete": true}'])
-def test_a_damaged_report_is_said_and_made_again(tmp_path, folder, damage):
+def test_a_damaged_measurement_is_reported_and_repeated(tmp_path, folder, damage):
     spec = spec_for(tmp_path, {"mean": metric("Mean")})
     good = run(spec, folder)
     folder.measurements.file_of(spec.protocol_record()).write_text(damage)
@@ -176,7 +176,7 @@ def test_a_damaged_report_is_said_and_made_again(tmp_path, folder, damage):
     assert again["repeats"][0]["metrics"]["mean"]["values"] == good["repeats"][0]["metrics"]["mean"]["values"]
 
 
-def test_reports_of_two_texts_of_a_protocol_stand_beside_each_other(tmp_path, folder):
+def test_measurements_of_two_versions_of_a_protocol_are_both_kept(tmp_path, folder):
     metrics = {"mean": metric("Mean")}
     first, second = spec_for(tmp_path, metrics), spec_for(tmp_path, metrics, num_samples=20)
     kept = run(first, folder)
@@ -186,7 +186,7 @@ def test_reports_of_two_texts_of_a_protocol_stand_beside_each_other(tmp_path, fo
     assert folder.measurements.fully_measured(second.protocol_record())
 
 
-# Metrics beside each other
+# Several metrics
 
 
 def test_two_metrics_with_a_value_of_one_name(tmp_path, folder):
@@ -196,12 +196,12 @@ def test_two_metrics_with_a_value_of_one_name(tmp_path, folder):
     assert "['mean_pixel'] have the names of those of 'a'" in results["b"]["reason"]
 
 
-def test_a_report_holds_no_path_of_this_machine(tmp_path, folder, capsys):
+def test_a_measurement_contains_no_path_of_this_machine(tmp_path, folder, capsys):
     file = str(tmp_path / "weights.pt")
     (result,) = run(spec_for(tmp_path, {"a": metric("NeedsFile", file=file)}), folder)["repeats"][0]["metrics"].values()
     assert result["notes"] == ["weights of [path]"]
     assert result["reason"] == "needs [path]; copy it there"
-    assert f"needs {file}; copy it there" in capsys.readouterr().out  # the person at the machine is told
+    assert f"needs {file}; copy it there" in capsys.readouterr().out  # printed on the terminal
 
 
 def test_metrics_of_one_core_run_in_other_processes_and_others_here(tmp_path, folder):

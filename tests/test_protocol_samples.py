@@ -1,4 +1,4 @@
-"""Tests how a protocol draws and describes samples, and what bad samples get from the real metrics."""
+"""Tests how a protocol draws and describes samples, and how the real metrics measure bad samples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_unrounded_samples_round_to_the_rounded_ones(folder):
     assert not torch.equal(unrounded.images, rounded.images.float())
 
 
-def test_a_floor_blackens_what_is_darker(folder):
+def test_pixels_below_the_floor_become_0(folder):
     plain, floored = draw_samples(folder, protocol(), 0).images, draw_samples(folder, protocol(floor=128), 0).images
     assert torch.equal(floored, torch.where(plain < 128, 0, plain))
     assert (plain < 128).any()
@@ -49,17 +49,22 @@ def test_damaged_samples_are_drawn_again(folder):
     assert torch.equal(draw_samples(folder, protocol(), 0).images, good.images)
 
 
-def test_a_generator_with_labels_of_its_own_is_asked_for_them(folder, monkeypatch):
+def test_a_generator_with_its_own_labels_draws_them(folder, monkeypatch):
     monkeypatch.setattr(NetGenerator, "draw_labels", lambda self, n, seed: torch.tensor([7, 7, 3])[:n])
     assert draw_samples(folder, protocol(), 0).labels.tolist() == [7, 7, 3]
 
 
-def test_what_is_said_of_collapsed_samples():
+def test_the_description_of_collapsed_samples():
     images = torch.zeros(6, 1, 4, 4, dtype=torch.uint8)
     images[0, 0, 0, 0] = 9
-    told = describe_samples(Records(images, torch.tensor([0, 0, 1, 1, 0, 1])), 4)
-    assert (told["n"], told["distinct"], told["blank"], told["missing_classes"]) == (6, 2, 5, [2, 3])
-    assert told["notes"] == [
+    description = describe_samples(Records(images, torch.tensor([0, 0, 1, 1, 0, 1])), 4)
+    assert (description["n"], description["distinct"], description["blank"], description["missing_classes"]) == (
+        6,
+        2,
+        5,
+        [2, 3],
+    )
+    assert description["notes"] == [
         "no sample of class 2, 3",
         "only 2 different images among 6 samples",
         "5 samples are of one colour",
@@ -68,7 +73,7 @@ def test_what_is_said_of_collapsed_samples():
     assert describe_samples(Records(fine, torch.arange(4)), 4)["notes"] == []
 
 
-def test_label_laws():
+def test_distributions_of_labels():
     assert sample_labels(5, 3, "balanced", 0).tolist() == [0, 1, 2, 0, 1]
     drawn = sample_labels(3000, 3, "uniform", 0)
     assert torch.equal(drawn, sample_labels(3000, 3, "uniform", 0))
@@ -78,7 +83,7 @@ def test_label_laws():
         sample_labels(5, 3, "sorted", 0)
 
 
-# Bad samples through the real metrics
+# Bad samples and the real metrics
 
 REAL_METRICS = {
     "logreg": {
@@ -99,7 +104,7 @@ REAL_METRICS = {
 
 
 def coarse_features(records: Records, ctx, *, real: bool, tool: str = "pytorch_fid") -> np.ndarray:
-    """Means over 7x7 squares, in place of Inception's features."""
+    """Let features be means over 7x7 squares, in place of Inception's."""
     return torch.nn.functional.avg_pool2d(records.images.float() / 255.0, 7).flatten(1).numpy()
 
 
@@ -110,7 +115,7 @@ def coarse(monkeypatch):
 
 
 class Collapsed(Painter):
-    """The same image, whatever it is asked for."""
+    """Draws the same image for every label."""
 
     def forward(self, z, y):
         return self.means[:1].expand(len(y), *self.image_shape)
@@ -122,7 +127,7 @@ def release(folder: RunFolder, net: torch.nn.Module) -> None:
     NetGenerator(net, config, 4, 10, (1, 28, 28)).save(folder.path)
 
 
-def test_a_collapsed_generator_gets_every_figure_and_says_so(tmp_path, folder, coarse):
+def test_a_collapsed_generator_is_measured_by_every_metric_and_notes_say_so(tmp_path, folder, coarse):
     release(folder, Collapsed(10, [1, 28, 28]))
     run(spec_for(tmp_path, REAL_METRICS, num_samples=100), folder)
     values = mean_values(the_measurement(folder))
@@ -131,12 +136,12 @@ def test_a_collapsed_generator_gets_every_figure_and_says_so(tmp_path, folder, c
     assert values["acc_calibrated_pct"] == pytest.approx(100 * values["acc_logreg_pct"] / values["acc_logreg_real_pct"])
     assert values["coverage"] == values["precision"] == values["nn_copies_pct"] == 0.0
     assert values["fid"] > 0.1
-    said = notes(the_measurement(folder))
-    assert "only 1 different images among 100 samples" in said
-    assert "100 samples are of one colour" in said
+    remarks = notes(the_measurement(folder))
+    assert "only 1 different images among 100 samples" in remarks
+    assert "100 samples are of one colour" in remarks
 
 
-def test_a_generator_of_nan_is_an_error_and_no_figure(tmp_path, folder, coarse):
+def test_a_generator_of_nan_is_an_error_and_gives_no_value(tmp_path, folder, coarse):
     net = Painter(10, [1, 28, 28])
     torch.nn.init.constant_(net.means, float("nan"))
     release(folder, net)
@@ -145,7 +150,7 @@ def test_a_generator_of_nan_is_an_error_and_no_figure(tmp_path, folder, coarse):
     assert folder.measurements.all() == []
 
 
-def test_samples_too_few_for_one_metric_are_no_harm_to_the_others(tmp_path, folder, coarse):
+def test_samples_too_few_for_one_metric_do_not_affect_the_others(tmp_path, folder, coarse):
     measurement = run(spec_for(tmp_path, REAL_METRICS, num_samples=30), folder)
     results = measurement["repeats"][0]["metrics"]
     assert results["kid"]["status"] == "failed"
@@ -153,15 +158,15 @@ def test_samples_too_few_for_one_metric_are_no_harm_to_the_others(tmp_path, fold
     assert {key for key, result in results.items() if result["status"] == "measured"} == set(REAL_METRICS) - {"kid"}
 
 
-def test_a_class_without_samples_is_said_and_measured(tmp_path, folder, coarse, monkeypatch):
+def test_a_class_without_samples_is_noted_and_measured(tmp_path, folder, coarse, monkeypatch):
     monkeypatch.setattr(NetGenerator, "draw_labels", lambda self, n, seed: torch.arange(n) % 9)
     run(spec_for(tmp_path, REAL_METRICS, num_samples=90), folder)
     assert "no sample of class 9" in notes(the_measurement(folder))
     assert set(mean_values(the_measurement(folder))) > {"acc_logreg_pct", "fid", "kid", "recall", "nn_train"}
 
 
-def test_fewer_samples_than_asked_for_are_said(tmp_path, folder, monkeypatch):
+def test_fewer_samples_than_asked_for_are_noted(tmp_path, folder, monkeypatch):
     monkeypatch.setattr(NetGenerator, "draw_labels", lambda self, n, seed: torch.arange(min(n, 30)) % 10)
     run(spec_for(tmp_path, {"mean": metric("Mean")}), folder)
-    said = "30 samples, where the protocol asks for 40: the generator has no more"
-    assert said in notes(the_measurement(folder))
+    remarks = "30 samples, where the protocol asks for 40: the generator has no more"
+    assert remarks in notes(the_measurement(folder))

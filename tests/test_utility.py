@@ -1,4 +1,4 @@
-"""Accuracies of classifiers on real test records, whose labels decide nothing but the score, and their averages."""
+"""Tests of accuracies on real test records, whose labels affect the score only, and of their averages."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def test_a_protocols_yaml_builds_it():
         instantiate(OmegaConf.create(text).xgboost, _convert_="all")
 
 
-def test_one_core_is_the_classifiers():
+def test_one_core_is_that_of_the_classifier():
     assert Accuracy("it", Remember()).one_core("cpu")
     assert not Accuracy("it", Remember()).one_core("cuda")
     assert Accuracy("it", ALL["lda"]).one_core("cuda")
 
 
-# Test labels decide nothing but the score
+# Test labels affect the score only
 
 
 @dataclass(frozen=True, eq=False)
 class Watched(Records):
-    """Test records that write down each time their labels are read, and who the classifier answered before that."""
+    """Test records that append to `events` each time their labels are read."""
 
     events: list[str] = field(default_factory=list)
 
@@ -66,15 +66,15 @@ class Watched(Records):
 
 @dataclass(frozen=True)
 class Watching:
-    """A classifier that writes down when it is fitted and asked, and holds what it was given."""
+    """A classifier that records when it is fitted and predicts, and on which records it is trained."""
 
     inner: Any
     events: list[str] = field(default_factory=list)
-    given: list[Records] = field(default_factory=list)
+    trained_on: list[Records] = field(default_factory=list)
 
     def fit(self, records: Records, ctx: EvalContext) -> Any:
         self.events.append("fit")
-        self.given.append(records)
+        self.trained_on.append(records)
         fitted, events = self.inner.fit(records, ctx), self.events
         self.events.append("fitted")
 
@@ -110,12 +110,12 @@ def test_test_labels_are_read_once_and_after_everything_else(classifier, digits,
     values = Accuracy("it", watching)(samples, watched, context(tmp_path, real))
     assert len(values) == 3
     assert watched.events == ["fit", "fitted", "predict", "fit", "fitted", "predict", "labels"]
-    assert watching.given == [real, samples]
+    assert watching.trained_on == [real, samples]
 
 
 @every_classifier
 def test_exchanged_test_labels_give_the_complement(classifier, digits, tmp_path):
-    """Two classes: the same classifier, so what was right is wrong. Shows that no label decides when to stop."""
+    """Two classes: the same classifier is trained, so that correct predictions become wrong and vice versa."""
 
     def pair(records: Records, n: int) -> Records:
         keep = records.labels < 2
@@ -128,10 +128,10 @@ def test_exchanged_test_labels_give_the_complement(classifier, digits, tmp_path)
 
 
 @every_classifier
-def test_one_class_scores_its_share(classifier, digits, tmp_path):
+def test_samples_of_one_class_score_the_share_of_that_class(classifier, digits, tmp_path):
     sevens = Records(digits[0].images[:40], torch.full((40,), 7))
     share = 100.0 * float((digits[1].labels == 7).double().mean())
-    if isinstance(classifier, Network):  # it starts with ten classes to choose from
+    if isinstance(classifier, Network):  # it has outputs for ten classes
         classifier = replace(classifier, epochs=10)
     assert of(plain(classifier), sevens, digits[1], context(tmp_path)) == pytest.approx(share)
 
@@ -158,7 +158,7 @@ def test_averages_are_means_of_the_named_ones():
     assert AverageAccuracy(["lda"]).combine(values) == {"acc_avg_pct": 0.0}
 
 
-def test_an_average_without_all_of_its_parts_is_none():
+def test_an_average_needs_all_of_its_accuracies():
     with pytest.raises(NotMeasured, match="accuracy of cnn, svc, which"):
         AverageAccuracy(["mlp", "cnn", "svc"]).combine({"acc_mlp_pct": 60.0})
 
@@ -191,7 +191,7 @@ AVERAGES = {"G-PATE": (0.34, 40), "DP-Merf": (0.57, 66), "GS-WGAN": (0.60, 69)}
 
 
 @pytest.mark.parametrize("column", AVERAGES)
-def test_the_averages_are_gs_wgans(column):
+def test_the_averages_are_those_of_gs_wgan(column):
     """The mean of ratios agrees with print; the ratio of means, which the same table also allows, does not."""
     values = {f"acc_{name}_pct": 100 * row[column][0] for name, row in PRINTED.items()}
     values |= {f"acc_{name}_calibrated_pct": float(row[column][1]) for name, row in PRINTED.items()}
@@ -218,7 +218,7 @@ def test_real_digits_and_their_calibration(tmp_path):
     assert values["acc_lda_real_pct"] == pytest.approx(100.0 * float((exact == test.labels).double().mean()))
 
 
-def test_a_missing_class_costs_its_share(tmp_path):
+def test_a_missing_class_lowers_the_accuracy_by_its_share(tmp_path):
     train, test = coarse(Digits().load("train"), 1000), coarse(Digits().load("test"), 360)
     keep = train.labels != 3
     threes = 100.0 * float((test.labels == 3).double().mean())

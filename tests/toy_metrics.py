@@ -1,4 +1,4 @@
-"""Small metrics for tests of the harness: well-behaved ones, and some that break."""
+"""Small metrics for tests of the harness: some work and some fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpgen_bench.evaluate.metric import EvalContext, NotMeasured
 
 @dataclass
 class Mean:
-    """The samples' mean pixel, as `name`; each call is one line in `tally`."""
+    """The samples' mean pixel, as `name`; each call adds a line to `tally`."""
 
     name: str = "mean_pixel"
     tally: str | None = None
@@ -44,7 +44,7 @@ class Noise:
 
 @dataclass
 class Process(Mean):
-    """Which process measured, and with how many threads."""
+    """The id of the process that measures, and its number of threads."""
 
     apart: bool = True
 
@@ -55,7 +55,7 @@ class Process(Mean):
 
 @dataclass
 class Dies(Mean):
-    """Takes its process with it; if `once` names a file, only until that file is there."""
+    """Kills its process; if `once` names a file, only until that file exists."""
 
     apart: bool = True
     once: str | None = None
@@ -84,7 +84,7 @@ class Sleeps(Mean):
 
 @dataclass
 class Fails(Mean):
-    """Raises while the file `unless` is not there."""
+    """Raises if the file `unless` does not exist."""
 
     unless: str | None = None
 
@@ -104,7 +104,7 @@ class NeedsTrain:
 
 @dataclass
 class NeedsFile:
-    """Notes a file's place, and misses the file."""
+    """Adds a note with the path of a file, and raises because the file is missing."""
 
     file: str = ""
 

@@ -19,7 +19,7 @@ LARGEST_BIAS = 0.01  # relative bias of a score, above which a note is added
 
 @dataclass
 class InceptionScore:
-    """Whether a classifier of real records is certain of the class of each sample, and all classes are as frequent.
+    """Measures whether a classifier is certain of each sample's class, and whether classes are equally frequent.
 
     The score is exp(mean over samples of KL(p(class | sample) || p(class))), where p(class) is the mean over samples.
     It lies between 1 and the number of classes; higher is better. The samples, which are sorted or cyclic by class, are

@@ -1,4 +1,4 @@
-"""Caches in files: values that take long to compute are computed once, checked when they are read, and kept.
+"""Caches in files, for values that take long to compute: they are computed once, and checked when they are read.
 
 `cached_arrays` keeps arrays in a folder, one npz file for each key; `read_values` and `add_values` keep small values in
 one JSON file. Their guarantees:
@@ -8,7 +8,7 @@ one JSON file. Their guarantees:
   of each array in an npz file, SHA-256 in a JSON file.
 - Reading a file executes no code: pickled objects are refused.
 - Of several processes that need the same arrays, one computes them and the others wait.
-- A folder that cannot be written to costs time only: a warning says so, and nothing is kept.
+- If a file cannot be written, a warning says so, and the values are computed again next time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def cached_arrays(
 
     Args:
         folder: where files are kept; None keeps nothing.
-        key: names all that the arrays depend on. Its hash is the file's name, and stands in the file.
+        key: names all that the arrays depend on. Its hash is the file's name, and is stored in the file, too.
         compute: returns arrays by name; no name may be "key".
         fits: whether arrays from a file have the expected names, shapes and types; if not, they are computed again.
     """
@@ -55,7 +55,7 @@ def cached_arrays(
         if locked:
             try:
                 write_arrays(path, {**arrays, "key": np.array(digest)})
-            except OSError as error:  # A full disk must not cost the values.
+            except OSError as error:  # A full disk must not stop a run.
                 _warn(f"{path} cannot be written ({error}); its content will be computed again.")
         return arrays
 
@@ -87,7 +87,7 @@ def read_values(path: Path) -> dict[str, Any]:
     """The values of a JSON file by key. {} if there is no such file, and, with a warning, if it is damaged."""
     try:
         content = json.loads(path.read_text())
-        if "sha256" not in content:  # Files of earlier versions have values alone.
+        if "sha256" not in content:  # Files of earlier versions contain the values only.
             return dict(content)
         if content["sha256"] != _checksum(content["values"]):
             raise ValueError("its checksum differs")
@@ -104,7 +104,10 @@ def add_values(path: Path, values: Mapping[str, Any]) -> None:
     with _locked(path) as locked:
         if locked:
             merged = {**read_values(path), **values}
-            write_atomic(path, json.dumps({"sha256": _checksum(merged), "values": merged}, indent=1))
+            try:
+                write_atomic(path, json.dumps({"sha256": _checksum(merged), "values": merged}, indent=1))
+            except OSError as error:
+                _warn(f"{path} cannot be written ({error}); its values will be computed again.")
 
 
 def _checksum(values: Mapping[str, Any]) -> str:
@@ -113,7 +116,7 @@ def _checksum(values: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Hold the lock of a file, waiting for other processes; False, with a warning, where no lock file can be made."""
+    """Wait for the lock of a file and hold it inside the block; False, with a warning, if it cannot be created."""
     lock = FileLock(f"{path}.lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
