@@ -123,7 +123,7 @@ def _sample(argv: list[str]) -> int:
 def _tables(argv: list[str]) -> int:
     from dpgen_bench.report.written import OF_NO_RUN, write_table
     from dpgen_bench.tables.formats import FORMATS
-    from dpgen_bench.tables.rows import any_quick, load_table, table_names, worth_building
+    from dpgen_bench.tables.rows import has_quick_runs, load_table, scales_to_build, table_names
 
     parser = argparse.ArgumentParser("dpgen tables", allow_abbrev=False)
     parser.add_argument("names", nargs="*", help="tables in conf/table/, and scale=quick for their quick runs")
@@ -145,11 +145,11 @@ def _tables(argv: list[str]) -> int:
         for name in names:
             write_table(name, given.results, scale, formats, given.overwrite)
         return 0
-    quick, all_names, failed = any_quick(given.results), table_names(), 0
+    quick, all_names, failed = has_quick_runs(given.results), table_names(), 0
     for number, name in enumerate(all_names, start=1):
         print(f"[{number}/{len(all_names)}] {name}", file=sys.stderr, flush=True)
         try:
-            for each in worth_building(load_table(name), quick):
+            for each in scales_to_build(load_table(name), quick):
                 write_table(name, given.results, each, formats, given.overwrite, quiet=True)
         except Exception as error:  # one table must not cost the others
             failed = _complain(error)

@@ -14,7 +14,7 @@ from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
 from dpgen_bench.runs.statistics import summarise
 from dpgen_bench.runs.store import RunFolder, Store
-from dpgen_bench.tables.lines import Built, Cell, Line
+from dpgen_bench.tables.lines import BuiltTable, Cell, Line
 
 SECRET = "the-secret-of-the-private-folder"
 PLACE = "/home/somebody/of this machine/data"
@@ -72,17 +72,17 @@ def make_run(
     return folder
 
 
-def cell(printed: float | None, ours: float | None, caveat: str = "", **other) -> Cell:
-    summary = None if ours is None else summarise([[ours]])
+def cell(printed: float | None, measured: float | None, caveat: str = "", **other) -> Cell:
+    summary = None if measured is None else summarise([[measured]])
     return Cell(
-        published=printed, ours=summary, words="–" if summary is None else summary.text(), caveat=caveat, **other
+        published=printed, measured=summary, text="–" if summary is None else summary.text(), caveat=caveat, **other
     )
 
 
-def built(name: str = "t", scale: str = "paper", measured: bool = True, published: bool = True) -> Built:
+def built(name: str = "t", scale: str = "paper", measured: bool = True, published: bool = True) -> BuiltTable:
     """A table whose differences are 4, 10, 30 and 60 percent of what is printed."""
 
-    class Made(Built):
+    class Made(BuiltTable):
         measured = property(lambda _: measured)
 
     cells = {

@@ -224,7 +224,7 @@ def test_a_figure_that_was_deleted_is_not_taken_from_the_written_table(toy, caps
     before = table.read_bytes()
     next(toy.glob("runs/*/metrics/*.json")).unlink()
     assert main(["tables", "toy", f"--results={toy}"]) == 0
-    assert "it has figures that are not there any more, such as fid of " in capsys.readouterr().err
+    assert "it has values that the runs no longer have, such as fid of " in capsys.readouterr().err
     assert table.read_bytes() == before
     assert main(["tables", "toy", f"--results={toy}", "--overwrite"]) == 0
     assert table.read_bytes() != before

@@ -194,8 +194,8 @@ def test_a_figure_that_nobody_can_rank_by_is_refused(tmp_path):
     misspelt = replace(board(*lines), leaderboard=LeaderboardSpec(by="fdi"))
     for table, message in (
         (misspelt, "among the table's metrics, fid, got 'fdi'"),
-        (board(*lines, by="fdi"), "a figure that the bench ranks by, .*fid.*, got 'fdi'"),
-        (board(*lines, by="fdi", better="lower"), "a figure that a run has, .*brightness_gap.*, got 'fdi'"),
+        (board(*lines, by="fdi"), "a metric whose direction is known .*fid.*, got 'fdi'"),
+        (board(*lines, by="fdi", better="lower"), "a metric that a run has .*brightness_gap.*, got 'fdi'"),
         (board(*lines, by="brightness_gap"), "leaderboard.better"),
         (board(*lines, by="fid", better="higher"), "leaderboard.better lower for fid, got 'higher'"),
     ):
@@ -226,7 +226,7 @@ def test_a_figure_that_is_no_number_gets_no_place(tmp_path):
 def test_unlike_lines_are_no_leaderboard(tmp_path, other, key):
     words = [word for word in LINES["dpgan"].split() if word.split("=")[0] != other.split("=")[0]]
     unlike = " ".join([*words, other])
-    with pytest.raises(ValueError, match=f"expected one {key} in a leaderboard"):
+    with pytest.raises(ValueError, match=f"expected one {key} for all lines of a leaderboard"):
         assemble("t", board(LINES["dp_merf"], unlike), tmp_path)
 
 

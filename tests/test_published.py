@@ -240,7 +240,7 @@ def test_lines_that_agree_make_one_row(tmp_path: Path) -> None:
         ("0.29", "nan", "a finite number or a blank as value, got 'nan'"),
         ("0.29", "inf", "a finite number or a blank as value, got 'inf'"),
         ("0.01", "-0.01", "expected a std >= 0"),
-        ("0.29", "", "expected a std >= 0 beside a value"),
+        ("0.29", "", "expected a std >= 0 for a value"),
         (",10,", ",ten,", "a finite number or a blank as epsilon, got 'ten'"),
         (",10,", ",-1,", "expected an epsilon above 0"),
         ("1e-05", "1", "expected a delta between 0 and 1"),

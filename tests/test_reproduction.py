@@ -10,7 +10,7 @@ import pytest
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame
-from dpgen_bench.tables.rows import load_table, settings_apart, spec_of_job
+from dpgen_bench.tables.rows import differing_settings, load_table, spec_of_job
 from tests.table_toys import ROW, RUN, a_table, line_for, measured
 
 FIGURES = {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}}
@@ -29,7 +29,7 @@ def test_the_same_run_at_the_papers_scale_counts(tmp_path):
     measured(tmp_path, RUN, "dpgan_revisited", FIGURES)
     line = the_line(tmp_path, {"run": RUN})
     assert caveat(line) == {"fid": "", "acc_cnn_pct": ""}
-    assert all(cell.alike for cell in line.cells.values())
+    assert all(cell.is_reproduction for cell in line.cells.values())
 
 
 def test_fewer_seeds_than_the_papers_mean_has(tmp_path):
@@ -51,7 +51,7 @@ def test_what_is_no_finite_number_has_no_distance_and_does_not_count(tmp_path, f
     measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": figure}})
     built = assemble("t", a_table({"of": ROW, "run": RUN}), tmp_path)
     cell = line_for(built, **ROW).cells["fid"]
-    assert (cell.difference, cell.distance, cell.alike, cell.caveat) == (None, "–", False, "no finite number")
+    assert (cell.difference, cell.distance, cell.is_reproduction, cell.caveat) == (None, "–", False, "no finite number")
     assert built.reproduced().startswith("0 of 8 printed figures")
     assert "1 otherwise" in built.reproduced()
 
@@ -73,7 +73,7 @@ def test_a_reason_may_be_of_one_figure(tmp_path):
 
 
 def test_a_reason_of_a_figure_that_the_table_has_not_is_a_mistake(tmp_path):
-    with pytest.raises(ValueError, match=r"expected under `caveat` figures of the table .*got 'fidd'"):
+    with pytest.raises(ValueError, match=r"expected under `caveat` metrics of the table .*got 'fidd'"):
         the_line(tmp_path, {"run": RUN}, caveat={"fidd": "another"})
 
 
@@ -126,7 +126,7 @@ def test_a_metric_that_failed_has_no_figure_and_a_run_that_is_not_done_none_at_a
     measurement["repeats"][0]["metrics"]["fid"]["status"] = "failed"
     folder.measurements.write(measurement)
     line = the_line(tmp_path, {"run": RUN})
-    assert (line.cells["fid"].ours, line.cells["acc_cnn_pct"].ours.mean) == (None, 40.0)
+    assert (line.cells["fid"].measured, line.cells["acc_cnn_pct"].measured.mean) == (None, 40.0)
     (folder.path / "DONE").unlink()
     assert the_line(tmp_path, {"run": RUN}).row.measured == []
 
@@ -147,5 +147,5 @@ def test_a_stand_in_says_which_settings_are_others(tmp_path):
 def test_another_accountant_or_data_set_of_a_stand_in_is_named(tmp_path):
     stand_in = REDUCED + " dataset=mnist privacy.accountant=rdp privacy.epsilon=3"
     one, other = (spec_of_job(line.split(), tmp_path) for line in (RUN, stand_in))
-    assert settings_apart(one, one) == []
-    assert settings_apart(one, other) == ["dataset", "accountant", "ε budget"]
+    assert differing_settings(one, one) == []
+    assert differing_settings(one, other) == ["dataset", "accountant", "ε budget"]

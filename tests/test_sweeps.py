@@ -64,7 +64,7 @@ def test_only_what_is_missing_is_planned(tmp_path):
     (finished,) = [job for job in jobs if job.finished]
     assert (finished.spec.id, {job.state for job in jobs if not job.finished}) == (done, {"not run"})
     (multirun,) = multiruns(jobs, tmp_path, [])  # the second line has nothing to make that the first does not
-    assert {job.words for job in jobs} == {tuple(job) for job in expand(" ".join(multirun[1:-1]))}
+    assert {job.overrides for job in jobs} == {tuple(job) for job in expand(" ".join(multirun[1:-1]))}
 
 
 def test_a_line_of_finished_runs_is_not_launched(tmp_path):

@@ -26,8 +26,13 @@ def test_a_printed_figure_its_measured_one_and_their_distance(tmp_path):
     built = assemble("t", a_table({"of": ROW, "run": f"{RUN} seed=0,1"}), tmp_path)
     line = line_for(built, **ROW)
     fid = line.cells["fid"]
-    assert (fid.published, fid.ours.mean, fid.difference, fid.alike) == (251.8, 261.0, pytest.approx(9.2), True)
-    assert (fid.printed, fid.words, fid.distance) == ("251.8", "261.0 ± 1.4", "+9.2")
+    assert (fid.published, fid.measured.mean, fid.difference, fid.is_reproduction) == (
+        251.8,
+        261.0,
+        pytest.approx(9.2),
+        True,
+    )
+    assert (fid.printed, fid.text, fid.distance) == ("251.8", "261.0 ± 1.4", "+9.2")
     assert line.cells["acc_cnn_pct"].printed == "45.0"  # as printed, not 45
     assert line.cells["acc_cnn_pct"].distance == "−5.0"
     assert (line.tail["status"], line.tail["seeds"]) == ("measured", "2")
@@ -46,7 +51,7 @@ def test_another_scale_or_protocol_is_marked_and_never_a_reproduction(tmp_path):
     measured(tmp_path, reduced, "dpgan_revisited", figures)
     built = assemble("t", a_table({"of": ROW, "run": reduced}), tmp_path)
     cell = line_for(built, **ROW).cells["fid"]
-    assert (cell.alike, cell.caveat, cell.distance) == (False, "scale reduced", "+8.2 †")
+    assert (cell.is_reproduction, cell.caveat, cell.distance) == (False, "scale reduced", "+8.2 †")
     assert [mark for mark in built.marks() if "†" in mark] == [
         "† scale reduced: Our DPGAN, D_lr/G_lr=5; n_D=1; B=128; sigma=1, MNIST, 10"
     ]
@@ -65,12 +70,12 @@ def test_what_a_part_of_the_papers_protocol_measured_counts(tmp_path):
     measured(tmp_path, RUN, "dpgan_revisited_utility", {"cnn": {"acc_cnn_pct": 40.0}})
     table = a_table({"of": ROW, "run": RUN})
     line = line_for(assemble("t", table, tmp_path), **ROW)
-    assert line.cells["acc_cnn_pct"].alike
-    assert line.cells["fid"].ours is None
+    assert line.cells["acc_cnn_pct"].is_reproduction
+    assert line.cells["fid"].measured is None
     assert line.tail["protocol"] == "dpgan_revisited (figures of dpgan_revisited_utility)"
     # The whole's own figure wins over the part's.
     measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 1.0}, "cnn": {"acc_cnn_pct": 50.0}})
-    assert line_for(assemble("t", table, tmp_path), **ROW).cells["acc_cnn_pct"].ours.mean == 50.0
+    assert line_for(assemble("t", table, tmp_path), **ROW).cells["acc_cnn_pct"].measured.mean == 50.0
 
 
 def test_what_others_reported_is_no_reproduction_under_this_papers_protocol(tmp_path):
@@ -79,7 +84,7 @@ def test_what_others_reported_is_no_reproduction_under_this_papers_protocol(tmp_
     of = {"method": "DP-Sinkhorn", "dataset": "MNIST"}
     table = a_table({"of": of, "run": RUN}, published="2")
     line = line_for(assemble("t", table, tmp_path), **of)
-    assert (line.cells["fid"].published, line.cells["fid"].alike) == (48.4, False)
+    assert (line.cells["fid"].published, line.cells["fid"].is_reproduction) == (48.4, False)
     assert line.cells["fid"].caveat == "printed as Cao et al. 2021 has it, measured as they did"
     assert line.tail["status"] == "measured in part"
 
@@ -103,8 +108,8 @@ def test_fid_by_another_tool_is_not_shown_and_what_the_texts_share_is(tmp_path):
     other = {**metrics, "fid": {**metrics["fid"], "tool": "tensorflow1"}}
     measurements.write({**measurement, "protocol": {**measurement["protocol"], "metrics": other}})
     line = line_for(assemble("t", a_table({"of": ROW, "run": RUN}), tmp_path), **ROW)
-    assert line.cells["fid"].ours is None
-    assert (line.cells["acc_cnn_pct"].ours.mean, line.cells["acc_cnn_pct"].alike) == (40.0, True)
+    assert line.cells["fid"].measured is None
+    assert (line.cells["acc_cnn_pct"].measured.mean, line.cells["acc_cnn_pct"].is_reproduction) == (40.0, True)
     assert line.tail["protocol"] == "dpgan_revisited (figures of another text of it)"
     assert line.tail["status"] == "measured in part"
 
@@ -127,7 +132,7 @@ def test_missing_failed_damaged_and_duplicate_runs(tmp_path):
     folder.mark("failed", "train", ValueError("cannot read /home/someone/data/x.bin\nand more"))
     built = assemble("t", a_table({"of": ROW, "run": f"{RUN} seed=0,1,2,3,4"}), tmp_path)
     line = line_for(built, **ROW)
-    assert line.cells["fid"].words == "260.0"
+    assert line.cells["fid"].text == "260.0"
     assert line.tail["status"] == (
         f"1 measured, 1 damaged: it holds run {first}, 1 damaged: ledger.json cannot be read, "
         "1 failed: train: ValueError: cannot read [path], 1 not run"

@@ -30,7 +30,7 @@ from dpgen_bench.plots.parts import (
 from dpgen_bench.runs.kept import trajectory
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.runs.values import metric_values
-from dpgen_bench.tables.leaderboard import unplaced
+from dpgen_bench.tables.leaderboard import why_unranked
 from dpgen_bench.tables.plot_spec import CurveSpec, LinesSpec, LogSpec, PrivacyUtilitySpec, StepsSpec
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import TableSpec
@@ -86,7 +86,7 @@ def curve(spec: CurveSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
 def _has_no_place(table: TableSpec, row: TableRow) -> bool:
     """Whether a leaderboard gives the row no place, by the same rules; in other tables there are no places."""
     board = table.leaderboard
-    return bool(board and unplaced(row, board.by, board.unit))
+    return bool(board and why_unranked(row, board.by, board.unit))
 
 
 def _by_seed(row: TableRow, y: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""The report's leaderboard: finished runs put into lines as a table's rows are, with what the page filters by."""
+"""The report's leaderboard: finished runs grouped into lines, with the keys by which the page filters them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dpgen_bench.runs.statistics import summarise
 from dpgen_bench.runs.values import metric_values
 from dpgen_bench.training.cost import cost_values
 
-# Columns by key: their heading, and how they sort. Figures come between `scale` and `runs`.
-WORDS = {
+# Headings of the columns by key. Metrics and costs come last.
+TEXT_COLUMNS = {
     "method": "method",
     "dataset": "dataset",
     "epsilon": "ε budget",
@@ -30,7 +30,7 @@ WORDS = {
     "protocol": "protocol",
     "seeds": "seeds",
 }
-FIGURES = {
+METRIC_COLUMNS = {
     "fid": "FID",
     "inception_score": "IS",
     "acc_logreg_pct": "logreg %",
@@ -40,7 +40,7 @@ FIGURES = {
     "seconds_total": "seconds",
     "parameters_released_generator": "generator's parameters",
 }
-NUMBERS = ("epsilon", "proven", "claimed", "seeds", *FIGURES)
+NUMBERS = ("epsilon", "proven", "claimed", "seeds", *METRIC_COLUMNS)
 FILTERS = {
     "dataset": "dataset",
     "epsilon": "ε budget",
@@ -50,7 +50,7 @@ FILTERS = {
     "relation": "relation",
     "method": "method",
 }
-# What two lines must share to be compared, as the page names several of it; a budget is the reader's choice.
+# What lines must share to be comparable, by key, with the plural that the page shows. Budgets may differ.
 TERMS = {
     "dataset": "data sets",
     "relation": "relations",
@@ -60,10 +60,10 @@ TERMS = {
     "protocol": "protocols",
     "scale": "scales",
 }
-COUNTED = ("relation", "delta", "accountant")  # of those, what a ledger says
+COUNTED = ("relation", "delta", "accountant")  # the terms that a ledger has
 NO_RELATION = "none (no privacy)"  # an infinite budget bounds no difference between neighbours
 
-# What a line has a column for, or what no setting of a method is.
+# Keys of the identity that have a column, or that are not settings of a method.
 _ELSEWHERE = {
     *("seed", "method.name", "method._target_", "dataset.name", "dataset.select", "scale.name", "training_version"),
     *(f"privacy.{name}" for name in ("epsilon", "delta", "relation", "accountant")),
@@ -87,39 +87,39 @@ class _Line:
 
     @property
     def family(self) -> tuple[str, ...]:
-        """Lines among which settings are compared, to say what tells them apart."""
+        """What a line shares with those from which its settings must distinguish it."""
         config = self.first.config
         return str(config.method.name), describe_dataset(config), str(config.scale.name), self.first.budget
 
     @property
     def settings(self) -> dict[str, str]:
         flat = flatten(self.first.identity)
-        found = {name: describe_value(value) for name, value in flat.items() if name not in _ELSEWHERE}
-        return {**found, "version": found.get("version", "")[:6]}
+        texts = {name: describe_value(value) for name, value in flat.items() if name not in _ELSEWHERE}
+        return {**texts, "version": texts.get("version", "")[:6]}
 
 
 def leaderboard(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """One line per settings and protocol, by data set, protocol, epsilon, method, then settings; JSON-able.
 
-    Each has `filters` (what the page filters by), `terms` (by `TERMS`, what lines must share to be compared; None for
-    what bounds no privacy where there is none), `cells` {column: {"text", "value", "detail" if any}} where value is a
-    number, "inf", a word or None, `settings` (what tells it from its neighbours), `runs` [{"id", "seed"}] and `stale`.
+    Each line has `filters` (the keys by which the page filters), `terms` (see `TERMS`; None for the terms of privacy in
+    a line without privacy), `cells` {column: {"text", "value", "detail" if any}} where value is a number, "inf", a text
+    or None, `settings` (those in which it differs from similar lines), `runs` [{"id", "seed"}] and `stale`.
     """
     grouped: dict[str, list[tuple[Run, Measurement | None]]] = {}
     for run in runs:
         if run.state == "finished":
             measurements: list[Measurement | None] = [*run.measurements]
             for measurement in measurements or [None]:
-                alike = [measurement and measurement["protocol"], {**run.identity, "seed": None}]
-                grouped.setdefault(json.dumps(plain(alike)), []).append((run, measurement))
-    found = []
+                key = [measurement and measurement["protocol"], {**run.identity, "seed": None}]
+                grouped.setdefault(json.dumps(plain(key)), []).append((run, measurement))
+    unnamed = []
     for pairs in grouped.values():
         ordered = sorted(pairs, key=lambda pair: (int(pair[0].config.seed), pair[0].id))
-        found.append(_Line(tuple(run for run, _ in ordered), tuple(measurement for _, measurement in ordered)))
+        unnamed.append(_Line(tuple(run for run, _ in ordered), tuple(measurement for _, measurement in ordered)))
     families: dict[tuple[str, ...], list[_Line]] = {}
-    for each in found:
+    for each in unnamed:
         families.setdefault(each.family, []).append(each)
-    lines = [_content(each, _varying(families[each.family])) for each in found]
+    lines = [_content(each, _varying(families[each.family])) for each in unnamed]
     return sorted(lines, key=_order)
 
 
@@ -145,7 +145,7 @@ def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
     record = line.measurement and line.measurement["protocol"]
     protocol = _protocol(run, record) if record else "not measured"
     worst = max(line.runs, key=lambda each: _number(each.epsilon.get("proven"), math.inf))
-    words = {
+    texts = {
         "method": str(config.method.name),
         "dataset": describe_dataset(config),
         "relation": ", ".join(counted.values()) if private else "–",
@@ -153,8 +153,8 @@ def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
         "scale": str(config.scale.name),
         "protocol": protocol,
     }
-    cells: dict[str, dict[str, Any]] = {name: {"text": text, "value": text} for name, text in words.items()}
-    terms = {**{name: words.get(name) for name in TERMS}, **(counted if private else dict.fromkeys(counted))}
+    cells: dict[str, dict[str, Any]] = {name: {"text": text, "value": text} for name, text in texts.items()}
+    terms = {**{name: texts.get(name) for name in TERMS}, **(counted if private else dict.fromkeys(counted))}
     cells["epsilon"] = {"text": run.budget, "value": None if run.budget == "none" else plain(float(run.budget))}
     cells["proven"] = {"text": _epsilon(worst, "proven"), "value": _sortable(worst, "proven")}
     cells["claimed"] = {"text": _epsilon(worst, "claimed"), "value": _sortable(worst, "claimed")}
@@ -167,9 +167,9 @@ def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
     if private and (why := _not_as_configured(line)):
         cells["proven"]["detail"] = "; ".join(filter(None, [cells["proven"].get("detail"), why]))
     cells["seeds"] = {"text": str(len(line.runs)), "value": len(line.runs)}
-    cells.update(_figures(line))
+    cells.update(_metric_cells(line))
     return {
-        "filters": {name: relation if name == "relation" else words.get(name, run.budget) for name in FILTERS},
+        "filters": {name: relation if name == "relation" else texts.get(name, run.budget) for name in FILTERS},
         "terms": terms,
         "cells": cells,
         "settings": ", ".join(
@@ -181,39 +181,39 @@ def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
 
 
 def _counted_by(run: Run) -> dict[str, str]:
-    """`COUNTED` of the run's epsilons, as its ledger says; as configured where the ledger is silent."""
-    found: dict[str, str] = {}
+    """The terms of `COUNTED` from the run's ledger, or from its config if the ledger lacks them."""
+    terms: dict[str, str] = {}
     for key in COUNTED:
-        said = (source.get(key) for source in (run.epsilon, run.ledger.get("budget") or {}, run.identity["privacy"]))
-        value = next((word for word in said if word is not None), None)
-        found[key] = describe_value(value)
-    return found
+        sources = (run.epsilon, run.ledger.get("budget") or {}, run.identity["privacy"])
+        values = (source.get(key) for source in sources)
+        terms[key] = describe_value(next((value for value in values if value is not None), None))
+    return terms
 
 
-def _together(words: Iterable[str]) -> str:
-    """The words of a line's runs; several where the runs differ, so that it is like no other line."""
-    return " / ".join(once(words))
+def _together(texts: Iterable[str]) -> str:
+    """The text that the runs of a line share; all texts if they differ, which no comparable line has."""
+    return " / ".join(once(texts))
 
 
 def _not_as_configured(line: _Line) -> str:
-    """Which seeds' ledgers do not prove what was configured, and why; "" if all do."""
+    """The seeds whose ledgers fall short of the configured budget, and why; "" if there are none."""
     reasons: dict[str, list[str]] = {}
     for run in line.runs:
         if why := budget_problem(run.ledger, run.config.privacy):
             reasons.setdefault(why, []).append(str(run.config.seed))
-    told = (f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}: {why}" for why, seeds in reasons.items())
-    return f"not as configured: {'; '.join(told)}" if reasons else ""
+    parts = (f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}: {why}" for why, seeds in reasons.items())
+    return f"not as configured: {'; '.join(parts)}" if reasons else ""
 
 
 def _protocol(run: Run, record: Protocol) -> str:
-    """Its name; where its text is another than the one of that name now, also which: two changed ones are two."""
+    """The protocol's name; if its text has changed since, with a hash that tells changed texts apart."""
     if not is_changed(record):
         return str(record["name"])
     return f"{record['name']} (changed: {run.folder.measurements.file_of(record).stem.rsplit('-', 1)[-1]})"
 
 
-def _figures(line: _Line) -> dict[str, dict[str, Any]]:
-    """The cells of `FIGURES`: mean and spreads, and how many seeds have the figure if not all do."""
+def _metric_cells(line: _Line) -> dict[str, dict[str, Any]]:
+    """The cells of `METRIC_COLUMNS`: mean and spreads, and how many seeds have the metric if not all do."""
     known = [
         {
             **{name: [value] for name, value in cost_values(run.training).items()},
@@ -222,7 +222,7 @@ def _figures(line: _Line) -> dict[str, dict[str, Any]]:
         for run, measurement in zip(line.runs, line.measurements, strict=True)
     ]
     cells: dict[str, dict[str, Any]] = {}
-    for name in FIGURES:
+    for name in METRIC_COLUMNS:
         values = [each[name] for each in known if name in each]
         if not values:
             cells[name] = {"text": "–", "value": None}
@@ -238,12 +238,12 @@ def _epsilon(run: Run, name: str) -> str:
 
 
 def _sortable(run: Run, name: str) -> float | str | None:
-    figure = _number(epsilon_entry(run.epsilon, name), math.nan)
-    return None if math.isnan(figure) else plain(figure)
+    value = _number(epsilon_entry(run.epsilon, name), math.nan)
+    return None if math.isnan(value) else plain(value)
 
 
 def _number(value: Any, otherwise: float) -> float:
-    """The figure, or `otherwise` for None and for words such as `failed: ...`."""
+    """The value as a number, or `otherwise` for None and for texts such as `failed: ...`."""
     try:
         return float(value)
     except (TypeError, ValueError):

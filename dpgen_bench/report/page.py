@@ -1,4 +1,4 @@
-"""`dpgen report`: all runs, tables, plots and samples of a results folder in one HTML file that needs nothing else.
+"""Write `dpgen report`: the runs, tables, plots and samples of a results folder in one self-contained HTML file.
 
 The same results give the same bytes: no time, no path and no name of the machine enters it. Nothing of a run's
 private/ folder is read.
@@ -14,18 +14,18 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from dpgen_bench.report.drawings import COMPUTED, plots_of
-from dpgen_bench.report.lines import FIGURES, FILTERS, NUMBERS, TERMS, WORDS, leaderboard
+from dpgen_bench.report.drawings import COMPUTED, draw_plots
+from dpgen_bench.report.lines import FILTERS, METRIC_COLUMNS, NUMBERS, TERMS, TEXT_COLUMNS, leaderboard
 from dpgen_bench.report.runs import Run, panel, read_runs
 from dpgen_bench.report.text import plain
 from dpgen_bench.tables.assembly import build
-from dpgen_bench.tables.lines import NOT_COMPARABLE, Built, Cell
-from dpgen_bench.tables.rows import load_table, table_names, worth_building
+from dpgen_bench.tables.lines import NOT_COMPARABLE, BuiltTable, Cell
+from dpgen_bench.tables.rows import load_table, scales_to_build, table_names
 from dpgen_bench.utils.errors import describe_error
 from dpgen_bench.utils.files import write_atomic
 
-NOTE = "‡"  # marks a remark on a printed figure
-NEAR = (0.05, 0.2, 0.5)  # bounds between the four sizes of a difference, as shares of the printed figure
+NOTE = "‡"  # marks a remark on a published value
+NEAR = (0.05, 0.2, 0.5)  # bounds of the four sizes of a difference, as shares of the published value
 
 
 def build_report(results: Path, out: Path | None = None) -> Path:
@@ -35,28 +35,28 @@ def build_report(results: Path, out: Path | None = None) -> Path:
         ValueError: if `results` is no folder.
     """
     if not results.is_dir():
-        raise ValueError(f"expected a folder of results, got {results}, which is none; `dpgen run` makes one.")
+        raise ValueError(f"expected a folder of results, got {results}; `dpgen run` makes one.")
     path = out or results / "report.html"
     write_atomic(path, render(collect(results, lambda line: print(line, file=sys.stderr, flush=True))))
     return path
 
 
 def collect(results: Path, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """All that the report shows; JSON-able, in an order of its own, the same for the same results.
+    """The content of the report as JSON-able values, the same for the same results.
 
-    `head`: counts and remarks; `columns`, `filters`, `terms`, `lines`: the leaderboard; `tables`; `plots`, drawn from
-    the runs that are shown but for those named in `computed`; `runs`: one panel for each folder.
+    `head` has counts and remarks; `columns`, `filters`, `terms` and `lines` are the leaderboard; `plots` are drawn from
+    the runs that are shown, except those named in `computed`; `runs` has one panel for each folder.
 
     Args:
-        progress: is told of each table before it is built, which takes minutes in all.
+        progress: called with a message before each table is built; all tables take minutes.
     """
     runs = read_runs(results)
-    tables, plots, alike = _tables(results, runs, progress)
+    tables, plots, reproductions = _tables(results, runs, progress)
     content = {
-        "head": _head(runs, alike),
+        "head": _head(runs, reproductions),
         "columns": [
             {"key": key, "label": label, "kind": "number" if key in NUMBERS else "word"}
-            for key, label in {**WORDS, **FIGURES}.items()
+            for key, label in {**TEXT_COLUMNS, **METRIC_COLUMNS}.items()
         ],
         "filters": [{"key": key, "label": label} for key, label in FILTERS.items()],
         "terms": [{"key": key, "label": label} for key, label in TERMS.items()],
@@ -66,16 +66,16 @@ def collect(results: Path, progress: Callable[[str], None] = lambda _: None) -> 
         "computed": [plot["name"] for plot in plots if plot["source"] == COMPUTED],
         "runs": [panel(run) for run in runs],
     }
-    found = plain(content)
-    assert isinstance(found, dict)
-    return found
+    values = plain(content)
+    assert isinstance(values, dict)
+    return values
 
 
 def render(content: dict[str, Any]) -> str:
-    """The HTML of what `collect` gives.
+    """The HTML page of the content that `collect` returns.
 
-    Words of runs are escaped where the template writes them. The page's script finds its data as JSON in which <, >
-    and & are escaped, so that no word of a run ends the block, and puts them in as text, never as HTML.
+    The template escapes all texts of runs. The page's script reads its data from a JSON block in which <, > and & are
+    escaped, so that no text of a run can end the block, and inserts them as text and not as HTML.
     """
     environment = Environment(
         loader=PackageLoader("dpgen_bench.report", "templates"), autoescape=True, undefined=StrictUndefined
@@ -85,11 +85,11 @@ def render(content: dict[str, Any]) -> str:
     return environment.get_template("report.html.j2").render(**content, data=data, near=NEAR)
 
 
-REAL = "real_data"  # the method that draws the records themselves
+REAL = "real_data"  # the method whose samples are the records themselves
 
 
-def _head(runs: Sequence[Run], alike: Counter[str]) -> dict[str, Any]:
-    """How many runs there are, in which states and at which scales, and how many figures are reproductions."""
+def _head(runs: Sequence[Run], reproductions: Counter[str]) -> dict[str, Any]:
+    """Counts of the runs, by state and by scale, and of the values that are reproductions."""
     counted = [run for run in runs if run.state != "duplicate"]
     finished = [run for run in runs if run.state == "finished"]
     scales = Counter(str(run.config.scale.name) for run in finished)
@@ -98,53 +98,56 @@ def _head(runs: Sequence[Run], alike: Counter[str]) -> dict[str, Any]:
         "duplicates": len(runs) - len(counted),
         "states": sorted(Counter(run.state for run in counted).items()),
         "scales": sorted(scales.items()),
-        "reproduction": _reproduction(finished, alike),
+        "reproduction": _describe_reproductions(finished, reproductions),
     }
 
 
-def _reproduction(finished: Sequence[Run], alike: Counter[str]) -> str:
-    """How many figures of the tables count as reproductions, as the tables count; and of what runs."""
+def _describe_reproductions(finished: Sequence[Run], reproductions: Counter[str]) -> str:
+    """How many values of the tables count as reproductions, and of which methods."""
     at_scale = [run for run in finished if str(run.config.scale.name) == "paper"]
-    count = f"{alike.total()} of the figures here count as reproductions of printed ones."
-    if alike.total() == 1:
+    count = f"{reproductions.total()} of the figures here count as reproductions of printed ones."
+    if reproductions.total() == 1:
         count = "1 of the figures here counts as a reproduction of a printed one."
     if not at_scale:
         return f"{count} No finished run is of a paper's scale."
-    if not alike:
+    if not reproductions:
         return count
-    if set(alike) == {REAL}:
+    if set(reproductions) == {REAL}:
         return f"{count} They are of real data, of which no generator is trained."
-    return f"{count} By method: {', '.join(f'{name} {number}' for name, number in sorted(alike.items()))}."
+    return f"{count} By method: {', '.join(f'{name} {number}' for name, number in sorted(reproductions.items()))}."
 
 
 def _tables(
     results: Path, runs: Sequence[Run], progress: Callable[[str], None]
 ) -> tuple[list[dict[str, Any]], list[dict[str, str]], Counter[str]]:
-    """Each table with a figure that was measured or printed, one that cannot be built says why; all their plots; and
-    how many figures count as reproductions of printed ones, by the method that was run."""
+    """The tables, their plots, and the number of reproductions by the method that was run.
+
+    Tables without any measured or published value are left out; one that cannot be built has its error instead.
+    """
     quick = any(run.sound and str(run.config.scale.name) == "quick" for run in runs)
-    found: list[dict[str, Any]] = []
+    tables: list[dict[str, Any]] = []
     plots: list[dict[str, str]] = []
-    alike: Counter[str] = Counter()
+    reproductions: Counter[str] = Counter()
     names = table_names()
     for number, name in enumerate(names, start=1):
         progress(f"[{number}/{len(names)}] table {name}")
         try:
             table = load_table(name)
-            built = [build(name, results, scale) for scale in worth_building(table, quick)]
-        except Exception as error:  # one table that contradicts itself must not hide the others
-            found.append({"name": name, "scale": "", "error": describe_error(error)})
+            built = [build(name, results, scale) for scale in scales_to_build(table, quick)]
+        except Exception as error:  # a table that cannot be built must not hide the others
+            tables.append({"name": name, "scale": "", "error": describe_error(error)})
             continue
-        found += [_table(each) for each in built if each.measured or (each.published and each.scale == "paper")]
-        plots += [plot for each in built for plot in plots_of(each, table, results)]
+        tables += [_table(each) for each in built if each.measured or (each.published and each.scale == "paper")]
+        plots += [plot for each in built for plot in draw_plots(each, table, results)]
         for line in (line for each in built for line in each.lines):
-            if number_alike := sum(cell.alike for cell in line.cells.values()):
-                alike[str(line.row.specs[0].config.method.name if line.row else line.head["method"])] += number_alike
-    return found, plots, alike
+            if number_reproduced := sum(cell.is_reproduction for cell in line.cells.values()):
+                method = str(line.row.specs[0].config.method.name if line.row else line.head["method"])
+                reproductions[method] += number_reproduced
+    return tables, plots, reproductions
 
 
-def _table(built: Built) -> dict[str, Any]:
-    """One table in words: heads, cells, and numbered marks with what they stand for."""
+def _table(built: BuiltTable) -> dict[str, Any]:
+    """One table as JSON-able texts: heads, cells, and numbered marks with their meanings."""
     marks: dict[tuple[str, str], str] = {}
 
     def mark(sign: str, reason: str) -> str:
@@ -158,7 +161,7 @@ def _table(built: Built) -> dict[str, Any]:
         return {
             "printed": of.printed.removesuffix("*"),
             "note": mark(NOTE, shown),
-            "ours": of.words,
+            "ours": of.text,
             "difference": "" if of.difference is None else of.distance.removesuffix(f" {NOT_COMPARABLE}"),
             "size": _size(of),
             "unlike": mark(NOT_COMPARABLE, of.caveat if of.difference is not None else ""),
@@ -182,14 +185,14 @@ def _table(built: Built) -> dict[str, Any]:
         **{"error": "", "head": head, "metrics": built.metrics, "tail": tail, "rows": rows},
         "published": built.published,
         "measured": built.measured,
-        "summary": built.reproduced(),
+        "summary": built.count_reproductions(),
         "marks": [[number, reason] for (_, reason), number in marks.items()],
         "remarks": built.remarks,
     }
 
 
 def _size(cell: Cell) -> int | None:
-    """0 to 3: how large the difference is beside the printed figure, by `NEAR`; None where there is no difference."""
+    """0 to 3: the size of the difference relative to the published value, by `NEAR`; None without a difference."""
     if cell.difference is None or cell.published is None:
         return None
     reach = abs(cell.published)

@@ -1,4 +1,4 @@
-"""The report's runs: which folders are runs, which are damaged or copies, and what one run's panel says.
+"""The report's runs: which folders are runs, damaged or copies, and the content of each run's panel.
 
 Nothing of a run's private/ folder is read.
 """
@@ -51,7 +51,7 @@ _ID = re.compile("[0-9a-f]{12}")
 class Run:
     """One folder below results/runs.
 
-    id: the hash of its identity.json, whatever the folder is called; the folder's name where that cannot be told.
+    id: the hash of its identity.json, or the folder's name if that file cannot be read.
     state: finished, running, failed, preempted, interrupted, empty, damaged or duplicate.
     remark: why it is damaged, how it failed, what it is a duplicate of.
     unread: files of reports that cannot be read.
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def sound(self) -> bool:
-        """Whether its files could be read and it is counted."""
+        """Whether its files could be read and it is not a copy."""
         return self.state not in ("damaged", "duplicate")
 
     @property
@@ -87,18 +87,18 @@ class Run:
 
     @property
     def budget(self) -> str:
-        """The epsilon of the budget in words: `10`, `inf`, `none`."""
+        """The epsilon of the budget as text: `10`, `inf` or `none`."""
         return budget_text(self.identity["privacy"]["epsilon"])
 
 
 def read_runs(results: Path) -> list[Run]:
-    """Every folder below results/runs by name, copies marked as such; a file that is called like a run is damaged."""
-    found = (path for path in (results / "runs").glob("*") if path.is_dir() or _ID.fullmatch(path.name))
-    places = sorted(found, key=lambda path: path.name)
+    """Every folder below results/runs, sorted by name. Copies are marked; a file with the name of a run is damaged."""
+    candidates = (path for path in (results / "runs").glob("*") if path.is_dir() or _ID.fullmatch(path.name))
+    places = sorted(candidates, key=lambda path: path.name)
     runs = [_read(RunFolder(path)) for path in places if not path.name.startswith(".")]
     sound = sorted((run for run in runs if run.sound), key=lambda run: (run.folder.id != run.id, run.folder.id))
     first: dict[str, Run] = {}
-    for run in sound:  # the folder that has the id's name comes first
+    for run in sound:  # of several copies, the folder named by the id comes first
         kept = first.setdefault(run.id, run)
         if kept is not run:
             run.state, run.remark = "duplicate", f"duplicate of {run.id}"
@@ -110,7 +110,7 @@ def read_runs(results: Path) -> list[Run]:
 def _read(folder: RunFolder) -> Run:
     run = Run(folder, folder.id)
     try:
-        if problem := file_problem(folder):  # a folder with another name than its run's is told apart by `read_runs`
+        if problem := file_problem(folder):  # `read_runs` handles folders whose name is not the id
             run.remark = problem
             return run
         if not (folder.path / "config.yaml").exists():
@@ -135,7 +135,7 @@ def _read(folder: RunFolder) -> Run:
             run.remark = f"{folder.failed_during()}: "
         if run.state in ("failed", "preempted"):
             run.remark += str(folder.read_json("status.json").get("error", ""))
-    except Exception as error:  # one damaged run must not hide the others
+    except Exception as error:  # a damaged run must not hide the others
         run.state, run.remark = "damaged", describe_error(error)
     return run
 
@@ -157,7 +157,7 @@ def values_by_protocol(run: Run) -> list[dict[str, Any]]:
 
 
 def panel(run: Run) -> dict[str, Any]:
-    """All that the report says of one run; JSON-able, the same for the same files."""
+    """The content of one run's panel as JSON-able values, the same for the same files."""
     content: dict[str, Any] = {"id": run.id, "folder": run.folder.id, "state": run.state, "remark": run.remark}
     if not run.sound:
         return content
@@ -183,7 +183,7 @@ def panel(run: Run) -> dict[str, Any]:
 
 
 def _picture(run: Run) -> dict[str, Any]:
-    """{"picture": data URI, "alt": words}, or why there is none."""
+    """{"picture": data URI, "alt": text}; without a picture, "alt" says why."""
     path = run.folder.path / "samples.png"
     if not path.exists():
         return {"picture": "", "alt": "no samples yet"}
@@ -196,14 +196,14 @@ def _picture(run: Run) -> dict[str, Any]:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    """What the run's id hashes, flat, without what the panel says elsewhere and without the class's place."""
+    """The run's identity as flat keys, without those that the panel shows elsewhere and without the class's path."""
     flat = flatten(run.identity)
-    said = ("method._target_", "method.name", "dataset.name", "scale.name", "seed")
-    return {name.removeprefix("method."): value for name, value in flat.items() if name not in said}
+    shown = ("method._target_", "method.name", "dataset.name", "scale.name", "seed")
+    return {name.removeprefix("method."): value for name, value in flat.items() if name not in shown}
 
 
 def _command(run: Run, environment: Mapping[str, Any]) -> dict[str, str]:
-    """{"line": the command that made the run, or "" for a run that did not store it; "note": what limits its use}."""
+    """{"line": the command that made the run, or "" if the run did not store it; "note": limits of its use}."""
     overrides = environment.get("overrides")
     if overrides is None:
         return {"line": "", "note": "The run did not store its command: it was made before commands were stored."}
@@ -216,9 +216,9 @@ def _command(run: Run, environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _environment(environment: Mapping[str, Any]) -> list[list[str]]:
-    """Device and versions; neither the machine's name nor a path."""
+    """Device and versions, without the machine's name and without paths."""
     machine, packages = environment.get("machine") or {}, environment.get("packages") or {}
-    found = {
+    values = {
         "device": machine.get("device"),
         "cores": machine.get("cores"),
         "torch threads": machine.get("torch_threads"),
@@ -226,17 +226,17 @@ def _environment(environment: Mapping[str, Any]) -> list[list[str]]:
         "commit": environment.get("commit"),
         **packages,
     }
-    return [[name, str(value)] for name, value in found.items() if value is not None]
+    return [[name, str(value)] for name, value in values.items() if value is not None]
 
 
 def ledger_panel(run: Run) -> dict[str, Any]:
-    """A run's ledger: what was approved, what that proves under both relations, and why nothing is proven if so."""
+    """A run's ledger: the approved releases, their epsilons under both relations, and all warnings."""
     ledger, epsilon = run.ledger, run.epsilon
     if not ledger:
         return {}
     budget, unit = ledger["budget"], run.unit
     mode = ledger["noise"]["mode"]
-    # That nothing is proven is said below, with the reason.
+    # Reasons about epsilon are left out here, because the reason for an unproven epsilon follows.
     warnings_ = [f"not for release: {why}" for why in release_problems(ledger) if "epsilon" not in why]
     reasons = unproven_reasons(ledger)
     if epsilon.get("reason", "; ".join(reasons)) != "; ".join(reasons):

@@ -1,4 +1,4 @@
-"""What goes into the report as text or picture: settings in words, values that JSON has, small pictures."""
+"""Convert settings, values and pictures for the report: to text, to JSON-able values, and to data URIs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from PIL import Image
 from dpgen_bench.runs.statistics import Summary
 
 LONGEST = 320  # pixels of the longer side of a sample grid in the report
-GREYS = 16  # shades of a grey one: an image of noise takes 20 kB
+GREYS = 16  # shades of a grey image; an image of noise then takes 20 kB
 
 
 def plain(value: Any) -> Any:
-    """The value with words for numbers that JSON does not have, and with sorted keys.
+    """The value for JSON: texts replace infinite and NaN numbers, and keys are sorted.
 
     Raises:
-        ValueError: for something that JSON does not have either.
+        ValueError: for a value of another type than JSON's.
     """
     if isinstance(value, Mapping):
         return {str(key): plain(value[key]) for key in sorted(value, key=str)}
@@ -45,7 +45,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def describe_value(value: Any) -> str:
-    """A setting in words: `null`, `true`, `0.5`, `[1, 2]`."""
+    """A setting as text: `null`, `true`, `0.5`, `[1, 2]`."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -58,7 +58,7 @@ def describe_value(value: Any) -> str:
 
 
 def described(summary: Summary) -> str:
-    """The summary as text; counts such as 2,000 samples without a decimal."""
+    """The summary as text, with counts such as 2,000 samples without decimals."""
     mean, spread = summary.mean, bool(summary.std_seeds or summary.std_repeats)
     return f"{mean:,.0f}" if not spread and mean.is_integer() and abs(mean) >= 100 else summary.text()
 
@@ -76,10 +76,10 @@ def data_uri(content: bytes, kind: str) -> str:
 def small_picture(path: Path) -> str:
     """An image file as a data URI, at most `LONGEST` pixels wide and high.
 
-    Grey ones become PNG with 16 shades, which keeps edges; others WebP, since a palette spoils colours.
+    Grey images become PNG with 16 shades, which keeps edges; others WebP, because a palette distorts colours.
 
     Raises:
-        OSError: if it is no image that can be read.
+        OSError: if the file is not a readable image.
     """
     with Image.open(path) as opened:
         image = opened.convert("RGB")

@@ -1,4 +1,4 @@
-"""The files of a table and its plots. A file whose values come from runs that are not here is not overwritten."""
+"""Write the files of a table and its plots. Existing files are not overwritten if results would be lost."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from dpgen_bench.runs.store import Store
 from dpgen_bench.runs.validation import folder_problem
 from dpgen_bench.tables.assembly import build
 from dpgen_bench.tables.formats import WRITERS, expect_formats, show, to_markdown
-from dpgen_bench.tables.lines import Built
+from dpgen_bench.tables.lines import BuiltTable
 from dpgen_bench.tables.rows import load_table
 from dpgen_bench.utils.files import write_atomic
 
-OF_NO_RUN = "figures of runs that are not in the results"
+OF_NO_RUN = "values of runs that are not in the results"
 
 
-def _write(built: Built, results: Path, formats: Sequence[str], quiet: bool) -> list[Path]:
-    """Print a table and write it as results/tables/NAME.FORMAT (NAME_quick.FORMAT at that scale), its plots beside it.
+def _write(built: BuiltTable, results: Path, formats: Sequence[str], quiet: bool) -> list[Path]:
+    """Print a table and write it as results/tables/NAME.FORMAT (NAME_quick.FORMAT at that scale), with its plots.
 
-    A table of our own without a single value is not written, nor one of a paper at scale quick: there is nothing that
-    results/published does not hold. Where a plot needs no run, it alone is drawn.
+    A table without any measured value is not written, except a paper's table at scale paper, which shows the published
+    values. For a table without lines only its plots are drawn; they need no run.
     """
     name, scale = built.name, built.scale
     console = make_console()
@@ -38,7 +38,7 @@ def _write(built: Built, results: Path, formats: Sequence[str], quiet: bool) -> 
         )
         return []
     stem, written = _stem(name, scale), []
-    for kind in formats if built.lines else ():  # a figure of a computation has no lines
+    for kind in formats if built.lines else ():  # a table whose plot is computed without runs has no lines
         path = results / "tables" / f"{stem}.{kind}"
         write_atomic(path, WRITERS[kind](built))
         written.append(path)
@@ -52,13 +52,13 @@ def _write(built: Built, results: Path, formats: Sequence[str], quiet: bool) -> 
 def write_table(
     name: str, results: Path, scale: str, formats: Sequence[str], overwrite: bool, quiet: bool = False
 ) -> list[Path]:
-    """Print a table and write its files and plots; without `overwrite`, not those whose values would be lost.
+    """Print a table and write its files and plots. Without `overwrite`, files are kept if values would be lost.
 
     Returns:
         the files that were written.
 
     Raises:
-        ValueError: for a format that there is not, see `build` for more.
+        ValueError: for an unknown format, and as `build` does.
     """
     expect_formats(formats)
     built = build(name, results, scale)
@@ -74,41 +74,41 @@ def write_table(
 
 
 def _stem(name: str, scale: str) -> str:
-    """Of a table's files."""
+    """The name of a table's files without their suffix."""
     return name + ("_quick" if scale == "quick" else "")
 
 
-def would_lose(csv: Path, built: Built, results: Path) -> str:
-    """Which figures of a written table would be lost by writing it anew, "" if none.
+def would_lose(csv: Path, built: BuiltTable, results: Path) -> str:
+    """Which values of an existing table would be lost if it were written again, as a message; "" if none.
 
-    Those are figures of runs that are not, or no longer whole, in `results`, and those that a run of the table had and
-    has no more. Figures of runs that are there and that the table asks for no more are nobody's loss. The CSV alone
-    says whose its figures are: of a table that was written without one nothing is known.
+    These are values of runs that are missing or unfinished in `results`, and values that a run of the table no longer
+    has. A value is not lost if its run is in `results` and the table no longer asks for it. Only the CSV names the runs
+    of its values, so nothing is checked for a table without one.
     """
     if not csv.exists():
         return ""
     try:
         frame = pd.read_csv(csv, dtype=str)
     except (ValueError, OSError):  # pandas' own errors are ValueErrors
-        return "it cannot be read, so nobody knows what it has"
+        return "it cannot be read, so its values are unknown"
     if not {"mean", "runs", "metric"} <= set(frame):
         return ""
-    figures = frame[frame["mean"].notna() & frame["runs"].notna()]
-    folders = {run: Store(results).folder(run) for runs in figures["runs"].unique() for run in runs.split()}
+    values = frame[frame["mean"].notna() & frame["runs"].notna()]
+    folders = {run: Store(results).folder(run) for runs in values["runs"].unique() for run in runs.split()}
     gone = {run for run, folder in folders.items() if not folder.done or folder_problem(folder)}
-    if lines := sum(bool(gone & set(runs.split())) for runs in figures["runs"].unique()):
-        return f"it has figures of {lines} lines whose runs are not all in {results / 'runs'}"
-    asked = {folder.id for row in built.rows for folder in row.folders}
-    now = {
+    if lines := sum(bool(gone & set(runs.split())) for runs in values["runs"].unique()):
+        return f"it has values of {lines} lines whose runs are not all in {results / 'runs'}"
+    listed = {folder.id for row in built.rows for folder in row.folders}
+    present = {
         (folder.id, metric)
         for row in built.rows
-        for folder, known in zip(row.measured, row.known, strict=True)
-        for metric in known
+        for folder, by_name in zip(row.measured, row.known, strict=True)
+        for metric in by_name
     }
     lost = [
         f"{metric} of {run}"
-        for runs, metric in zip(figures["runs"], figures["metric"], strict=True)
+        for runs, metric in zip(values["runs"], values["metric"], strict=True)
         for run in runs.split()
-        if run in asked and metric in built.metrics and (run, metric) not in now
+        if run in listed and metric in built.metrics and (run, metric) not in present
     ]
-    return f"it has figures that are not there any more, such as {lost[0]}" if lost else ""
+    return f"it has values that the runs no longer have, such as {lost[0]}" if lost else ""

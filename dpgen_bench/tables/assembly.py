@@ -1,4 +1,4 @@
-"""A table put together: what is printed, what was measured, how far apart they are, and whether they compare."""
+"""Fill a table: the published values, the measured ones, their differences, and the caveats of each comparison."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.listing import describe_dataset, is_changed
 from dpgen_bench.tables.leaderboard import ranked
-from dpgen_bench.tables.lines import CONDITIONAL, ILLEGIBLE, SERVER, Built, Cell, Line
+from dpgen_bench.tables.lines import CONDITIONAL, ILLEGIBLE, SERVER, BuiltTable, Cell, Line
 from dpgen_bench.tables.published import PublishedRow, published_rows
-from dpgen_bench.tables.reproduction import caveats_of, check_caveats, stated_caveats, what_differs
+from dpgen_bench.tables.reproduction import caveat_of, caveats_of_runs, check_caveats, stated_caveats
 from dpgen_bench.tables.rows import (
     TableRow,
     check_scale,
@@ -24,45 +24,46 @@ from dpgen_bench.tables.rows import (
 from dpgen_bench.tables.spec import RowSpec, TableSpec
 
 
-def build(name: str, results: Path, scale: str = "paper") -> Built:
-    """The table of that name in conf/table, filled with what is under `results`.
+def build(name: str, results: Path, scale: str = "paper") -> BuiltTable:
+    """The table of that name in conf/table, filled with the values of the runs under `results`.
 
     Raises:
-        ValueError: for a table or scale that there is not, or a yaml that contradicts itself.
+        ValueError: for an unknown table or scale, or a table whose keys contradict each other.
     """
     return assemble(name, load_table(name), results, scale)
 
 
-def assemble(name: str, table: TableSpec, results: Path, scale: str = "paper") -> Built:
-    """`build` for a table's content."""
+def assemble(name: str, table: TableSpec, results: Path, scale: str = "paper") -> BuiltTable:
+    """The table with the values of the runs under `results`; raises what `build` does."""
     check_scale(scale)
     parents = parent_ids(table, results, scale)
-    found: list[tuple[PublishedRow | None, TableRow | None, str, RowSpec | None]] = []
+    # Lines of runs that answer no printed row come first, then the printed rows in their order.
+    sources: list[tuple[PublishedRow | None, TableRow | None, str, RowSpec | None]] = []
     metrics: list[str] = list(table.metrics)
     printed = _printed_rows(table)
     if printed:
         metrics = metrics or list(dict.fromkeys(metric for row in printed for metric in row.cells))
-        found = [
-            (row, *_answer(table, row, entry, results, parents, scale), entry)
+        sources = [
+            (row, *_find_runs(table, row, entry, results, parents, scale), entry)
             for row, entry in _entries(table, printed)
         ]
     check_caveats(table, metrics)
     own = rows_of(sweep_lines(table, scale), results, parents)
-    found = [*((None, row, "", None) for row in own), *found]
+    sources = [*((None, row, "", None) for row in own), *sources]
     check_settings(table, own)
     lines = []
-    for row, ours, why, entry in found:
-        differs = (
-            [] if row is None or entry is None or ours is None else what_differs(table, entry, ours, results, parents)
-        )
-        lines.append(_line(table, metrics, row, ours, why, entry, differs))
+    for printed_row, row, why, entry in sources:
+        caveats: list[str] = []
+        if printed_row is not None and entry is not None and row is not None:
+            caveats = caveats_of_runs(table, entry, row, results, parents)
+        lines.append(_line(table, metrics, printed_row, row, why, entry, caveats))
     if table.leaderboard:
         lines = ranked(table, table.leaderboard, lines)
     note = " ".join(table.note.split())
     if note and printed and scale == "quick":
         note = f"Of the paper's own runs, for which these stand in: {note}"
     remarks = _remarks([line.row for line in lines if line.row is not None])
-    return Built(name, table.title, note, scale, metrics, lines, remarks, bool(printed))
+    return BuiltTable(name, table.title, note, scale, metrics, lines, remarks, bool(printed))
 
 
 def _printed_rows(table: TableSpec) -> list[PublishedRow]:
@@ -83,21 +84,19 @@ def _entries(table: TableSpec, printed: Sequence[PublishedRow]) -> list[tuple[Pu
     for entry in table.rows:
         if not (entry.run or entry.why):
             raise ValueError(f"expected `run` or `why` in the entry of rows of {entry.of}, got neither; add one.")
-        wanted = entry.of
-        if unknown := wanted.keys() - PublishedRow.__dataclass_fields__.keys():
+        of = entry.of
+        if unknown := of.keys() - PublishedRow.__dataclass_fields__.keys():
             raise ValueError(f"expected under `of` fields of a printed row, got {sorted(unknown)}.")
-        matching = [i for i, row in enumerate(printed) if all(getattr(row, key) == wanted[key] for key in wanted)]
+        matching = [i for i, row in enumerate(printed) if all(getattr(row, key) == text for key, text in of.items())]
         if not matching:
-            raise ValueError(f"expected `of` to name a printed row of {table.paper} {table.published}, got {wanted}.")
+            raise ValueError(f"expected `of` to name a printed row of {table.paper} {table.published}, got {of}.")
         if taken := [i for i in matching if i in named]:
-            raise ValueError(
-                f"expected each printed row to be named once; {printed[taken[0]]} is also named by {wanted}."
-            )
+            raise ValueError(f"expected each printed row to be named once; {printed[taken[0]]} is also named by {of}.")
         named.update(dict.fromkeys(matching, entry))
     return [(row, named.get(i)) for i, row in enumerate(printed)]
 
 
-def _answer(
+def _find_runs(
     table: TableSpec,
     printed: PublishedRow,
     entry: RowSpec | None,
@@ -105,7 +104,7 @@ def _answer(
     parents: dict[str, str],
     scale: str,
 ) -> tuple[TableRow | None, str]:
-    """The runs that answer a printed row, or None and why there are none."""
+    """The runs that reproduce a printed row and "", or None and the reason why there are none."""
     if entry is None:
         return None, "not implemented"
     line = line_of(table, entry, scale)
@@ -136,29 +135,30 @@ def _line(
     row: TableRow | None,
     why: str,
     entry: RowSpec | None,
-    differs: Sequence[str],
+    caveats: Sequence[str],
 ) -> Line:
     cells = {}
     for metric in metrics:
-        said = [*stated_caveats(table, metric), *stated_caveats(entry, metric), *differs]
-        cells[metric] = _cell(table, metric, printed, row, said)
+        reasons = [*stated_caveats(table, metric), *stated_caveats(entry, metric), *caveats]
+        cells[metric] = _cell(table, metric, printed, row, reasons)
     tail = _tail(row, why)
-    wanted = [cell for cell in cells.values() if printed is None or cell.published is not None or cell.illegible]
-    missing = [cell for cell in wanted if cell.ours is None]
+    expected = [cell for cell in cells.values() if printed is None or cell.published is not None or cell.illegible]
+    missing = [cell for cell in expected if cell.measured is None]
     if tail["status"] == "measured" and missing:
-        tail["status"] = "measured in part" if len(missing) < len(wanted) else "none of these figures measured"
+        tail["status"] = "measured in part" if len(missing) < len(expected) else "none of these figures measured"
     tail["status"] += "".join(f"; {reason}" for reason in (row.budget_problems() if row else ()))
     return Line(_head(table, printed, row), cells, tail, row, printed)
 
 
 def _head(table: TableSpec, printed: PublishedRow | None, row: TableRow | None) -> dict[str, str]:
-    """What the line is: as printed, or else as configured; then its epsilons here."""
+    """The columns that name a line, as printed or else as configured, and those with the epsilons of its runs."""
     head: dict[str, str] = {}
     config = row.specs[0].config if row else None
     if printed:
-        said = {"method": printed.method, "variant": printed.variant, "reported in": printed.reported_in}
         head = {
-            **said,
+            "method": printed.method,
+            "variant": printed.variant,
+            "reported in": printed.reported_in,
             "dataset": printed.dataset,
             "ε printed": printed.epsilon or ILLEGIBLE,
             "δ printed": printed.delta,
@@ -191,7 +191,7 @@ def _head(table: TableSpec, printed: PublishedRow | None, row: TableRow | None) 
 
 
 def _tail(row: TableRow | None, why: str) -> dict[str, str]:
-    """How the line's figures came about."""
+    """The columns that say how a line's values were measured."""
     if row is None:
         return {"seeds": "–", "scale": "–", "protocol": "–", "status": why}
     parts = sorted({part for measurement in row.measurements.values() for part in measurement.get("parts", [])})
@@ -206,22 +206,30 @@ def _tail(row: TableRow | None, why: str) -> dict[str, str]:
 
 
 def _cell(
-    table: TableSpec, metric: str, printed: PublishedRow | None, row: TableRow | None, differs: Sequence[str]
+    table: TableSpec, metric: str, printed: PublishedRow | None, row: TableRow | None, reasons: Sequence[str]
 ) -> Cell:
-    ours = row.summary(metric) if row else None
-    words = row.cell(metric) if row else "–"
-    theirs = printed.cells.get(metric) if printed else None
-    if theirs is None:
-        return Cell(ours=ours, words=words)
-    caveat = caveats_of(table, metric, printed, row, ours, differs) if row and printed and ours else ""
-    return Cell(theirs.value, theirs.std, theirs.note, theirs.value is None, ours, words, caveat, theirs.decimals)
+    measured = row.summary(metric) if row else None
+    text = row.cell(metric) if row else "–"
+    published = printed.cells.get(metric) if printed else None
+    if published is None:
+        return Cell(measured=measured, text=text)
+    return Cell(
+        published=published.value,
+        published_std=published.std,
+        note=published.note,
+        illegible=published.value is None,
+        measured=measured,
+        text=text,
+        caveat=caveat_of(table, metric, printed, row, measured, reasons) if row and printed and measured else "",
+        decimals=published.decimals,
+    )
 
 
 def _remarks(rows: Iterable[TableRow]) -> list[str]:
-    """`method dataset ε: remark` for each remark in the rows' reports."""
+    """`method dataset ε: remark` for each remark in the rows' measurements; each line once."""
     lines = []
     for row in rows:
         config = row.specs[0].config
-        who = f"{config.method.name} {config.dataset.name} ε={budget_text(config.privacy.epsilon)}"
-        lines += [f"{who}: {note}" for note in row.notes()]
+        name = f"{config.method.name} {config.dataset.name} ε={budget_text(config.privacy.epsilon)}"
+        lines += [f"{name}: {note}" for note in row.notes()]
     return list(dict.fromkeys(lines))

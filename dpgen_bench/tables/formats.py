@@ -1,4 +1,4 @@
-"""A table as text: side by side for people (md, tex, html, the console), one line per figure for programs (csv)."""
+"""Write a table: published and measured values side by side (md, tex, html, console), or a line per value (csv)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from dpgen_bench.privacy.events import budget_text
-from dpgen_bench.tables.lines import CONDITIONAL, SERVER, Built, Line
+from dpgen_bench.tables.lines import CONDITIONAL, SERVER, BuiltTable, Line
 from dpgen_bench.tables.rows import TableRow
 
 FORMATS = ("md", "tex", "csv", "html")
-WIDE = 4  # printed tables with more figures than this are turned: a line for each figure
+WIDE = 4  # tables with published values and more metrics than this have a line for each metric
 HEADS = (
     *("place", "method", "variant", "reported in", "dataset", "ε printed", "δ printed", "ε budget", "ε proven", SERVER),
     *("ε claimed", CONDITIONAL, "relation, δ, by"),
 )
-OPTIONAL = ("variant", "reported in", "δ printed", SERVER, CONDITIONAL)  # columns shown where a line has them
+OPTIONAL = ("variant", "reported in", "δ printed", SERVER, CONDITIONAL)  # columns shown if a line has a value
 
 SPREADS = (
     "`±`: standard deviation over training seeds; `repeats ±`: over drawings of samples from one generator, with "
@@ -34,44 +34,44 @@ COLUMNS = (
 )
 
 
-def side_by_side(built: Built) -> pd.DataFrame:
-    """The table for people, all cells text: in printed tables each figure as printed, as measured, and the difference.
+def side_by_side(built: BuiltTable) -> pd.DataFrame:
+    """The table for readers, with text in all cells: each metric as published, as measured, and their difference.
 
-    With more than four figures a printed table has a line for each figure.
+    A table with published values and more than four metrics has a line for each metric of each line.
     """
-    turned = built.published and len(built.metrics) > WIDE
-    lines = [_turned(line) if turned else [_flat(line, built)] for line in built.lines]
+    long = built.published and len(built.metrics) > WIDE
+    lines = [_line_per_metric(line) if long else [_one_line(line, built)] for line in built.lines]
     frame = pd.DataFrame([line for several in lines for line in several]).fillna("–")
-    # Lines of our own among printed ones have other heads: what a line is stands first all the same.
+    # Lines without a printed row have other columns in their head; all columns of heads come first.
     heads = list(dict.fromkeys(name for line in built.lines for name in line.head))
     heads.sort(key=lambda name: HEADS.index(name) if name in HEADS else HEADS.index("dataset") - 0.5)
     frame = frame[[*heads, *(name for name in frame if name not in heads)]]
     return frame.drop(columns=[name for name in OPTIONAL if name in frame and (frame[name] == "–").all()])
 
 
-def _flat(line: Line, built: Built) -> dict[str, str]:
-    figures: dict[str, str] = {}
+def _one_line(line: Line, built: BuiltTable) -> dict[str, str]:
+    values: dict[str, str] = {}
     for metric, cell in line.cells.items():
         if built.published:
-            figures |= {f"{metric} printed": cell.printed, metric: cell.words, f"Δ {metric}": cell.distance}
+            values |= {f"{metric} printed": cell.printed, metric: cell.text, f"Δ {metric}": cell.distance}
         else:
-            figures[metric] = cell.words
-    return {**line.head, **figures, **line.tail}
+            values[metric] = cell.text
+    return {**line.head, **values, **line.tail}
 
 
-def _turned(line: Line) -> list[dict[str, str]]:
+def _line_per_metric(line: Line) -> list[dict[str, str]]:
     return [
-        {**line.head, "figure": metric, "printed": cell.printed, "here": cell.words, "Δ": cell.distance, **line.tail}
+        {**line.head, "figure": metric, "printed": cell.printed, "here": cell.text, "Δ": cell.distance, **line.tail}
         for metric, cell in line.cells.items()
-        if cell.printed != "–" or cell.ours
+        if cell.printed != "–" or cell.measured
     ]
 
 
-def long_frame(built: Built) -> pd.DataFrame:
-    """One line per line and figure, with unrounded numbers; blank where there is none.
+def long_frame(built: BuiltTable) -> pd.DataFrame:
+    """One line for each metric of each line, with unrounded numbers; blank where there is none.
 
-    `difference` is mean minus published; `reproduction` says `yes` where the measured figure is of the paper's scale
-    and protocol, else `no` with the reason in `caveat`.
+    `difference` is mean minus published. `reproduction` is `yes` if the measured value counts as a reproduction of the
+    published one; otherwise it is `no`, and `unlike` has the reason.
     """
     lines: list[dict[str, Any]] = []
     for line in built.lines:
@@ -82,17 +82,17 @@ def long_frame(built: Built) -> pd.DataFrame:
     return frame.drop(columns=unused)
 
 
-def _long(built: Built, line: Line, metric: str) -> dict[str, Any]:
+def _long(built: BuiltTable, line: Line, metric: str) -> dict[str, Any]:
     cell, row = line.cells[metric], line.row
     config = row.specs[0].config if row else None
-    summary = cell.ours
+    summary = cell.measured
     low, high = (summary.ci95 if summary else None) or (None, None)
-    theirs = {
+    comparison = {
         "published": cell.published,
         "published_std": cell.published_std,
         "published_note": cell.note,
         "difference": cell.difference,
-        "reproduction": "" if cell.difference is None else "yes" if cell.alike else "no",
+        "reproduction": "" if cell.difference is None else "yes" if cell.is_reproduction else "no",
         "unlike": cell.caveat,
     }
     return {
@@ -108,7 +108,7 @@ def _long(built: Built, line: Line, metric: str) -> dict[str, Any]:
         "relation": config.privacy.relation if config else "",
         "accountant": config.privacy.accountant if config else "",
         "metric": metric,
-        **(theirs if built.published else {}),
+        **(comparison if built.published else {}),
         "mean": summary and summary.mean,
         "std_seeds": summary and summary.std_seeds,
         "std_repeats": summary and summary.std_repeats,
@@ -125,7 +125,7 @@ def _long(built: Built, line: Line, metric: str) -> dict[str, Any]:
 
 
 def _budget(config: DictConfig | None) -> float | str | None:
-    """The epsilon of the budget, "none" without a budget; None where there is no run."""
+    """The epsilon of the budget, "none" without a budget; None without a run."""
     if config is None:
         return None
     return budget_text(None) if config.privacy.epsilon is None else float(config.privacy.epsilon)
@@ -141,32 +141,33 @@ def _unrounded(row: TableRow | None, name: str) -> float | str:
 _EPSILONS = ("ε budget", "ε proven", SERVER, "ε claimed", CONDITIONAL, "relation, δ, by")
 
 
-def paragraphs(built: Built) -> list[str]:
-    """What goes with a table, in the order in which it stands below it."""
-    marks = "\n".join(f"- {mark}" for mark in built.marks())
+def paragraphs(built: BuiltTable) -> list[str]:
+    """The paragraphs below a table, in their order."""
+    footnotes = "\n".join(f"- {note}" for note in built.footnotes())
     remarks = "\n".join(f"- {remark}" for remark in built.remarks)
-    told = [built.reproduced(), built.note, COLUMNS if built.published else "", SPREADS, marks, remarks]
-    return [part for part in told if part]
+    counts = built.count_reproductions()
+    parts = [counts, built.note, COLUMNS if built.published else "", SPREADS, footnotes, remarks]
+    return [part for part in parts if part]
 
 
-def to_markdown(built: Built) -> str:
+def to_markdown(built: BuiltTable) -> str:
     frame = side_by_side(built)
     lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(str).values.tolist()]
     table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
     return "\n\n".join([f"# {_title(built)}", table, *paragraphs(built)]) + "\n"
 
 
-def to_latex(built: Built) -> str:
-    """A `longtable`, which breaks over pages, and its notes below; needs longtable, booktabs and amssymb.
+def to_latex(built: BuiltTable) -> str:
+    """A `longtable`, which breaks over pages, with its notes below. It needs longtable, booktabs and amssymb.
 
-    A wide one needs pdflscape too.
+    A wide table also needs pdflscape.
     """
-    frame = side_by_side(built)
+    frame, counts = side_by_side(built), built.count_reproductions()
     names = {name: _for_latex(name) for name in frame.columns}
     shown = frame.rename(columns=names).map(_for_latex)
-    caption = _for_latex(" ".join([_title(built), built.reproduced()]).strip())
+    caption = _for_latex(" ".join([_title(built), counts]).strip())
     table = shown.to_latex(index=False, escape=False, longtable=True, caption=caption, label=f"tab:{built.name}")
-    below = [_for_latex(line) for part in paragraphs(built) if part != built.reproduced() for line in part.splitlines()]
+    below = [_for_latex(line) for part in paragraphs(built) if part != counts for line in part.splitlines()]
     return "\n\n".join([str(table).rstrip(), r"{\footnotesize", *below, "}"]) + "\n"
 
 
@@ -184,20 +185,20 @@ def _for_latex(text: Any) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in str(text))
 
 
-def to_html(built: Built) -> str:
-    """A page of its own, without style or script."""
+def to_html(built: BuiltTable) -> str:
+    """A complete HTML page without style or script."""
     title = html.escape(_title(built))
-    told = "".join(f"<p>{html.escape(part)}</p>\n" for part in paragraphs(built))
+    notes = "".join(f"<p>{html.escape(part)}</p>\n" for part in paragraphs(built))
     table = side_by_side(built).to_html(index=False, escape=True, border=0)
     head = f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{title}</title>\n<h1>{title}</h1>\n'
-    return f"{head}{table}\n{told}</html>\n"
+    return f"{head}{table}\n{notes}</html>\n"
 
 
-def _title(built: Built) -> str:
+def _title(built: BuiltTable) -> str:
     return built.title + (" · stand-ins (scale=quick)" if built.scale == "quick" and built.published else "")
 
 
-def to_csv(built: Built) -> str:
+def to_csv(built: BuiltTable) -> str:
     return str(long_frame(built).to_csv(index=False))
 
 
@@ -207,30 +208,31 @@ WRITERS = {"md": to_markdown, "tex": to_latex, "csv": to_csv, "html": to_html}
 def expect_formats(formats: Sequence[str]) -> None:
     """
     Raises:
-        ValueError: for a format that there is not.
+        ValueError: for an unknown format.
     """
     if unknown := [kind for kind in formats if kind not in FORMATS]:
         raise ValueError(f"expected formats {','.join(FORMATS)}, got {','.join(unknown)}.")
 
 
-def show(built: Built, console: Console) -> None:
+def show(built: BuiltTable, console: Console) -> None:
+    """Print the table, the places of its runs' samples, and its remarks."""
     console.print(_for_console(side_by_side(built), built, console.width))
     for row in built.rows:
         for folder in row.measured:
             config = folder.config
-            what = f"{config.method.name} ε={budget_text(config.privacy.epsilon)} seed {config.seed}"
-            console.print(f"  samples of {what}: {folder.path / 'samples.png'}", highlight=False, soft_wrap=True)
-    for remark in [built.reproduced(), *built.remarks]:
+            name = f"{config.method.name} ε={budget_text(config.privacy.epsilon)} seed {config.seed}"
+            console.print(f"  samples of {name}: {folder.path / 'samples.png'}", highlight=False, soft_wrap=True)
+    for remark in [built.count_reproductions(), *built.remarks]:
         console.print(f"  {remark}", highlight=False, soft_wrap=True)
 
 
 def _folding(head: str) -> Column:
-    # Rich cuts what does not fit, digits too, unless a column is told to break it.
+    # By default Rich cuts text that does not fit, digits included; "fold" breaks it over lines instead.
     return Column(head, overflow="fold")
 
 
-def _for_console(frame: pd.DataFrame, built: Built, width: int) -> Table:
-    """The table as it is or, where its columns would be cut to a few letters each, turned on its side."""
+def _for_console(frame: pd.DataFrame, built: BuiltTable, width: int) -> Table:
+    """The table, transposed if its columns would have only a few letters each in this width."""
     caption = built.note or None
     if 10 * len(frame.columns) <= width:
         shown = Table(*map(_folding, frame.columns), title=_title(built), caption=caption)

@@ -14,11 +14,11 @@ def expand_rows(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The entries with every grid entry replaced by its rows, the values of the last axis changing fastest.
 
     `for: {p: [0.1, 0.2], m: [1, 3]}` makes four rows, with `{p}` and `{m}` replaced by their values in every text of
-    the entry. An axis may also be a mapping from what the paper prints to the text that stands for it here:
+    the entry. An axis may also be a mapping from the printed text to the text in overrides:
     `for: {d: {"196": 192}}` makes `{d}` 196 under `of` and 192 everywhere else.
 
     Raises:
-        ValueError: for an axis that is empty or unused, and for a name in braces that is no axis.
+        ValueError: for an axis that is empty or unused, and for a name in braces that is not an axis.
     """
     return [row for entry in entries for row in _rows(entry)]
 
@@ -46,19 +46,19 @@ def _rows(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         )
     for point in itertools.product(*points):
         printed = dict(zip(axes, (pair[0] for pair in point), strict=True))
-        ours = dict(zip(axes, (pair[1] for pair in point), strict=True))
-        yield {key: _filled(value, printed if key == "of" else ours) for key, value in texts.items()}
+        used = dict(zip(axes, (pair[1] for pair in point), strict=True))
+        yield {key: _filled(value, printed if key == "of" else used) for key, value in texts.items()}
 
 
 def _points(name: str, values: Any, entry: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Of each value of an axis, how it is printed and how it is written here."""
+    """For each value of an axis, its printed text and its text in overrides."""
     pairs = list(values.items()) if isinstance(values, Mapping) else [(v, v) for v in values or ()]
-    if isinstance(values, str) or not pairs or any(isinstance(ours, Mapping | list) for _, ours in pairs):
+    if isinstance(values, str) or not pairs or any(isinstance(used, Mapping | list) for _, used in pairs):
         raise ValueError(
-            f"expected for the axis {name!r} a list of values, or a mapping from printed to our values, got {values!r} "
-            f"in the entry of {entry.get('of')}; give at least one value."
+            f"expected for the axis {name!r} a list of values, or a mapping from printed to used values, got "
+            f"{values!r} in the entry of {entry.get('of')}; give at least one value."
         )
-    return [(_text(printed), _text(ours)) for printed, ours in pairs]
+    return [(_text(printed), _text(used)) for printed, used in pairs]
 
 
 def _text(value: Any) -> str:
@@ -74,7 +74,8 @@ def _names(value: Any) -> set[str]:
     return set(NAME.findall(value)) if isinstance(value, str) else set()
 
 
-def _filled(value: Any, by: Mapping[str, str]) -> Any:
+def _filled(value: Any, texts: Mapping[str, str]) -> Any:
+    """The value with each name in braces replaced by its text, at every depth."""
     if isinstance(value, Mapping):
-        return {key: _filled(item, by) for key, item in value.items()}
-    return NAME.sub(lambda found: by[found[1]], value) if isinstance(value, str) else value
+        return {key: _filled(item, texts) for key, item in value.items()}
+    return NAME.sub(lambda match: texts[match[1]], value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""The runs that a table asks for, each with what is missing of it."""
+"""The runs that a table needs, each with its state: finished, or what is missing."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Job:
     """One run of a table.
 
     Attributes:
-        words: its overrides.
-        line: the multirun line of the table that makes it, as overrides.
-        state: finished, or what is missing of it.
+        overrides: the overrides of the run.
+        line: the overrides of the table's multirun line that makes the run.
+        state: "finished", or what is missing.
     """
 
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     line: tuple[str, ...]
     spec: RunSpec
     folder: RunFolder
@@ -37,39 +37,39 @@ class Job:
 
     @property
     def damaged(self) -> bool:
-        """Whether its folder holds what `dpgen run` can neither use nor mend."""
+        """Whether its folder has content that `dpgen run` can neither use nor repair."""
         return self.state.startswith(DAMAGED)
 
     @property
     def steps(self) -> int | None:
-        """Steps of its training loop; None where the budget or the method sets them as it starts."""
-        wanted = self.spec.config.method.get("steps")
-        if not isinstance(wanted, int):
+        """Steps of its training loop; None if the budget or the method determines them when the run starts."""
+        steps = self.spec.config.method.get("steps")
+        if not isinstance(steps, int):
             return None
-        cap = self.spec.config.scale.max_steps
-        return wanted if cap is None else min(wanted, int(cap))
+        limit = self.spec.config.scale.max_steps
+        return steps if limit is None else min(steps, int(limit))
 
 
 def plan_sweep(table: TableSpec, results: Path, scale: str = "paper") -> list[Job]:
-    """Every run of the table once, parents first, then in the order of its lines, each with its state."""
+    """Each run of the table once, with its state: parents first, then in the order of the table's lines."""
     of_parents = parent_overrides(table, scale)
-    ids = {name: spec_of_job(words, results).id for name, words in of_parents.items()}
+    ids = {name: spec_of_job(overrides, results).id for name, overrides in of_parents.items()}
     extra = _kept_overrides(table, scale)
     lines = [[*with_parents(line, ids).split(), *extra] for line in lines_of(table, scale)]
     store = Store(results)
     jobs: dict[tuple[str, str], Job] = {}
     for line in [*of_parents.values(), *lines]:
-        for words in expand(" ".join(line)):
-            spec = spec_of_job(words, results)
-            key = (spec.id, str(spec.protocol_record()))  # one run may be measured by two protocols
+        for overrides in expand(" ".join(line)):
+            spec = spec_of_job(overrides, results)
+            key = (spec.id, str(spec.protocol_record()))  # two protocols may measure one run
             folder = store.folder(spec.id)
             if key not in jobs:
-                jobs[key] = Job(tuple(words), tuple(line), spec, folder, _state(spec, folder))
+                jobs[key] = Job(tuple(overrides), tuple(line), spec, folder, _state(spec, folder))
     return list(jobs.values())
 
 
 def _kept_overrides(table: TableSpec, scale: str) -> list[str]:
-    """The overrides that keep and measure generators along the way, for a table with `kept_steps`."""
+    """The overrides that keep and measure generators during training, for a table with `kept_steps`."""
     steps = table.quick.kept_steps if scale == "quick" else table.kept_steps
     if not steps:
         return []

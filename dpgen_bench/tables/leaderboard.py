@@ -1,4 +1,4 @@
-"""The leaderboard: lines that may be compared, in their order; what may not be compared gets no place, and says why."""
+"""Rank the lines of a leaderboard; a line that is not comparable with the others gets no place, with the reason."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dpgen_bench.tables.lines import Line
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import LeaderboardSpec, TableSpec
 
-# A run below this share of its budget was trained with more noise than the others of its place.
+# A run that spends less than this share of its budget was trained with more noise than the budget requires.
 SPENT = 0.98
-# Figures of the bench by which one may rank. Numbers of samples, spreads and accuracies on real data rank nothing.
+# The bench's metrics with a direction. Numbers of samples, spreads and accuracies on real data have none.
 LOWER = re.compile(
     r"fid|kid|nn_copies_pct|nn_closer_to_train_pct|(seconds|peak_memory|bytes|comm|parameters|steps)_\w+"
 )
@@ -26,41 +26,41 @@ HIGHER = re.compile(r"inception_score|precision|recall|density|coverage|acc_(?!\
 
 
 def ranked(table: TableSpec, board: LeaderboardSpec, lines: Sequence[Line]) -> list[Line]:
-    """The lines by data set, then epsilon, then place; the place stands first in each line's head.
+    """The lines by data set, then epsilon, then place, with the place as the first column.
 
-    Places are given among lines of one data set and one epsilon by the mean of the figure `leaderboard.by`: the lowest
-    first for distances and costs, the highest first for scores and accuracies. For a figure that is not the bench's own
-    the yaml says which, `leaderboard.better`. All lines must be configured alike in relation, delta and accountant, and
-    measured by one protocol.
+    Lines of one data set and one epsilon are ranked by the mean of the metric `leaderboard.by`: the lowest first for
+    distances and costs, the highest first for scores and accuracies. For other metrics `leaderboard.better` gives the
+    direction. All lines must have the same relation, delta, accountant and protocol.
 
-    A measured line has no place, and its status says why and of which seed, if one of its configured seeds is not
-    measured or lacks the figure (the others may be the lucky ones), or if a seed's ledger, whatever the config says,
+    A measured line has no place, and its status gives the reason and the seed, if one of its configured seeds is not
+    measured or lacks the metric (the measured seeds may be the better ones), or if the ledger of a seed, which counts
+    more than its config,
 
-    - protects another unit than `leaderboard.unit` (record where not said), or is under another budget;
+    - protects another unit than `leaderboard.unit`, or is under another budget;
     - with a finite budget: is marked as unproven, kept private diagnostics, was counted under another relation, delta
       or accountant, or proves nothing, more than the budget, or less than 98% of it (what it would do with all is not
       known).
 
     Raises:
-        ValueError: if two lines differ in relation, delta, accountant or protocol, a line is a printed one, or `by`
-            is none of the table's metrics, or a figure of which nobody knows whether less of it is better.
+        ValueError: if two lines differ in relation, delta, accountant or protocol, a line is a printed one, or `by` is
+            not a metric of the table or is a metric whose direction is unknown.
     """
     rows = [line.row for line in lines if line.row is not None]
     if len(rows) < len(lines):
-        raise ValueError("expected a leaderboard of measured runs, got printed numbers in it.")
+        raise ValueError("expected a leaderboard of measured runs, got rows of a printed table; remove `rows`.")
     _expect_comparable(rows)
     by = board.by
     sign = 1 if _lower_is_better(table, board, rows) else -1
     placed: dict[tuple[str, float], list[tuple[float, Line, str]]] = {}
     for line, row in zip(lines, rows, strict=True):
-        summary, why = line.cells[by].ours, unplaced(row, by, board.unit)
+        summary, why = line.cells[by].measured, why_unranked(row, by, board.unit)
         value = math.inf if summary is None or why or not row.measured else sign * summary.mean
-        epsilon = row.specs[0].config.privacy.epsilon  # lines without a budget, which have no place, come first
+        epsilon = row.specs[0].config.privacy.epsilon  # lines without a budget have no place and come first
         group = (str(line.head["dataset"]), -1.0 if epsilon is None else float(epsilon))
         placed.setdefault(group, []).append((value, line, why))
     out = []
     for group in sorted(placed):
-        # Python's sort keeps the order of the yaml where figures are equal; such lines share a place.
+        # Python's sort is stable: lines with equal values share a place and keep the order of the yaml.
         ordered = sorted(placed[group], key=lambda entry: entry[0])
         values = [value for value, _, _ in ordered]
         for value, line, why in ordered:
@@ -74,20 +74,20 @@ def _lower_is_better(table: TableSpec, board: LeaderboardSpec, rows: Sequence[Ta
     by, better = board.by, board.better
     if by not in table.metrics:
         raise ValueError(f"expected leaderboard.by among the table's metrics, {', '.join(table.metrics)}, got {by!r}.")
-    own = "lower" if LOWER.fullmatch(by) else "higher" if HIGHER.fullmatch(by) else None
-    if own and better not in (None, own):
-        raise ValueError(f"expected leaderboard.better {own} for {by}, got {better!r}.")
-    if own is None:
-        there = sorted({name for row in rows for known in row.known for name in known})
+    known = "lower" if LOWER.fullmatch(by) else "higher" if HIGHER.fullmatch(by) else None
+    if known and better not in (None, known):
+        raise ValueError(f"expected leaderboard.better {known} for {by}, got {better!r}.")
+    if known is None:
+        names = sorted({name for row in rows for values in row.known for name in values})
         if better is None:
-            ranks = [name for name in there if LOWER.fullmatch(name) or HIGHER.fullmatch(name)]
+            ranks = [name for name in names if LOWER.fullmatch(name) or HIGHER.fullmatch(name)]
             raise ValueError(
-                f"expected as leaderboard.by a figure that the bench ranks by, {', '.join(ranks) or 'such as fid'}, or "
-                f"leaderboard.better (lower or higher) beside one of your own, got {by!r}."
+                f"expected as leaderboard.by a metric whose direction is known ({', '.join(ranks) or 'such as fid'}), "
+                f"got {by!r}; choose one, or give leaderboard.better (lower or higher)."
             )
-        if there and by not in there:
-            raise ValueError(f"expected as leaderboard.by a figure that a run has, {', '.join(there)}, got {by!r}.")
-    return (own or better) == "lower"
+        if names and by not in names:
+            raise ValueError(f"expected as leaderboard.by a metric that a run has ({', '.join(names)}), got {by!r}.")
+    return (known or better) == "lower"
 
 
 def _expect_comparable(rows: Sequence[TableRow]) -> None:
@@ -99,18 +99,20 @@ def _expect_comparable(rows: Sequence[TableRow]) -> None:
     ):
         if len({of(row) for row in rows}) > 1:
             names = ", ".join(sorted({str(of(row))[:60] for row in rows}))
-            raise ValueError(f"expected one {key} in a leaderboard, which compares like with like, got {names}.")
+            raise ValueError(f"expected one {key} for all lines of a leaderboard, got {names}.")
 
 
-def unplaced(row: TableRow, by: str, unit: str) -> str:
-    """Why a line has no place; "" if it may have one, or if it is not measured at all: its status says enough."""
+def why_unranked(row: TableRow, by: str, unit: str) -> str:
+    """Why a measured line has no place; "" if it has one, or if no run of it is measured."""
     seeds = len(row.folders)
     if not row.measured:
         return ""
     reasons = []
     for spec, folder in zip(row.specs, row.folders, strict=True):
-        if folder in row.measured and (why := _unfit(folder.read_json("ledger.json"), spec.config.privacy, unit)):
-            reasons.append(f"seed {spec.seed}: {why}")
+        if folder not in row.measured:
+            continue
+        if problem := _ledger_problem(folder.read_json("ledger.json"), spec.config.privacy, unit):
+            reasons.append(f"seed {spec.seed}: {problem}")
     if reasons:
         return "; ".join(reasons)
     if len(row.measured) < seeds:
@@ -123,12 +125,12 @@ def unplaced(row: TableRow, by: str, unit: str) -> str:
     return "" if math.isfinite(summary.mean) else f"{by} is no finite number"
 
 
-def _unfit(ledger: Mapping[str, Any], privacy: DictConfig, unit: str) -> str:
-    """Why a run's ledger is not what the board compares; "" if it is."""
+def _ledger_problem(ledger: Mapping[str, Any], privacy: DictConfig, unit: str) -> str:
+    """Why a run's ledger is not comparable with those of the other lines; "" if it is."""
     if why := budget_problem(ledger, privacy, unit):
         return why
     if privacy.epsilon is None:
-        return "it has no budget that it could share with other lines"
+        return "it has no budget, so it is not comparable with other lines"
     budget = float(privacy.epsilon)
     if math.isinf(budget):
         return ""

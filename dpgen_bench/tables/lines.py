@@ -11,44 +11,47 @@ from dpgen_bench.tables.rows import TableRow
 
 SERVER, CONDITIONAL = "ε against the server", "ε conditional"  # columns that are shown where a row has them
 ILLEGIBLE = "not legible in the source"
-NOT_COMPARABLE = "†"  # marks a figure that does not count as a reproduction of the printed one beside it
+NOT_COMPARABLE = "†"  # marks a measured value that does not count as a reproduction of the published one
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of one line: as printed, as measured here, and their distance.
+    """One metric in one line: the published value, the measured value, and what qualifies their comparison.
 
     Args:
-        published, published_std, note: as printed, in our unit; None: nothing is printed, or (`illegible`) not legibly.
-        decimals: how many of them are printed.
-        ours: the measured figure over seeds and repeats, None where there is none; words: it as text.
-        alike: a measured figure was made at the paper's scale and by the paper's protocol, as far as this figure goes.
-        caveat: why a measured figure is not alike, in words; "" where it is, or where nothing is measured or printed.
+        published, published_std: the published value and its spread in the bench's unit; None where none is printed.
+        note: a remark on the published value.
+        illegible: the paper prints a value that our copy of its text does not show legibly.
+        measured: the measured value over seeds and repeats, None where there is none.
+        text: the measured value as the table shows it.
+        caveat: why the measured value does not count as a reproduction; "" if it does, or if a value is missing.
+        decimals: how many decimals the published value is printed with.
     """
 
     published: float | None = None
     published_std: float | None = None
     note: str = ""
     illegible: bool = False
-    ours: Summary | None = None
-    words: str = "–"
+    measured: Summary | None = None
+    text: str = "–"
     caveat: str = ""
     decimals: int | None = None
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the published figure; None where either is missing, or ours is no finite number."""
-        if self.ours is None or self.published is None or not math.isfinite(self.ours.mean):
+        """The measured minus the published value; None where one is missing or the measured one is not finite."""
+        if self.measured is None or self.published is None or not math.isfinite(self.measured.mean):
             return None
-        return self.ours.mean - self.published
+        return self.measured.mean - self.published
 
     @property
-    def alike(self) -> bool:
+    def is_reproduction(self) -> bool:
+        """Whether the measured value comes from runs at the paper's scale, measured by the paper's protocol."""
         return self.difference is not None and not self.caveat
 
     @property
     def printed(self) -> str:
-        """The published figure in words: `18.5 ± 0.9`; with `*` where a note goes with it."""
+        """The published value as text, such as `18.5 ± 0.9`, with `*` if it has a note."""
         if self.published is None:
             return ILLEGIBLE if self.illegible else "–"
         spread = "" if self.published_std is None else f" ± {print_number(self.published_std, self.decimals)}"
@@ -56,10 +59,10 @@ class Cell:
 
     @property
     def distance(self) -> str:
-        """The difference with its sign: `+2.3`, marked where it is no reproduction's."""
-        if self.difference is None or self.ours is None:
+        """The difference with its sign, such as `+2.3`, and with † where the values are not comparable."""
+        if self.difference is None or self.measured is None:
             return "–"
-        size = format_value(abs(self.difference), max(abs(self.ours.mean), abs(self.published or 0.0)))
+        size = format_value(abs(self.difference), max(abs(self.measured.mean), abs(self.published or 0.0)))
         zero = float(size.replace(",", "")) == 0.0
         return ("0" if zero else ("+" if self.difference > 0 else "−") + size) + (
             f" {NOT_COMPARABLE}" if self.caveat else ""
@@ -68,7 +71,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a table: what it is, its figures, and how they came about. `row` is None where nothing can be run."""
+    """One line of a table.
+
+    Args:
+        head: columns that name the line: the method, the data set, settings and epsilons.
+        cells: its values by metric.
+        tail: columns that say how the values were measured: seeds, scale, protocol and status.
+        row: its runs; None if none can be run.
+        printed: the row of the paper's table that it reproduces; None for a run that answers no printed row.
+    """
 
     head: dict[str, str]
     cells: dict[str, Cell]
@@ -78,8 +89,8 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Built:
-    """A table with its content. `published`: it has printed numbers to stand beside."""
+class BuiltTable:
+    """A table with its values. `published`: it shows the published values next to the measured ones."""
 
     name: str
     title: str
@@ -98,28 +109,28 @@ class Built:
     def measured(self) -> bool:
         return any(row.measured for row in self.rows)
 
-    def reproduced(self) -> str:
-        """How many of the printed figures have a counterpart here, and of which kind; "" for a table of our own."""
+    def count_reproductions(self) -> str:
+        """A sentence that counts reproductions and other measured values; "" for a table without published values."""
         if not self.published:
             return ""
         cells = [cell for line in self.lines for cell in line.cells.values() if cell.published is not None]
-        alike, others = sum(cell.alike for cell in cells), sum(bool(cell.caveat) for cell in cells)
+        reproduced, others = sum(cell.is_reproduction for cell in cells), sum(bool(cell.caveat) for cell in cells)
         return (
-            f"{alike} of {len(cells)} printed figures were measured at the paper's scale and by its protocol; "
-            f"{others} otherwise ({NOT_COMPARABLE}: no reproduction), {len(cells) - alike - others} not."
+            f"{reproduced} of {len(cells)} printed figures were measured at the paper's scale and by its protocol; "
+            f"{others} otherwise ({NOT_COMPARABLE}: no reproduction), {len(cells) - reproduced - others} not."
         )
 
-    def marks(self) -> list[str]:
-        """What the marks in the cells stand for, notes on printed figures and reasons for †, each with whose it is."""
-        whose: dict[str, dict[str, None]] = {}
+    def footnotes(self) -> list[str]:
+        """What * and † in the cells stand for, with the lines that each note or reason is about."""
+        lines_of: dict[str, dict[str, None]] = {}
         for line in self.lines:
-            who = ", ".join(dict.fromkeys(v for k, v in line.head.items() if k in _WHO and v != "–"))
+            name = ", ".join(dict.fromkeys(v for k, v in line.head.items() if k in _NAMING and v != "–"))
             for cell in line.cells.values():
                 if cell.note and (cell.published is not None or cell.illegible):
-                    whose.setdefault(f"* {cell.note}", {})[who] = None
+                    lines_of.setdefault(f"* {cell.note}", {})[name] = None
                 if cell.caveat:
-                    whose.setdefault(f"{NOT_COMPARABLE} {cell.caveat}", {})[who] = None
-        return [f"{mark}: {'; '.join(lines)}" for mark, lines in whose.items()]
+                    lines_of.setdefault(f"{NOT_COMPARABLE} {cell.caveat}", {})[name] = None
+        return [f"{note}: {'; '.join(names)}" for note, names in lines_of.items()]
 
 
-_WHO = ("method", "variant", "dataset", "ε printed")
+_NAMING = ("method", "variant", "dataset", "ε printed")

@@ -1,4 +1,4 @@
-"""The numbers that the papers' tables print: results/published/*.csv, read into the bench's names and units."""
+"""Read the values that the papers' tables print (results/published/*.csv) in the bench's names and units."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ COLUMNS = (
     "reported_in",
     "note",
 )
-# What the files of each paper's tables begin with: PREFIX_tableN.csv.
+# The prefix of each paper's files: PREFIX_tableN.csv.
 PAPERS = {
     "dpgan_revisited": "dpgan",
     "dp_sinkhorn_final": "dpsinkhorn_final",
     "dp_sinkhorn_earlier": "dpsinkhorn_early",
     "gs_wgan": "gswgan",
 }
-# The thirteen classifiers of GS-WGAN's Tables A1 and A2, as its files name them, and where that differs, our names.
+# The thirteen classifiers of GS-WGAN's Tables A1 and A2 as its files name them, and the bench's names that differ.
 CLASSIFIERS = (
     "mlp",
     "cnn",
@@ -55,9 +55,9 @@ Key = tuple[str, str, str, str, str, str]  # dataset, method, variant, epsilon, 
 
 @dataclass(frozen=True)
 class Metric:
-    """A printed metric in the bench's terms: `factor` times the printed number is a figure `name` of ours.
+    """A printed metric in the bench's terms: `factor` times the printed number is a value of the bench's metric `name`.
 
-    caveat: why no measured figure can be compared with the printed one, in words; "" where one can.
+    caveat: why no measured value is comparable with the printed one; "" if one can be.
     """
 
     name: str
@@ -93,13 +93,13 @@ METRICS: dict[str, Metric] = {
 
 @dataclass(frozen=True)
 class PublishedCell:
-    """A printed number in our unit.
+    """A printed value in the bench's unit.
 
     Args:
         value: None where the source is not legible.
-        std: the printed spread, in the same unit; None where none is printed. Over what, the row or the table says.
-        note: what must be known of the number: doubts about its digits, disagreement with another table.
-        decimals: of the value as it is printed, in our unit.
+        std: the printed spread in the same unit, over what the row or the table says; None if none is printed.
+        note: a remark on the value, such as uncertain digits or disagreement with another table.
+        decimals: how many decimals are printed, in the bench's unit.
     """
 
     value: float | None
@@ -110,10 +110,10 @@ class PublishedCell:
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """The numbers that a table prints of one method on one data set, by our figures' names, in printed order.
+    """The values that a table prints for one method on one data set, by the bench's metrics, in printed order.
 
-    The other fields are the files' texts: epsilon is "inf" without privacy and "" where it is not printed or not
-    legible, delta is "" likewise.
+    The other fields are texts of the files: epsilon is "inf" without privacy, and epsilon and delta are "" if they are
+    not printed or not legible.
     """
 
     paper: str
@@ -136,7 +136,7 @@ def published_rows(paper: str, table: str, root: Path = PUBLISHED) -> list[Publi
         root: the folder of the files.
 
     Raises:
-        ValueError: if there is no such table, or its file is not as results/published/README.md says.
+        ValueError: if there is no such table, or its file does not follow results/published/README.md.
     """
     path = _path(paper, table, root)
     with open(path, encoding="utf-8", newline="") as file:
@@ -147,13 +147,13 @@ def published_rows(paper: str, table: str, root: Path = PUBLISHED) -> list[Publi
         grouped: dict[Key, dict[str, PublishedCell]] = {}
         for fields in reader:
             try:
-                key, figure, cell = _read_line(fields, paper, table)
+                key, metric, cell = _read_line(fields, paper, table)
                 cells = grouped.setdefault(key, {})
-                if figure in cells:
-                    raise ValueError(f"expected {figure} once for each row, got it again for {', '.join(key)}.")
+                if metric in cells:
+                    raise ValueError(f"expected {metric} once for each row, got it again for {', '.join(key)}.")
             except ValueError as error:
                 raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
-            cells[figure] = cell
+            cells[metric] = cell
     if not grouped:
         raise ValueError(f"expected printed numbers in {path}, got none.")
     return [PublishedRow(paper, table, *key, cells) for key, cells in grouped.items()]
@@ -164,8 +164,8 @@ def _path(paper: str, table: str, root: Path) -> Path:
         raise ValueError(f"expected a paper out of {', '.join(PAPERS)}, got {paper!r}.")
     if not root.is_dir():
         raise ValueError(
-            f"expected the papers' printed numbers in {root}, which is not there. They lie in results/published of the "
-            "source repository and are no part of an installed package: run from a checkout, or copy the folder there."
+            f"expected the papers' printed values in {root}, got no such folder. They are in results/published of the "
+            "source repository and not in an installed package: run from a checkout, or copy the folder there."
         )
     stem = f"{PAPERS[paper]}_table"
     path = root / f"{stem}{table}.csv"
@@ -176,7 +176,7 @@ def _path(paper: str, table: str, root: Path) -> Path:
 
 
 def _read_line(fields: list[str], paper: str, table: str) -> tuple[Key, str, PublishedCell]:
-    """What a line says: which row it belongs to, the figure's name, and the number."""
+    """The fields that name the row of a line, its metric, and its value."""
     if len(fields) != len(COLUMNS):
         raise ValueError(f"expected {len(COLUMNS)} fields, got {len(fields)}.")
     line = dict(zip(COLUMNS, fields, strict=True))
@@ -197,7 +197,7 @@ def _read_line(fields: list[str], paper: str, table: str) -> tuple[Key, str, Pub
     value, std = _number(line["value"], "value"), _number(line["std"], "std")
     if std is not None and (value is None or std < 0):
         raise ValueError(
-            f"expected a std >= 0 beside a value, or a blank, got {line['std']!r} beside {line['value']!r}."
+            f"expected a std >= 0 for a value, or a blank, got {line['std']!r} for the value {line['value']!r}."
         )
     cell = PublishedCell(_scaled(value, metric), _scaled(std, metric), line["note"], _decimals(value, metric))
     key = (line["dataset"], line["method"], line["variant"], line["epsilon"], line["delta"], line["reported_in"])
@@ -218,7 +218,7 @@ def _number(text: str, name: str) -> Decimal | None:
 
 
 def print_number(number: float, decimals: int | None) -> str:
-    """A published number with its printed decimals; None: as few as tell it."""
+    """A published number with that many decimals; None: with as many as needed."""
     return f"{number:g}" if decimals is None else f"{number:,.{decimals}f}"
 
 
@@ -226,7 +226,7 @@ def _decimals(number: Decimal | None, metric: Metric) -> int:
     if number is None:
         return 0
     exponent = number.as_tuple().exponent
-    assert isinstance(exponent, int)  # finite, as _number saw to
+    assert isinstance(exponent, int)  # _number refuses others
     return max(0, -exponent - round(math.log10(metric.factor)))
 
 

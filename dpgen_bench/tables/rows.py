@@ -1,4 +1,4 @@
-"""What a table is made of: its yaml, the runs that its lines name, and what those runs have been found to be."""
+"""The runs of a table: load its yaml, expand its multirun lines, and read what has been measured of each run."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from dpgen_bench.tables.grid import expand_rows
 from dpgen_bench.tables.spec import RowSpec, TableSpec, parse_table
 
 SCALES = ("paper", "quick")
-QUICK_PROTOCOL = "standard_1k_cpu"  # of a table's quick runs, where its yaml names none
+QUICK_PROTOCOL = "standard_1k_cpu"  # the protocol of a table's quick runs if its yaml does not name one
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """Runs that differ in their seed alone, measured by one protocol, the same to its last setting."""
+    """Runs that differ in their seed alone and are measured by the same protocol."""
 
     specs: tuple[RunSpec, ...]
     folders: tuple[RunFolder, ...]
@@ -46,7 +46,7 @@ class TableRow:
 
     @property
     def measured(self) -> list[RunFolder]:
-        """Those measured by the protocol as it is now; figures of an earlier text of it are not shown."""
+        """The finished runs that were measured by the current text of the protocol; older measurements do not count."""
         return [folder for folder in self.folders if folder.id in self.measurements and folder.done]
 
     @cached_property
@@ -60,17 +60,17 @@ class TableRow:
 
         Metrics that the row's own measurement lacks are taken from other protocols, see `Measurements.assembled`.
         """
-        wanted = self.specs[0].protocol_record()
-        sound = [folder for folder in self.folders if folder.id not in self.unusable]
-        return {folder.id: measurement for folder in sound if (measurement := folder.measurements.assembled(wanted))}
+        protocol = self.specs[0].protocol_record()
+        usable = [folder for folder in self.folders if folder.id not in self.unusable]
+        return {folder.id: each for folder in usable if (each := folder.measurements.assembled(protocol))}
 
     @cached_property
     def known(self) -> list[dict[str, list[float]]]:
-        """All values of each measured run by name."""
+        """For each run of `measured`, the values of its metrics and costs by name, one value for each repeat."""
         return [{**cost(folder), **metric_values(self.measurements[folder.id])} for folder in self.measured]
 
     def status(self) -> str:
-        """`measured`, or how many of the seeds are, and what became of the others: `1 measured, 1 failed: why`."""
+        """`measured`, or how many seeds are in which state, such as `1 measured, 1 failed: why`."""
         others = [self._state(folder) for folder in self.folders if folder not in self.measured]
         counted = [f"{others.count(kind)} {kind}" for kind in sorted(set(others))]
         if not others:
@@ -88,12 +88,12 @@ class TableRow:
         return {"empty": "not run", "finished": "finished but not measured so"}.get(state, state)
 
     def summary(self, metric: str) -> Summary | None:
-        """The metric over seeds and repeats, or None where no run has it."""
-        values = [found[metric] for found in self.known if metric in found]
+        """The metric over seeds and repeats; None if no run has it."""
+        values = [by_name[metric] for by_name in self.known if metric in by_name]
         return summarise(values) if values else None
 
     def cell(self, metric: str) -> str:
-        """The summary in words, with how many of the row's measured seeds have the metric if not all do."""
+        """The summary as text; if not all measured seeds have the metric, it says how many do."""
         summary, runs = self.summary(metric), len(self.measured)
         if summary is None:
             return "–"
@@ -102,21 +102,25 @@ class TableRow:
     def notes(self) -> list[str]:
         """Notes of the runs' measurements, and the assumptions of conditional epsilons; each line once."""
         ledgers = [folder.read_json("ledger.json").get("epsilon") or {} for folder in self.measured]
-        given = [figure["assumption"] for ledger in ledgers if isinstance(figure := ledger.get("conditional"), dict)]
-        assumed = [f"ε conditional: {assumption}" for assumption in given]
+        conditional = [ledger.get("conditional") for ledger in ledgers]
+        assumed = [f"ε conditional: {entry['assumption']}" for entry in conditional if isinstance(entry, dict)]
         assumed += [f"nothing is proven: {ledger['reason']}" for ledger in ledgers if "reason" in ledger]
         measured = [line for measurement in self.measurements.values() for line in notes(measurement)]
         return list(dict.fromkeys([*assumed, *measured]))
 
     @property
     def unit(self) -> str:
-        """Whom the row's epsilons protect, "record" or "client"; "" while nothing is measured."""
+        """The privacy unit of the row's epsilons, "record" or "client"; "" while nothing is measured."""
         return next((str(folder.read_json("ledger.json").get("unit", "record")) for folder in self.measured), "")
 
     def epsilon_value(self, name: str) -> float | None:
-        """The largest figure of that name among the row's measured runs; None where none has it as a number."""
-        found = [epsilon_number(folder.read_json("ledger.json").get("epsilon"), name) for folder in self.measured]
-        return max((value for value in found if value is not None), default=None)
+        """The largest epsilon of that name among the measured runs; None if no run has a number for it.
+
+        Args:
+            name: "proven", "claimed", "server" or "conditional".
+        """
+        values = [epsilon_number(folder.read_json("ledger.json").get("epsilon"), name) for folder in self.measured]
+        return max((value for value in values if value is not None), default=None)
 
     def budget_problems(self) -> list[str]:
         """What the measured runs' ledgers do not prove of what was configured, see `runs.soundness`; each once."""
@@ -125,17 +129,17 @@ class TableRow:
         return list(dict.fromkeys(problem for problem in problems if problem))
 
     def epsilon(self, name: str) -> str:
-        """That figure in words (seeds do not change it); if a run's failed, how."""
-        found = [epsilon_entry(folder.read_json("ledger.json").get("epsilon"), name) for folder in self.measured]
-        if failed := [value for value in found if str(value).startswith("failed")]:
+        """`epsilon_value` as text, or the error of a run whose accounting failed."""
+        entries = [epsilon_entry(folder.read_json("ledger.json").get("epsilon"), name) for folder in self.measured]
+        if failed := [entry for entry in entries if str(entry).startswith("failed")]:
             return str(failed[0])
         return format_epsilon(self.epsilon_value(name))
 
 
 def failure(folder: RunFolder) -> str:
     """Why a run failed, in one line: the phase and the error."""
-    told = folder.read_json("status.json")
-    return textwrap.shorten(f"{told.get('phase', '?')}: {told.get('error') or 'no reason is kept'}", 160)
+    status = folder.read_json("status.json")
+    return textwrap.shorten(f"{status.get('phase', '?')}: {status.get('error') or 'no reason is kept'}", 160)
 
 
 def table_names() -> list[str]:
@@ -151,7 +155,7 @@ def load_table(name: str) -> TableSpec:
         ValueError: if there is none of that name, for a grid that cannot be (see `expand_rows`), or for keys or types
             that no table has (see `parse_table`).
     """
-    if name not in table_names():  # which a path out of the folder is not either
+    if name not in table_names():  # also refuses a path out of the folder
         raise ValueError(f"expected a table in {CONF / 'table'} ({', '.join(table_names())}), got {name!r}.")
     loaded = OmegaConf.to_container(OmegaConf.load(CONF / "table" / f"{name}.yaml"))
     if not isinstance(loaded, dict):
@@ -163,7 +167,7 @@ def load_table(name: str) -> TableSpec:
 
 
 def expand(sweep: str) -> list[list[str]]:
-    """The jobs of one multirun line, as Hydra's basic sweeper would launch them: every combination of its choices."""
+    """The overrides of each job of a multirun line: every combination of its choices, as in Hydra's basic sweeper."""
     choices = []
     for override in OverridesParser.create().parse_overrides(sweep.split()):
         key = override.get_key_element()
@@ -175,29 +179,30 @@ def expand(sweep: str) -> list[list[str]]:
 
 
 def parent_overrides(table: TableSpec, scale: str = "paper") -> dict[str, list[str]]:
-    """The overrides of the table's `parents`, runs that others restart from, by name.
+    """The overrides of the table's `parents`, from which other runs restart, by name.
 
     Raises:
-        ValueError: if a parent's line is not one run.
+        ValueError: if the line of a parent stands for more than one run.
     """
-    words = {}
+    overrides = {}
     for name, line in table.parents.items():
         jobs = expand(line)
         if len(jobs) != 1:
             raise ValueError(f"expected the line of one run for the parent {name!r}, got {len(jobs)}: {line}")
-        words[name] = [*measured_by(table, jobs[0]), *(["scale=quick"] if scale == "quick" else [])]
-    return words
+        overrides[name] = [*with_table_protocol(table, jobs[0]), *(["scale=quick"] if scale == "quick" else [])]
+    return overrides
 
 
 def parent_ids(table: TableSpec, results: Path, scale: str = "paper") -> dict[str, str]:
     """Ids of the table's `parents` by name; raises what `parent_overrides` does."""
-    return {name: spec_of_job(words, results).id for name, words in parent_overrides(table, scale).items()}
+    overrides = parent_overrides(table, scale)
+    return {name: spec_of_job(each, results).id for name, each in overrides.items()}
 
 
 def lines_of(table: TableSpec, scale: str = "paper") -> list[str]:
     """The multirun lines of the table at that scale, of its printed rows and of its own, with their protocol.
 
-    At scale quick a printed row has its own stand-in (`quick`), or else its run with scale=quick, as all others have.
+    At scale quick the line of a printed row is its `quick`, or else its `run` with scale=quick; so are all others.
     """
     check_scale(scale)
     entries = [line for entry in table.rows if (line := line_of(table, entry, scale))]
@@ -205,32 +210,33 @@ def lines_of(table: TableSpec, scale: str = "paper") -> list[str]:
 
 
 def sweep_lines(table: TableSpec, scale: str = "paper") -> list[str]:
-    """Those of its own alone."""
+    """The multirun lines of runs that answer no printed row, with their protocol."""
     return [_at_scale(table, sweep, scale) for sweep in table.sweeps]
 
 
-def worth_building(table: TableSpec, quick_runs: bool) -> tuple[str, ...]:
-    """The scales at which a table may hold a figure: paper, and quick if it has stand-ins or there are runs of it.
+def scales_to_build(table: TableSpec, quick_runs: bool) -> tuple[str, ...]:
+    """The scales at which a table can have values; only these are built, because building composes each run.
 
-    Building a table composes each of its runs, which takes seconds.
+    Args:
+        quick_runs: whether there are runs of scale quick.
     """
-    stands_in = any(entry.quick for entry in table.rows)
-    return SCALES if stands_in or quick_runs else SCALES[:1]
+    has_stand_ins = any(entry.quick for entry in table.rows)
+    return SCALES if has_stand_ins or quick_runs else SCALES[:1]
 
 
-def any_quick(results: Path) -> bool:
-    """Whether some run under `results` is of scale quick."""
+def has_quick_runs(results: Path) -> bool:
+    """Whether a run under `results` is of scale quick."""
     for folder in Store(results).runs():
         try:
             if str(folder.config.scale.name) == "quick":
                 return True
-        except Exception:  # a damaged run is told of where its table is
+        except Exception:  # the tables of a damaged run report it
             continue
     return False
 
 
 def line_of(table: TableSpec, entry: RowSpec, scale: str) -> str | None:
-    """The multirun line of one entry of `rows`; None where no run can answer it."""
+    """The multirun line of one entry of `rows`; None if the entry has no run."""
     check_scale(scale)
     if scale == "quick" and entry.quick:
         return " ".join(_with_protocol(entry.quick.split(), _quick_protocol(table)))
@@ -248,32 +254,37 @@ def check_scale(scale: str) -> None:
 
 def _at_scale(table: TableSpec, line: str, scale: str) -> str:
     if scale == "paper":
-        return " ".join(measured_by(table, line.split()))
-    named = any(word.startswith("protocol=") for word in line.split())
-    words = line.split() if named and not table.published else _without_protocol(line.split())
-    return " ".join([*_with_protocol(words, _quick_protocol(table)), "scale=quick"])
+        return " ".join(with_table_protocol(table, line.split()))
+    overrides = line.split()
+    # In a paper's table a protocol that a line names is the paper's, which takes too long at scale quick.
+    if table.published or not _names_protocol(overrides):
+        overrides = [each for each in overrides if not each.startswith("protocol")]
+    return " ".join([*_with_protocol(overrides, _quick_protocol(table)), "scale=quick"])
 
 
 def _quick_protocol(table: TableSpec) -> str:
     return table.quick.protocol or QUICK_PROTOCOL
 
 
-def _without_protocol(words: Sequence[str]) -> list[str]:
-    return [word for word in words if not word.startswith("protocol")]
-
-
-def measured_by(table: TableSpec, words: Sequence[str]) -> list[str]:
+def with_table_protocol(table: TableSpec, overrides: Sequence[str]) -> list[str]:
     """The overrides with the table's protocol, unless they name one."""
-    return _with_protocol(words, table.protocol)
+    return _with_protocol(overrides, table.protocol)
 
 
-def _with_protocol(words: Sequence[str], protocol: str) -> list[str]:
-    named = any(word.startswith("protocol=") for word in words)
-    return [*words] if named else [*words, f"protocol={protocol}"]
+def _with_protocol(overrides: Sequence[str], protocol: str) -> list[str]:
+    return [*overrides] if _names_protocol(overrides) else [*overrides, f"protocol={protocol}"]
+
+
+def _names_protocol(overrides: Sequence[str]) -> bool:
+    return any(each.startswith("protocol=") for each in overrides)
 
 
 def jobs_of(line: str, parents: dict[str, str]) -> list[list[str]]:
-    """The jobs of a line, with the ids of parents in place of their names; raises what `with_parents` does."""
+    """The overrides of each job of a line, with the ids of parents in place of their names.
+
+    Raises:
+        ValueError: for a name that `parents` lacks.
+    """
     return expand(with_parents(line, parents))
 
 
@@ -291,37 +302,37 @@ def with_parents(line: str, parents: dict[str, str]) -> str:
 
 
 def rows_of(lines: Iterable[str], results: Path, parents: dict[str, str]) -> list[TableRow]:
-    """The rows of multirun lines that name their protocol."""
+    """The rows that multirun lines stand for, in the order of the lines. Each line names its protocol."""
     groups: dict[str, dict[str, RunSpec]] = {}
     for line in lines:
         for job in jobs_of(line, parents):
             spec = spec_of_job(job, results)
-            alike = str((spec.protocol_record(), {**spec.training, "seed": None}))
-            groups.setdefault(alike, {})[spec.id] = spec  # a run that two lines name is one run
+            key = str((spec.protocol_record(), {**spec.training, "seed": None}))
+            groups.setdefault(key, {})[spec.id] = spec  # a run that two lines name is one run
     store = Store(results)
     return [
         TableRow(tuple(specs.values()), tuple(store.folder(run_id) for run_id in specs)) for specs in groups.values()
     ]
 
 
-def settings_apart(one: RunSpec, other: RunSpec) -> list[str]:
-    """Names of the settings of method and privacy, and of the data set, in which two runs differ."""
-    found = [] if describe_dataset(one.config) == describe_dataset(other.config) else ["dataset"]
+def differing_settings(one: RunSpec, other: RunSpec) -> list[str]:
+    """Names of the settings in which two runs differ: "dataset", and settings of privacy and of the method."""
+    names = [] if describe_dataset(one.config) == describe_dataset(other.config) else ["dataset"]
     for part in ("privacy", "method"):
-        ours, theirs = one.config[part], other.config[part]
-        for key in sorted({*ours, *theirs} - {"check", "_target_", "population"}):
-            if ours.get(key) != theirs.get(key):
-                found.append("ε budget" if key == "epsilon" else str(key))
-    return found
+        first, second = one.config[part], other.config[part]
+        for key in sorted({*first, *second} - {"check", "_target_", "population"}):
+            if first.get(key) != second.get(key):
+                names.append("ε budget" if key == "epsilon" else str(key))
+    return names
 
 
-def spec_of_job(words: Sequence[str], results: Path) -> RunSpec:
-    """The run that a job's words describe, whose parent need not be there yet.
+def spec_of_job(overrides: Sequence[str], results: Path) -> RunSpec:
+    """The run that the overrides of a job describe. A run from which it restarts need not exist yet.
 
-    Composing takes Hydra a quarter of a second, so that words which differ in their seed alone are composed once.
+    Hydra needs a quarter of a second to compose a config, so overrides that differ in the seed alone are composed once.
     """
-    seeds = [word.split("=", 1)[1] for word in words if re.fullmatch(r"seed=\d+", word)]
-    others = tuple(word for word in words if not re.fullmatch(r"seed=\d+", word))
+    seeds = [each.split("=", 1)[1] for each in overrides if re.fullmatch(r"seed=\d+", each)]
+    others = tuple(each for each in overrides if not re.fullmatch(r"seed=\d+", each))
     config = copy.deepcopy(_composed(others))
     config.results = str(results)
     if seeds:
@@ -330,5 +341,5 @@ def spec_of_job(words: Sequence[str], results: Path) -> RunSpec:
 
 
 @cache
-def _composed(words: tuple[str, ...]) -> DictConfig:
-    return compose_config([*words])
+def _composed(overrides: tuple[str, ...]) -> DictConfig:
+    return compose_config([*overrides])
