@@ -279,5 +279,5 @@ def test_an_unknown_paper_or_table_is_named_with_those_that_are_there(tmp_path: 
 
 
 def test_an_installed_package_has_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no part of an installed package: run from a checkout"):
+    with pytest.raises(ValueError, match=r"not in an installed package: run from a checkout"):
         published_rows("gs_wgan", "1", tmp_path / "nowhere")

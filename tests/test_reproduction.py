@@ -52,8 +52,8 @@ def test_what_is_no_finite_number_has_no_distance_and_does_not_count(tmp_path, f
     built = assemble("t", a_table({"of": ROW, "run": RUN}), tmp_path)
     cell = line_for(built, **ROW).cells["fid"]
     assert (cell.difference, cell.distance, cell.is_reproduction, cell.caveat) == (None, "–", False, "no finite number")
-    assert built.reproduced().startswith("0 of 8 printed figures")
-    assert "1 otherwise" in built.reproduced()
+    assert built.count_reproductions().startswith("0 of 8 printed figures")
+    assert "1 otherwise" in built.count_reproductions()
 
 
 def test_what_the_yaml_says_is_unlike(tmp_path):

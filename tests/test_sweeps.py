@@ -260,7 +260,7 @@ def test_no_multirun_follows_one_that_was_told_to_stop(tmp_path, monkeypatch, ca
     monkeypatch.setattr(sweeps, "run_stoppable", lambda command: (made.append(command), (143, 15))[1])
     assert main(["sweep", "toy", f"--results={tmp_path}"]) == 143
     assert len(made) == 1
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
 
 
 def files(run: RunFolder) -> list[Path]:

@@ -40,7 +40,7 @@ def test_a_printed_figure_its_measured_one_and_their_distance(tmp_path):
     others = [other for other in built.lines if other is not line]
     assert len(built.lines) == 4
     assert {other.tail["status"] for other in others} == {"not implemented"}
-    assert built.reproduced().startswith(
+    assert built.count_reproductions().startswith(
         "2 of 8 printed figures were measured at the paper's scale and by its protocol; 0"
     )
 
@@ -52,10 +52,10 @@ def test_another_scale_or_protocol_is_marked_and_never_a_reproduction(tmp_path):
     built = assemble("t", a_table({"of": ROW, "run": reduced}), tmp_path)
     cell = line_for(built, **ROW).cells["fid"]
     assert (cell.is_reproduction, cell.caveat, cell.distance) == (False, "scale reduced", "+8.2 †")
-    assert [mark for mark in built.marks() if "†" in mark] == [
+    assert [mark for mark in built.footnotes() if "†" in mark] == [
         "† scale reduced: Our DPGAN, D_lr/G_lr=5; n_D=1; B=128; sigma=1, MNIST, 10"
     ]
-    assert "0 of 8 printed figures were measured at the paper's scale" in built.reproduced()
+    assert "0 of 8 printed figures were measured at the paper's scale" in built.count_reproductions()
     assert set(long_frame(built).query("mean == mean")["reproduction"]) == {"no"}
 
 

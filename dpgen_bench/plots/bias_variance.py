@@ -1,15 +1,16 @@
 """Figure 4(c) of DP-Sinkhorn: bias and variance of the semi-debiased gradient against the debiasing fraction p.
 
-Computed from images, without a run. The figure asks how a generator's gradient changes when part of the debiasing
-group is the cross group itself (p < 1), so a generator with parameters is needed: gradients in images alone cannot be
-averaged over batches, whose images differ. The paper takes generators that were trained on MNIST with different p. Here
+It is computed from images without a run. The figure shows how a generator's gradient changes when part of the debiasing
+group is the cross group itself (p < 1). This needs a generator with parameters, because gradients in the images cannot
+be averaged over batches, whose images differ. The paper uses generators that were trained on MNIST with different p.
+Here
 
     x(theta; i, l) = c_l + (1 + gain_l) * (x_li - c_l) + offset_l,        theta = (offset, gain) = 0,
 
-draws image i of class l from a pool of held-out images, which were blurred by noise once. c_l is the pool's mean. It is
-chosen because it needs no training, has an effect on both what the transport cost sees, place and spread, and lets its
-diversity be set: a pool of one image for each class is a generator that has collapsed. (Offsets alone would not do:
-transport within a class does not change when the whole class moves, so that debiasing would be invisible.)
+draws image i of class l from a pool of held-out images to which noise was added once; c_l is the pool's mean. This
+generator needs no training, its parameters change the place and the spread of a class, on which the transport cost
+depends, and the size of the pool sets its diversity: with one image for each class it has collapsed. Offsets alone
+would not suffice, because transport within a class does not change when the whole class moves, which hides debiasing.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ def bias_variance(images: Tensor, labels: Tensor, settings: BiasVarianceSpec | N
         variance(p) = V(G_p) / V(G_1),    V(G) = 1/(B-1) sum_b |G^b - mean|^2
         bias(p)     = sqrt(max(0, |E_p|^2 - V(D_p) / B) / V(G_1)).
 
-    G_1 is unbiased for the population's divergence, hence the reference. All p share the draws of a batch, so that E_p
-    has little noise; what is left of it adds V(D_p) / B to |E_p|^2 on average, which is taken off. Both columns are in
-    units of V(G_1): bias^2 + variance is the mean squared error of one batch's gradient.
+    G_1 is the reference because it is unbiased for the population's divergence. All p share the draws of a batch, so
+    E_p has little noise; the remaining noise adds V(D_p) / B to |E_p|^2 on average, which is subtracted. Both columns
+    are in units of V(G_1): bias^2 + variance is the mean squared error of one batch's gradient.
 
     Args:
         images: [N, ...] in [-1, 1]. One random half is the real data, the other is the generator's.
         labels: int64 [N], from 0. Each class needs an image in the generator's half.
 
     Returns:
-        One line for each pool and p: columns pool (images per class, the largest class's where all are drawn), p, bias,
-        variance.
+        One line for each pool and p, with the columns pool (images per class; of the largest class if all images are
+        drawn), p, bias and variance.
 
     Raises:
-        ValueError: for images out of range, or a class that has none in the generator's half.
+        ValueError: for images out of range, or a class without an image in the generator's half.
     """
     settings = settings or BiasVarianceSpec()
     x, classes = _checked(images, labels)
@@ -79,7 +80,7 @@ def bias_variance(images: Tensor, labels: Tensor, settings: BiasVarianceSpec | N
 def draws(
     pools: list[Tensor], real: Tensor, real_labels: Tensor, settings: BiasVarianceSpec
 ) -> Iterator[dict[float, Tensor]]:
-    """Gradients G_p [2, classes, d] (in the offsets, in the gains) by p, for one batch after the other.
+    """Gradients G_p [2, classes, d] (in the offsets, in the gains) by p, for each batch in turn.
 
     Args:
         pools: the generator's images of each class, [k, d].
@@ -102,9 +103,9 @@ def draws(
 def image_gradients(
     x: Tensor, labels: Tensor, y: Tensor, real_labels: Tensor, classes: int, settings: BiasVarianceSpec
 ) -> dict[float, Tensor]:
-    """Gradients [2n, d] in the generated images by p, 1 included: those of `transport.semi_debiased` for X = x[0:n+n'].
+    """Gradients [2n, d] in the generated images by p, 1 included; those of `transport.semi_debiased` for X = x[0:n+n'].
 
-    The term against real points is the same for all p, and all problems of a batch are solved in one loop.
+    All p share the term with real points, and all transport problems of a batch are solved in one loop.
     """
     transport, n = Transport(Cost(l1=settings.m), settings.lam), settings.n
     groups = {p: math.floor(round(n * p, 9)) for p in (*settings.p, 1.0)}
@@ -115,14 +116,14 @@ def image_gradients(
     X = points(x, labels)
     own = [(X[:n], X[debias : debias + n]) for debias in groups.values()]
     cross, *others = transport.solve((X[:n], points(y, real_labels)), *own)
-    found = {}
+    gradients = {}
     for (p, debias), solution in zip(groups.items(), others, strict=True):
         in_first, in_last = solution.in_both
         gradient = torch.zeros_like(X)
         gradient[:n] += 2.0 * cross.in_x - in_first
         gradient[debias : debias + n] -= in_last
-        found[p] = gradient[:, : x.shape[1]]
-    return found
+        gradients[p] = gradient[:, : x.shape[1]]
+    return gradients
 
 
 def _in_parameters(gradient: Tensor, spread: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -156,7 +157,7 @@ def _moments(
 
     unit = spread(total[1.0], squares[1.0])
     if unit == 0.0:
-        raise ValueError("expected gradients that differ between batches, got the same in each: give more images.")
+        raise ValueError("expected gradients that differ between batches, got the same in each; give more images.")
     variance = {p: spread(total[p], squares[p]) / unit for p in keys}
     bias2 = {p: float((apart[p] / B).square().sum()) - spread(apart[p], squares_apart[p]) / B for p in keys}
     return variance, {p: math.sqrt(max(value, 0.0) / unit) for p, value in bias2.items()}

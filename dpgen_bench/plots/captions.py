@@ -1,4 +1,4 @@
-"""What stands around a picture: its title, and below it what must be known of the runs that are in it."""
+"""The title of a plot and its caption, which describes the runs in it and why it is not a reproduction."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PRINTED = re.compile(r"\b(Figure|Table) [A-Z]?\d")  # in the title of a table th
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure that is drawn. lines: how many rows of the table are in it."""
+    """A plot that is drawn. lines: how many rows of the table are in it."""
 
     figure: Figure
     lines: int
@@ -38,17 +38,17 @@ def finished(
     folders: Mapping[int, Sequence[RunFolder]],
     how: str,
 ) -> Picture:
-    """The picture with the table's title above and the `caption` below."""
+    """The plot with the table's title above and the `caption` below."""
     write_below(figure, table.title, caption(table, rows, folders, how))
     return Picture(figure, len(_sound(rows, folders)))
 
 
 def caption(table: TableSpec, rows: Sequence[TableRow], folders: Mapping[int, Sequence[RunFolder]], how: str) -> str:
-    """What must be known of the runs in a picture: scale, protocol, seeds, epsilons, and why it reproduces nothing.
+    """The caption of a plot: scale, protocol, seeds and epsilons of its runs, and why it is not a reproduction.
 
     Args:
-        folders: of each row (by its place in `rows`), the runs that are drawn. Damaged ones are left out.
-        how: what lines and bars mean.
+        folders: the runs that are drawn, by the place of their row in `rows`. Damaged runs are left out.
+        how: the meaning of lines and bars.
     """
     sound = _sound(rows, folders)
     if not sound:
@@ -77,13 +77,13 @@ def caption(table: TableSpec, rows: Sequence[TableRow], folders: Mapping[int, Se
 def _sound(
     rows: Sequence[TableRow], folders: Mapping[int, Sequence[RunFolder]]
 ) -> list[tuple[TableRow, list[RunFolder]]]:
-    """Each row that is drawn with its runs; those whose files cannot be trusted are not asked."""
+    """Each row that is drawn, with its runs that are not damaged."""
     kept = [(row, [each for each in folders.get(i, ()) if each.id not in row.unusable]) for i, row in enumerate(rows)]
     return [(row, several) for row, several in kept if several]
 
 
 def _no_reproduction(table: TableSpec, drawn: Sequence[tuple[TableRow, Sequence[RunFolder]]]) -> list[str]:
-    """Why a picture does not show again what a paper shows: all its lines must be made and measured as the paper's."""
+    """Why a plot is not a reproduction of a paper's: all its lines must be trained and measured as the paper's are."""
     of_paper = bool(table.paper) or bool(PRINTED.search(table.title))
     reasons = [] if of_paper else ["no paper has this picture"]
     other = [row.scale for row, _ in drawn if row.scale != "paper"]
@@ -93,31 +93,31 @@ def _no_reproduction(table: TableSpec, drawn: Sequence[tuple[TableRow, Sequence[
         counts = ", ".join(f"{other.count(scale)} {scale}" for scale in _different(other))
         reasons.append(f"not all lines are of scale paper ({counts} of {len(drawn)})")
     if of_paper:
-        # A changed text of a protocol measures otherwise, whatever its name.
+        # A protocol whose text has changed is another protocol of the same name.
         others = [
             f"{row.protocol}{' (changed)' if is_changed(row.specs[0].protocol_record()) else ''}" for row, _ in drawn
         ]
-        wanted = table.protocol
-        if others := [name for name in _different(others) if name != wanted]:
-            reasons.append(f"protocol {', '.join(others)} (the paper's: {wanted})")
-        reasons += _said(table)
+        paper = table.protocol
+        if others := [name for name in _different(others) if name != paper]:
+            reasons.append(f"protocol {', '.join(others)} (the paper's: {paper})")
+        reasons += _stated_caveats(table)
     ledgers = [(run.read_json("ledger.json"), row.specs[0].config.privacy) for row, runs in drawn for run in runs]
     if any(budget_problem(ledger, privacy) for ledger, privacy in ledgers):
         reasons.append("a ledger does not prove what its run was configured with")
     return reasons
 
 
-def _said(table: TableSpec) -> list[str]:
-    """Why the table's yaml says that its figures are no reproduction: of all, of some figures, of some rows."""
+def _stated_caveats(table: TableSpec) -> list[str]:
+    """The caveats in the table's yaml, each once; those of rows are one general sentence."""
     caveat = table.caveat
-    words = list(caveat.values()) if isinstance(caveat, dict) else [caveat] if caveat else []
+    reasons = list(caveat.values()) if isinstance(caveat, dict) else [caveat] if caveat else []
     if any(row.caveat for row in table.rows):
-        words.append("settings of some rows are not as printed, or not known (see the table)")
-    return _different(" ".join(word.split()) for word in words)
+        reasons.append("settings of some rows are not as printed, or not known (see the table)")
+    return _different(" ".join(reason.split()) for reason in reasons)
 
 
 def write_below(figure: Figure, title: str, text: str) -> None:
-    """The title above all panels and the caption below them, both wrapped to the figure's width."""
+    """Write the title above all panels and the text below them, both wrapped to the figure's width."""
     width = float(figure.get_figwidth())
     figure.suptitle(textwrap.fill(title, int(9.5 * width)), fontsize=11)
     wrapped = [textwrap.fill(line, int(15.5 * width)) for line in text.splitlines() if line]
@@ -125,17 +125,17 @@ def write_below(figure: Figure, title: str, text: str) -> None:
 
 
 def _epsilons(runs: Sequence[RunFolder], name: str, finite: bool = False) -> str:
-    """The runs' epsilons of that name, each once; lowest and highest where they are many."""
-    found = {epsilon_number(folder.read_json("ledger.json").get("epsilon"), name) for folder in runs}
-    values = sorted(value for value in found if value is not None and not (finite and math.isinf(value)))
-    words = _different(epsilon_text(value) for value in values)
-    if len(words) > 5:
-        return f"{words[0]} to {words[-1]}"
-    return ", ".join(words) or ("" if finite else "not known")
+    """The runs' epsilons of that name, each once; only the lowest and the highest of more than five."""
+    numbers = {epsilon_number(folder.read_json("ledger.json").get("epsilon"), name) for folder in runs}
+    values = sorted(value for value in numbers if value is not None and not (finite and math.isinf(value)))
+    texts = _different(epsilon_text(value) for value in values)
+    if len(texts) > 5:
+        return f"{texts[0]} to {texts[-1]}"
+    return ", ".join(texts) or ("" if finite else "not known")
 
 
-def _different(words: Iterable[Any]) -> list[str]:
-    return list(dict.fromkeys(str(word) for word in words))
+def _different(values: Iterable[Any]) -> list[str]:
+    return list(dict.fromkeys(str(value) for value in values))
 
 
 def _range(numbers: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What accuracies are for one who guesses: a line in a picture below which nothing was learnt."""
+"""The accuracy of guessing, drawn as a line below which nothing was learnt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-OF_FAKES = "d_accuracy_on_fakes"  # a share in [0, 1] of a discriminator, which knows two answers
+OF_FAKES = "d_accuracy_on_fakes"  # a share in [0, 1]; a discriminator has two classes
 
 
 def is_accuracy(name: str) -> bool:
@@ -19,10 +19,10 @@ def is_accuracy(name: str) -> bool:
 
 
 def chance_levels(name: str, rows: Sequence[TableRow]) -> list[float]:
-    """What an accuracy is for one who guesses among the classes, all alike often: a level for each number of classes.
+    """The accuracies of guessing uniformly among the classes, one level for each number of classes in the rows.
 
-    None for other figures, nor for calibrated accuracies: guessing over the accuracy on real data is another share for
-    each classifier.
+    Empty for metrics that are not accuracies. Empty also for calibrated accuracies, because dividing by the accuracy on
+    real data gives another level for each classifier.
     """
     if name == OF_FAKES:
         return [0.5] if rows else []
@@ -35,15 +35,15 @@ def chance_levels(name: str, rows: Sequence[TableRow]) -> list[float]:
 def _classes(row: TableRow) -> int | None:
     try:
         return row.specs[0].dataset().num_classes
-    except (OSError, ValueError):  # a folder of images that is on another machine: pictures of its runs need it not
+    except (OSError, ValueError):  # a folder of images that is not on this machine; plots of its runs do not need it
         return None
 
 
 def draw_chance(panel: Axes, levels: Sequence[float], percent: bool) -> None:
-    """A thin line at what guessing gives, with its name right of the panel."""
+    """Draw a thin line at each level, with its name right of the panel."""
     for level in levels:
         panel.axhline(level, color="0.45", linestyle=(0, (1, 2)), linewidth=0.8, zorder=0.5)
-        words = f"chance {level:.3g}{' %' if percent else ''}"
+        text = f"chance {level:.3g}{' %' if percent else ''}"
         place = {"xy": (1.0, level), "xycoords": panel.get_yaxis_transform(), "textcoords": "offset points"}
-        # In the margin: inside the axes a marker may be anywhere.
-        panel.annotate(words, xytext=(3, 0), ha="left", va="center", fontsize=7, color="0.35", **place)  # type: ignore[arg-type]
+        # In the margin, because inside the axes it could cover a marker.
+        panel.annotate(text, xytext=(3, 0), ha="left", va="center", fontsize=7, color="0.35", **place)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Pictures that are no lines of figures: norms before clipping, DP-Sinkhorn's bias and variance, and sample grids."""
+"""Plots of norms before clipping, and of the bias and variance of DP-Sinkhorn's gradient."""
 
 from __future__ import annotations
 
@@ -29,45 +29,46 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-MOST = 1000  # releases of one line
+MOST = 1000  # releases that one line shows
 
 
 def norms(spec: NormsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
-    """Norms of the rows that mechanisms released, before clipping: their course over releases, and their histogram.
+    """Norms before clipping of what each mechanism released: quantiles over releases, and a histogram.
 
-    Each row's first seed that was run with privacy.diagnostics=unsafe. Norms are of training records, and no epsilon
-    covers them: runs with privacy.noise=os, whose data may be private, are left out.
+    They are of the first seed of each row that was run with privacy.diagnostics=unsafe. Norms are computed from
+    training records and covered by no epsilon, so runs with privacy.noise=os, whose data may be private, are left out.
     """
     from matplotlib.figure import Figure
 
     check_keys(rows, spec.series)
-    found: list[tuple[TableRow, RunFolder, str, dict[int, np.ndarray]]] = []
-    closed = 0
+    shown: list[tuple[TableRow, RunFolder, str, dict[int, np.ndarray]]] = []
+    left_out = 0
     for row in rows:
         for folder in row.folders:
             path = folder.path / "private" / "diagnostics.jsonl"
             if folder.id in row.unusable or not path.exists():
                 continue
             if row.specs[0].config.privacy.noise == "os":
-                closed += 1
+                left_out += 1
                 continue
             mechanisms = read_norms(path)
-            found += [(row, folder, name, releases) for name, releases in mechanisms.items()]
+            shown += [(row, folder, name, releases) for name, releases in mechanisms.items()]
             if mechanisms:
                 break
-    if not found:
+    if not shown:
         return None
-    figure = Figure(figsize=(9.0, 1.4 + 2.8 * len(found)), layout="constrained")
-    for panels, (row, folder, name, releases) in zip(figure.subplots(len(found), 2, squeeze=False), found, strict=True):
+    figure = Figure(figsize=(9.0, 1.4 + 2.8 * len(shown)), layout="constrained")
+    for panels, (row, folder, name, releases) in zip(figure.subplots(len(shown), 2, squeeze=False), shown, strict=True):
         _draw_norms(panels, releases, _clipping_norm(folder, name))
         title = f"{row_name(row, table, spec.series)}: {name}"
         panels[0].set_title(f"{textwrap.fill(title, 60)}\n{proven_text(folder)}", fontsize=9)
     how = "Computed from training records, which no ε covers: for public data only. First seed of each row."
-    if closed:
-        how += f" Left out: {closed} run(s) with privacy.noise=os."
-    shown = {id(row): row for row, _, _, _ in found}
-    runs = {id(row): folder for row, folder, _, _ in found}
-    return finished(figure, table, list(shown.values()), {i: [runs[key]] for i, key in enumerate(shown)}, how)
+    if left_out:
+        how += f" Left out: {left_out} run(s) with privacy.noise=os."
+    rows_shown = {id(row): row for row, _, _, _ in shown}  # a row may have several mechanisms
+    runs = {id(row): folder for row, folder, _, _ in shown}
+    drawn = {i: [runs[key]] for i, key in enumerate(rows_shown)}
+    return finished(figure, table, list(rows_shown.values()), drawn, how)
 
 
 def _draw_norms(panels: Sequence[Axes], releases: dict[int, np.ndarray], C: float) -> None:
@@ -95,7 +96,7 @@ def _draw_norms(panels: Sequence[Axes], releases: dict[int, np.ndarray], C: floa
 
 
 def _clipping_norm(folder: RunFolder, mechanism: str) -> float:
-    """C of a mechanism by the run's ledger; inf where nothing is clipped."""
+    """C of a mechanism from the run's ledger; infinite if nothing is clipped."""
     for entry in folder.read_json("ledger.json").get("entries", []):
         if entry["name"] == mechanism:
             return float(entry["bound"].get("C", math.inf))
@@ -103,14 +104,14 @@ def _clipping_norm(folder: RunFolder, mechanism: str) -> float:
 
 
 def bias_variance(spec: BiasVarianceSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
-    """DP-Sinkhorn's Figure 4(c), from a data set's training images and no run: see the module of that name."""
+    """DP-Sinkhorn's Figure 4(c), from training images and without a run; see the module `bias_variance`."""
     from matplotlib.figure import Figure
 
     records = build_dataset(compose_config([f"dataset={spec.dataset}"])).load("train")
-    found = estimate(records.images.float() / 127.5 - 1.0, records.labels, spec)
+    frame = estimate(records.images.float() / 127.5 - 1.0, records.labels, spec)
     figure = Figure(figsize=(8.6, 4.2), layout="constrained")
     panels, style = figure.subplots(1, 2), Style()
-    for pool, line in found.groupby("pool"):
+    for pool, line in frame.groupby("pool"):
         look: dict[str, Any] = style[str(pool)]
         for panel, column in zip(panels, ("bias", "variance"), strict=True):
             panel.plot(line["p"], line[column], label=str(pool), linewidth=1.3, markersize=5, **look)

@@ -1,6 +1,6 @@
-"""A table's pictures: results/plots/NAME.png and .svg, as the `plot` of conf/table/NAME.yaml asks for them.
+"""Draw a table's plots as results/plots/NAME.png and .svg.
 
-The same runs give the same bytes: the style is fixed, whatever matplotlibrc says, and no file has a date or a version.
+The same runs give the same bytes: the style does not depend on matplotlibrc, and no file has a date or a version.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ KINDS: dict[str, Callable[[Any, TableSpec, Sequence[TableRow]], Picture | None]]
     "norms": diagnostics.norms,
     "bias_variance": diagnostics.bias_variance,
 }
-WITHOUT_RUNS = ("bias_variance",)  # kinds that are drawn though no run was made
+WITHOUT_RUNS = ("bias_variance",)  # kinds that are drawn without runs
 
 STYLE: dict[str, Any] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "figure.facecolor": "white",
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that no machine has another
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so it is the same on each machine
     "font.size": 9.0,
     "legend.frameon": False,
     "mathtext.fontset": "dejavusans",
@@ -50,29 +50,29 @@ STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture that was written. lines: how many rows of the table are in it."""
+    """A plot that was written. lines: how many rows of the table are in it."""
 
     paths: tuple[Path, ...]
     lines: int
 
 
 def draw(name: str, table: TableSpec, rows: Sequence[TableRow], results: Path) -> list[Path]:
-    """The files of `drawings`, which see."""
+    """Write the table's plots, see `drawings`; returns their files."""
     return [path for each in drawings(name, table, rows, results) for path in each.paths]
 
 
 def drawings(
     name: str, table: TableSpec, rows: Sequence[TableRow], results: Path, skip: Collection[str] = ()
 ) -> list[Drawing]:
-    """Write the table's pictures, as PNG and SVG each: NAME, or NAME-1, NAME-2, ... of several.
+    """Write the table's plots as PNG and SVG: NAME, or NAME-1, NAME-2, ... if there are several.
 
-    Where no run has what an entry of `plot` asks for, nothing is written for it; files of earlier calls stay.
+    If no run has values for an entry of `plot`, nothing is written for it, and existing files are kept.
 
     Args:
-        table: the content of conf/table/NAME.yaml; its title stands above each picture.
+        table: the table, whose title is the title of each plot.
         rows: the table's rows, in their order.
-        results: below whose plots/ the files are written.
-        skip: kinds that are not drawn; the names of the others do not change.
+        results: the folder of results; files are written in its folder `plots`.
+        skip: kinds that are not drawn; the names of the other plots do not change.
 
     Raises:
         ValueError: if an entry names a config key that no row has, or two rows would be drawn at the same place.
@@ -92,12 +92,12 @@ def drawings(
 
 
 def stem_of(name: str, number: int, entries: int) -> str:
-    """What the file of the entry with that number, from 0, is called: NAME, or NAME-1, NAME-2, ... of several."""
+    """The name of the files of the entry with that number, from 0, without suffix."""
     return name if entries == 1 else f"{name}-{number + 1}"
 
 
 def _chosen(spec: PlotSpec, rows: Sequence[TableRow]) -> list[TableRow]:
-    """The rows with the config values that the entry asks for: `only: {KEY: VALUE or several}`."""
+    """The rows that have the config values of the entry's `only`."""
     only = {key: {same(value) for value in _several(values)} for key, values in spec.only.items()}
     check_keys(rows, only)
     return [row for row in rows if all(same(value_of(row, key)) in only[key] for key in only)]
@@ -113,9 +113,9 @@ def _save(figure: Figure, stem: Path, title: str) -> list[Path]:
         "svg": {"Date": None, "Creator": None, "Title": title},
     }
     paths = []
-    for kind, told in metadata.items():
+    for kind, entries in metadata.items():
         path = stem.with_name(f"{stem.name}.{kind}")
         with atomic(path) as temporary:
-            figure.savefig(temporary, format=kind, dpi=150, metadata=told)
+            figure.savefig(temporary, format=kind, dpi=150, metadata=entries)
         paths.append(path)
     return paths

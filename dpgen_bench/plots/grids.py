@@ -1,4 +1,4 @@
-"""Sample grids of a table's rows: methods side by side, budgets below each other, and no cell left out."""
+"""Grids of the samples of a table's rows: a column for each method and a row for each budget."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ UNREADABLE = "The samples of run"
 
 
 def samples(spec: SamplesSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
-    """Grids of samples: a column for each method, a row for each ε budget; with one budget columns go on below.
+    """Grids of samples: a column for each method and a row for each ε budget; with one budget the columns wrap.
 
-    In a grid there is a column for each class and `per_class` rows, of the table row's first seed that has samples.
-    What has none stays in its place, empty, with the reason.
+    A grid has a column for each class and `per_class` rows, from the first seed of the table's row that has samples.
+    The place of a row without samples is empty and shows the reason.
 
     Raises:
-        ValueError: if a key under `series` is in no row's config.
+        ValueError: if no row's config has a key under `series`.
     """
     from matplotlib.figure import Figure
 
     apart = spec.series
     check_keys(rows, apart)
-    found = [_grid(row, spec.per_class) for row in rows]
-    blocks = [block for block, _, _ in found if block is not None]
+    grids = [_grid(row, spec.per_class) for row in rows]
+    blocks = [block for block, _, _ in grids if block is not None]
     if not blocks:
         return None
     names = _columns(rows, table, apart)
@@ -61,14 +61,14 @@ def samples(spec: SamplesSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pi
         for line, budget in enumerate(budgets):
             panel = panels[number // across * len(budgets) + line, number % across]
             i = places.get((name, same(budget)))
-            block, folder, why = found[i] if i is not None else (None, None, "not in this table")
-            told = row_name(rows[i], table, apart) if i is not None else name
-            _draw_grid(panel, told, block, folder, f"ε budget {text_of(budget)}: {why}", blocks[0].shape)
+            block, folder, why = grids[i] if i is not None else (None, None, "not in this table")
+            title = row_name(rows[i], table, apart) if i is not None else name
+            _draw_grid(panel, title, block, folder, f"ε budget {text_of(budget)}: {why}", blocks[0].shape)
             if number % across == 0:
                 panel.set_ylabel(f"ε budget {text_of(budget)}", fontsize=9)
     how = "Columns of a grid: classes in their order; rows: the first samples of each, not chosen."
-    shown = {i: [folder] for i, (_, folder, _) in enumerate(found) if folder is not None}
-    damaged = [why for block, _, why in found if block is None and why.startswith(UNREADABLE)]
+    shown = {i: [folder] for i, (_, folder, _) in enumerate(grids) if folder is not None}
+    damaged = [why for block, _, why in grids if block is None and why.startswith(UNREADABLE)]
     return finished(figure, table, rows, shown, "\n".join([how, *(f"{why}." for why in damaged)]))
 
 
@@ -78,7 +78,7 @@ def _budget(row: TableRow) -> float | str:
 
 
 def _grid(row: TableRow, per_class: int) -> tuple[np.ndarray | None, RunFolder | None, str]:
-    """The samples of the row's first seed that has some, and whose they are; or else why there are none."""
+    """The montage and the run of the row's first seed that has samples, and ""; or None, None and the reason."""
     damaged = ""
     for folder in row.folders:
         path = folder.path / "samples.npz"
@@ -86,16 +86,16 @@ def _grid(row: TableRow, per_class: int) -> tuple[np.ndarray | None, RunFolder |
             continue
         try:
             return montage(path, per_class), folder, ""
-        except Exception as error:  # a damaged archive fails in many ways; the others must not go with it
+        except Exception as error:  # a damaged archive raises many kinds of errors; the other grids must still be drawn
             damaged = damaged or f"{UNREADABLE} {folder.id} cannot be read ({type(error).__name__})"
     status = row.status()
     return None, None, damaged or ("no samples" if status == "measured" else status)
 
 
 def _columns(rows: Sequence[TableRow], table: TableSpec, apart: Sequence[str]) -> list[str]:
-    """Each row's column: method and data set, and what tells apart rows of one budget, which never share a cell.
+    """The column of each row: its method and data set, and more where rows of one budget would share a cell.
 
-    A setting that goes with the budget, such as the number of steps, does not part a method's rows.
+    A setting that changes with the budget, such as the number of steps, does not separate the rows of a method.
     """
     plain = replace(table, settings=())
     names = [row_name(row, plain, apart) for row in rows]
@@ -117,7 +117,7 @@ def _columns(rows: Sequence[TableRow], table: TableSpec, apart: Sequence[str]) -
 def _draw_grid(
     panel: Axes, name: str, block: np.ndarray | None, folder: RunFolder | None, why: str, shape: tuple[int, ...]
 ) -> None:
-    """One grid under its name; an empty frame of that shape, with the reason in it, where there is none."""
+    """Draw one grid with its name; without samples, an empty frame of that shape with the reason in it."""
     title = textwrap.fill(name, 46)
     if block is not None and folder is not None:
         panel.imshow(
@@ -127,12 +127,16 @@ def _draw_grid(
         return
     panel.imshow(np.full((*shape[:2], 3), 245, np.uint8))
     panel.set_title(f"{title}\nno samples", fontsize=8, color="0.35")
-    words = textwrap.fill(why, 44, max_lines=4)
-    panel.text(0.5, 0.5, words, ha="center", va="center", fontsize=8, color="0.35", transform=panel.transAxes)
+    text = textwrap.fill(why, 44, max_lines=4)
+    panel.text(0.5, 0.5, text, ha="center", va="center", fontsize=8, color="0.35", transform=panel.transAxes)
 
 
 def montage(path: Path, per_class: int) -> np.ndarray:
-    """A picture uint8 [H, W, c] of the first `per_class` samples of each class, a column each, with grey between."""
+    """An image uint8 [H, W, c] of the first `per_class` samples of each class, a column each, with grey lines.
+
+    Raises:
+        ValueError: for an archive without images [n, c, h, w] and n labels.
+    """
     with np.load(path, allow_pickle=False) as kept:
         images, labels = kept["images"], kept["labels"]
     if images.ndim != 4 or len(images) != len(labels) or len(labels) == 0:

@@ -1,8 +1,7 @@
-"""Pictures with lines: figures over a setting, over epsilon or over steps, and scalars of the runs' logs.
+"""Plots with lines: metrics over a setting, over epsilon or over steps, and scalars of the runs' logs.
 
-Each kind is a function of one entry of a table's `plot`, the table, and its rows; it gives a figure, or None where no
-run has what is to be drawn. Keys that all share: `y`, one name or several, a panel each; `series`, config keys whose
-values are lines; `panel`, a config key with a column of panels for each value.
+Each kind is a function of an entry of a table's `plot`, the table and its rows. It returns None if no run has a value
+to draw. The keys of an entry are declared in `tables.plot_spec`.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-MOST = 1000  # points of one line of a log: more are no wider than a pixel
+MOST = 1000  # points of one line of a log; more would be closer than a pixel
 
 
 def curve(spec: CurveSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
-    """Final figures over a config key or an epsilon (`x`); bars span the seeds.
+    """Metrics of finished runs over a config key or an epsilon; error bars span the seeds.
 
     Raises:
-        ValueError: if two rows of one line have the same x: `series` must tell them apart.
+        ValueError: if two rows of one line have the same x, so that `series` does not tell them apart.
     """
     x = spec.x
     check_keys(rows, [x])
@@ -56,10 +55,11 @@ def curve(spec: CurveSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
     if not shown:
         return None
     grid = Grid(spec, shown, x)
-    words = epsilon_text if x.startswith("epsilon_") else "{:g}".format
-    axis = XAxis((value_of(member.row, x) for member in grid.members), spec.log_x, words)
+    format_tick = epsilon_text if x.startswith("epsilon_") else "{:g}".format
+    axis = XAxis((value_of(member.row, x) for member in grid.members), spec.log_x, format_tick)
     drawn: dict[int, list[RunFolder]] = {}
-    hollow = [_has_no_place(table, member.row) for member in grid.members]
+    # Markers of lines without a place in a leaderboard are hollow.
+    hollow = [_is_unranked(table, member.row) for member in grid.members]
     for (y, column), panel in grid.panels.items():
         for line in grid.style.names:
             members = [member for member in grid.members if (member.line, member.panel) == (line, column)]
@@ -69,10 +69,10 @@ def curve(spec: CurveSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
                     f"expected one row for each value of {x} in a line of the plot, got several in the line {line!r}: "
                     "name under `series` what they differ in."
                 )
-            found = [(value_of(member.row, x), member, _by_seed(member.row, y)) for member in points.values()]
-            points_of = [(value, seeds, hollow[member.number]) for value, member, seeds in found if seeds]
-            _draw_points(panel, axis, points_of, grid.style[line], line)
-            drawn |= {member.number: member.row.measured for _, member, seeds in found if seeds}
+            measured = [(value_of(member.row, x), member, _by_seed(member.row, y)) for member in points.values()]
+            shown_points = [(value, seeds, hollow[member.number]) for value, member, seeds in measured if seeds]
+            _draw_points(panel, axis, shown_points, grid.style[line], line)
+            drawn |= {member.number: member.row.measured for _, member, seeds in measured if seeds}
         axis.apply(panel)
         panel.set_xlabel(spec.x_label or label_of(x))
     how = "Points: means over seeds; bars: lowest to highest seed."
@@ -83,27 +83,31 @@ def curve(spec: CurveSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
     return grid.finish(spec, table, drawn, how)
 
 
-def _has_no_place(table: TableSpec, row: TableRow) -> bool:
-    """Whether a leaderboard gives the row no place, by the same rules; in other tables there are no places."""
+def _is_unranked(table: TableSpec, row: TableRow) -> bool:
+    """Whether the table is a leaderboard in which the row has no place."""
     board = table.leaderboard
     return bool(board and why_unranked(row, board.by, board.unit))
 
 
 def _by_seed(row: TableRow, y: str) -> list[float]:
-    """The figure of each measured seed that has it, its repeats averaged."""
-    return [fmean(found[y]) for found in row.known if found.get(y)]
+    """The metric of each measured seed that has it, averaged over repeats."""
+    return [fmean(values[y]) for values in row.known if values.get(y)]
 
 
 def _draw_points(
     panel: Axes, axis: XAxis, points: Sequence[tuple[Any, list[float], bool]], style: Mapping[str, str], label: str
 ) -> None:
-    """Numbers joined by a line, what stands beside them alone; each with whether its marker is hollow."""
+    """Draw one line. Points at numbers are joined; those at texts and infinity, right of them, are not.
+
+    Args:
+        points: for each, its x, its values by seed, and whether its marker is hollow.
+    """
     ordered = sorted((axis.place(value), seeds, hollow) for value, seeds, hollow in points)
-    inside = [point for point in ordered if axis.parted is None or point[0] < axis.parted]
-    beside = [point for point in ordered if point not in inside]
+    joined = [point for point in ordered if axis.parted is None or point[0] < axis.parted]
+    separate = [point for point in ordered if point not in joined]
     if not axis.numbers:
-        inside, beside = [], ordered
-    for part, dashes in ((inside, style["linestyle"]), (beside, "none")):
+        joined, separate = [], ordered
+    for part, dashes in ((joined, style["linestyle"]), (separate, "none")):
         if part:
             places, means = [place for place, _, _ in part], [fmean(seeds) for _, seeds, _ in part]
             low = [fmean(seeds) - min(seeds) for _, seeds, _ in part]
@@ -112,29 +116,27 @@ def _draw_points(
             panel.errorbar(places, means, yerr=[low, high], capsize=2.5, elinewidth=0.9, **look)  # type: ignore[arg-type]
     if hollow_ones := [(place, fmean(seeds)) for place, seeds, hollow in ordered if hollow]:
         look = {"color": style["color"], "marker": style["marker"], "linestyle": "none"}
-        # On top of the full ones, which the legend shows.
+        # Drawn over the filled markers, which the legend shows.
         panel.plot(*zip(*hollow_ones, strict=True), markerfacecolor="white", markersize=5, zorder=3, **look)  # type: ignore[arg-type]
 
 
 def privacy_utility(spec: PrivacyUtilitySpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
-    """Figures over epsilon, a line for each method; runs without privacy stand at ∞, at the right.
+    """Metrics over epsilon with a line for each method; runs without privacy are at ∞, at the right end.
 
-    Of a leaderboard, lines that have no place have hollow markers.
-
-    `epsilon: claimed` takes the papers' counts in place of what is proven.
+    In a leaderboard the markers of lines without a place are hollow.
     """
     shared = {each.name: getattr(spec, each.name) for each in fields(LinesSpec)}
     return curve(CurveSpec(**shared, x=f"epsilon_{spec.epsilon}", log_x=True), table, rows)
 
 
 def steps(spec: StepsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
-    """Figures of the generators kept along the way over steps, and the epsilon spent by then on a second axis.
+    """Metrics of the generators kept during training over steps, with the epsilon spent by then on a second axis.
 
-    `per` names a config key by which the steps are divided: per method.n_d, discriminator steps become generator steps.
+    Steps are divided by the value of the config key `per`: with method.n_d, discriminator steps become generator steps.
     """
     per = spec.per
     check_keys(rows, [per] if per else [])
-    ways: dict[int, list[tuple[RunFolder, dict[float, tuple[float, dict[str, list[float]]]]]]] = {}
+    trajectories: dict[int, list[tuple[RunFolder, dict[float, tuple[float, dict[str, list[float]]]]]]] = {}
     for i, row in enumerate(rows):
         unit = _unit(row, per) if per else 1.0
         for folder in row.folders:
@@ -142,9 +144,13 @@ def steps(spec: StepsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
                 continue
             points = trajectory(folder, row.specs[0].protocol_record())
             if points:
-                way = {point.step / unit: (point.epsilon, metric_values(point.measurement)) for point in points}
-                ways.setdefault(i, []).append((folder, way))
-    kept = [i for i in ways if any(y in found for _, way in ways[i] for _, found in way.values() for y in spec.y)]
+                by_step = {point.step / unit: (point.epsilon, metric_values(point.measurement)) for point in points}
+                trajectories.setdefault(i, []).append((folder, by_step))
+    kept = [
+        i
+        for i, runs in trajectories.items()
+        if any(y in values for _, by_step in runs for _, values in by_step.values() for y in spec.y)
+    ]
     if not kept:
         return None
     shown = [rows[i] for i in kept]
@@ -155,10 +161,10 @@ def steps(spec: StepsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
             if member.panel != column:
                 continue
             seeds: dict[float, list[float]] = {}
-            for _, way in ways[kept[member.number]]:
-                for x, (epsilon, found) in way.items():
-                    if y in found:
-                        seeds.setdefault(x, []).append(fmean(found[y]))
+            for _, by_step in trajectories[kept[member.number]]:
+                for x, (epsilon, values) in by_step.items():
+                    if y in values:
+                        seeds.setdefault(x, []).append(fmean(values[y]))
                         if math.isfinite(epsilon):
                             spent.setdefault(x, []).append(epsilon)
             _draw_band(panel, seeds, grid.style[member.line], member.line, marks=True)
@@ -171,7 +177,7 @@ def steps(spec: StepsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
     how = "Lines: means over seeds; bands: lowest to highest seed. Points: generators kept along the way."
     if apart:
         how += " Lines differ in what they had spent by a step, hence no axis of it."
-    drawn = {number: [folder for folder, _ in ways[i]] for number, i in enumerate(kept)}
+    drawn = {number: [folder for folder, _ in trajectories[i]] for number, i in enumerate(kept)}
     return grid.finish(spec, table, drawn, how)
 
 
@@ -185,7 +191,7 @@ def _unit(row: TableRow, per: str) -> float:
 def _draw_band(
     panel: Axes, seeds: Mapping[float, list[float]], style: Mapping[str, str], label: str, marks: bool
 ) -> None:
-    """The mean over seeds at each x, and a band from the lowest to the highest seed."""
+    """Draw the mean over seeds at each x, and a band from the lowest to the highest seed."""
     if not seeds:
         return
     places = sorted(seeds)
@@ -197,7 +203,7 @@ def _draw_band(
 
 
 def _second_axis(panel: Axes, spent: Mapping[float, Sequence[float]]) -> bool:
-    """The epsilon spent by each x at the top; False where lines disagree about it, so that there is none."""
+    """Draw the epsilon spent by each x as an axis at the top; False, without an axis, if the lines differ in it."""
     if any(max(values) > 1.01 * min(values) for values in spent.values()):
         return False
     if places := sorted(spent):
@@ -210,9 +216,9 @@ def _second_axis(panel: Axes, spent: Mapping[float, Sequence[float]]) -> bool:
 
 
 def log(spec: LogSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
-    """Scalars of log.jsonl over the number of the row that has them; `ema` averages them first, `x_max` ends the axis.
+    """Scalars of log.jsonl over the number of their row in the log, for runs whose training has ended.
 
-    Drawn for runs whose training has ended. A line of several seeds ends where the shortest does.
+    A line of several seeds ends where the shortest log does.
     """
     logs: dict[int, dict[str, list[np.ndarray]]] = {}
     folders: dict[int, list[RunFolder]] = {}
@@ -221,12 +227,12 @@ def log(spec: LogSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | 
             if folder.id in row.unusable or not folder.trained:
                 continue
             values = {y: read_log(folder.path / "log.jsonl", y)[: spec.x_max] for y in spec.y}
-            if any(len(found) for found in values.values()):
+            if any(len(scalars) for scalars in values.values()):
                 folders.setdefault(i, []).append(folder)
-            for y, found in values.items():
-                if len(found):
-                    scalar = found if spec.ema is None else averaged(found, spec.ema)
-                    logs.setdefault(i, {}).setdefault(y, []).append(scalar)
+            for y, scalars in values.items():
+                if len(scalars):
+                    smoothed = scalars if spec.ema is None else averaged(scalars, spec.ema)
+                    logs.setdefault(i, {}).setdefault(y, []).append(smoothed)
     if not logs:
         return None
     kept = list(logs)
@@ -237,9 +243,9 @@ def log(spec: LogSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | 
             several = logs[kept[member.number]].get(y, [])
             if member.panel != column or not several:
                 continue
-            length = min(len(found) for found in several)
+            length = min(len(scalars) for scalars in several)
             chosen = np.unique(np.append(np.arange(0, length, math.ceil(length / MOST)), length - 1))
-            seeds = {float(t + 1): [float(found[t]) for found in several] for t in chosen}
+            seeds = {float(t + 1): [float(scalars[t]) for scalars in several] for t in chosen}
             _draw_band(panel, seeds, grid.style[member.line], member.line, marks=False)
         panel.set_xlabel(spec.x_label or "row of the log")
         panel.xaxis.set_major_formatter("{x:,.0f}")

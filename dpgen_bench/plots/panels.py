@@ -1,4 +1,4 @@
-"""The panels of a picture with lines: which row of the table is drawn in which of them, and as which line."""
+"""The panels of a plot with lines, and the panel and line in which each row of the table is drawn."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# What sets lines apart that `series` does not name: figures of two protocols or scales are never joined by a line.
+# Keys that set lines apart even if `series` does not name them: a line never joins two protocols or scales.
 ALWAYS = ("method.name", "dataset.name", "scale.name", "protocol.name")
 
 
 @dataclass(frozen=True)
 class Member:
-    """A row of the table in its place: which panel, which line. `number`: its place among the rows."""
+    """A row of the table with its panel and its line. `number`: its place among the rows."""
 
     number: int
     row: TableRow
@@ -33,10 +33,10 @@ class Member:
 
 
 class Grid:
-    """The panels of a picture: a row for each y and a column for each value of `panel`, or else one row.
+    """The panels of a plot: a row for each y and a column for each value of `panel`; without `panel`, one row.
 
     Raises:
-        ValueError: if a key that the entry names is in no row's config.
+        ValueError: if no row's config has a key that the entry names.
     """
 
     def __init__(self, spec: LinesSpec, rows: Sequence[TableRow], x: str | None = None) -> None:
@@ -70,9 +70,11 @@ class Grid:
         return text_of(value_of(row, self.key)) if self.key else text_of(None)
 
     def finish(self, spec: LinesSpec, table: TableSpec, drawn: Mapping[int, Sequence[RunFolder]], how: str) -> Picture:
-        """Titles, labels, scales, the legend and the caption, after the lines are drawn.
+        """Add titles, labels, scales, the legend and the caption, after the lines are drawn.
 
-        `drawn` has the runs that are, by the number of the row.
+        Args:
+            drawn: the runs that are drawn, by the number of their row.
+            how: the meaning of lines and bars, for the caption.
         """
         for (y, column), panel in self.panels.items():
             panel.set_ylabel(spec.y_label or label_of(y))
@@ -85,12 +87,12 @@ class Grid:
             draw_chance(panel, levels, percent=y.endswith("_pct"))
             if spec.log_y:
                 panel.set_yscale("log")
-            elif y == "fid" or is_accuracy(y):  # an axis that starts elsewhere makes small differences look large
+            elif y == "fid" or is_accuracy(y):  # an axis that does not start at 0 exaggerates small differences
                 panel.set_ylim(0.0, 1.04 * panel.get_ylim()[1])
         handles: dict[str, Any] = {}
         for panel in self.panels.values():
             for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
-                handles.setdefault(label, handle)  # the first is the one with the line
+                handles.setdefault(label, handle)  # the first handle of a label is the one with a line
         names = [name for name in self.style.names if name in handles]
         if len(names) > 1 or self.legend:
             shown, place = [handles[name] for name in names], "outside right center"
@@ -101,6 +103,6 @@ class Grid:
 def _line_name(row: TableRow, series: Sequence[str], extra: Sequence[str]) -> str:
     if series and not extra:
         return ", ".join(text_of(value_of(row, key)) for key in series)
-    told = [f"{label_of(key, plain=True)} = {text_of(value_of(row, key))}" for key in series if key not in ALWAYS]
-    told += [text_of(value_of(row, key)) for key in (*series, *extra) if key in ALWAYS]
-    return ", ".join(told) or str(row.specs[0].config.method.name)
+    parts = [f"{label_of(key, plain=True)} = {text_of(value_of(row, key))}" for key in series if key not in ALWAYS]
+    parts += [text_of(value_of(row, key)) for key in (*series, *extra) if key in ALWAYS]
+    return ", ".join(parts) or str(row.specs[0].config.method.name)

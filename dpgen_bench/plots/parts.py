@@ -1,5 +1,4 @@
-"""What pictures of runs are made of: names of axes, colours, an axis that also has room for words and infinity, and the
-lines below a picture that say what it shows."""
+"""Parts of all plots: labels, colours and markers, values of a table's row, an x axis with texts, and logs of runs."""
 
 from __future__ import annotations
 
@@ -59,19 +58,19 @@ CLASSIFIERS = {"cnn": "CNN", "mlp": "MLP", "logreg": "logistic regression"}
 
 
 def label_of(name: str, plain: bool = False) -> str:
-    """A key or a figure in words, in mathtext where the papers have a symbol; `plain` is without, for long texts."""
+    """The label of a config key or a metric, in mathtext where the papers have a symbol; `plain`: without mathtext."""
     if name in LABELS:
         return re.sub(r"\$|\\mathcal|[{}]", "", LABELS[name]) if plain else LABELS[name]
     if name.startswith("acc_") and name.endswith("_pct"):
         middle = name[4:-4]
         calibrated, middle = middle.endswith("calibrated"), middle.removesuffix("calibrated").strip("_")
-        who = {"": "average", "avg": "average"}.get(middle, CLASSIFIERS.get(middle, middle.replace("_", " ")))
-        return f"{'calibrated accuracy' if calibrated else 'accuracy'}, {who} (%)"
+        classifier = {"": "average", "avg": "average"}.get(middle, CLASSIFIERS.get(middle, middle.replace("_", " ")))
+        return f"{'calibrated accuracy' if calibrated else 'accuracy'}, {classifier} (%)"
     return name.rsplit(".", 1)[-1].replace("_", " ")
 
 
 def value_of(row: TableRow, key: str) -> Any:
-    """A row's value of a dotted config key, or of epsilon_proven and epsilon_claimed; None where it has none."""
+    """The row's value of a dotted config key, or of epsilon_proven or epsilon_claimed; None if it has none."""
     if key in ("epsilon_proven", "epsilon_claimed"):
         return row.epsilon_value(key.removeprefix("epsilon_"))
     value = OmegaConf.select(row.specs[0].config, key)
@@ -91,7 +90,7 @@ def check_keys(rows: Sequence[TableRow], keys: Iterable[str]) -> None:
 
 
 def text_of(value: Any) -> str:
-    """A value for a legend: ∞ for infinity, a dash for none."""
+    """The text of a value in a legend: ∞ for infinity, a dash for None."""
     if value is None:
         return "–"
     if isinstance(value, float | int) and not isinstance(value, bool):
@@ -100,24 +99,24 @@ def text_of(value: Any) -> str:
 
 
 def order_of(values: Iterable[Any]) -> list[Any]:
-    """Different values: numbers first in their order, infinity last among them, then words."""
+    """The distinct values: numbers in increasing order, with infinity last, and then texts."""
     return sorted({same(value): value for value in values}.values(), key=rank)
 
 
 def rank(value: Any) -> tuple[int, float, str]:
-    """By which values are sorted: numbers before words."""
+    """The key by which values are sorted: numbers before texts."""
     number = isinstance(value, float | int) and not isinstance(value, bool)
     return (0, float(value), "") if number else (1, 0.0, text_of(value))
 
 
 def same(value: Any) -> float | str:
-    """Equal for equal values, whatever their type: 1 and 1.0, but not 1 and "1.0"."""
+    """A key that is equal for equal values: for 1 and 1.0, but not for 1 and "1.0"."""
     return float(value) if isinstance(value, float | int) and not isinstance(value, bool) else f"word {value}"
 
 
 @dataclass
 class Style:
-    """Colour, marker and dashes of each of a picture's lines, by name, in the order in which they are first met."""
+    """Colour, marker and dashes of a plot's lines by name, in the order in which the names are first used."""
 
     names: list[str] = field(default_factory=list)
 
@@ -129,47 +128,49 @@ class Style:
         return {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "linestyle": dashes}
 
 
-ALIKE = 0.005  # values this near share a tick: epsilons calibrated to one budget differ in the fourth digit
+SAME_TICK = 0.005  # values this close share a tick: epsilons calibrated to one budget differ in the fourth digit
 
 
 def _distinct(ordered: Sequence[float]) -> list[float]:
-    """Sorted numbers without those that are nearly the next one."""
+    """Sorted numbers without those that nearly equal the next one."""
     kept: list[float] = []
     for value in ordered:
-        if kept and abs(value - kept[-1]) <= ALIKE * abs(value):
+        if kept and abs(value - kept[-1]) <= SAME_TICK * abs(value):
             kept[-1] = value
         else:
             kept.append(value)
     return kept
 
 
-SPACE = 0.1  # between two ticks, as a share of the axis, so that their labels do not touch
+SPACE = 0.1  # the least distance between two ticks, as a share of the axis, so that labels do not touch
 
 
 class XAxis:
-    """Where values stand on an axis: numbers at themselves; words, then infinity, in places of their own at the right.
+    """The x axis of a plot: numbers at their place, and right of them texts and then infinity, at places of their own.
 
     Args:
-        values: all that will be drawn.
-        log: logarithmic; numbers must be positive.
-        words: how a tick is written.
+        values: all values that will be drawn.
+        log: whether the axis is logarithmic; numbers must then be positive.
+        format_tick: the text of a number's tick.
 
     Raises:
         ValueError: for a number <= 0 on a logarithmic axis.
     """
 
-    def __init__(self, values: Iterable[Any], log: bool = False, words: Callable[[float], str] = "{:g}".format) -> None:
-        self.log, self.words = log, words
+    def __init__(
+        self, values: Iterable[Any], log: bool = False, format_tick: Callable[[float], str] = "{:g}".format
+    ) -> None:
+        self.log, self.format_tick = log, format_tick
         ordered = order_of(values)
         self.numbers = _distinct([float(value) for value in ordered if self._is_number(value)])
         if log and self.numbers and self.numbers[0] <= 0:
-            raise ValueError(f"expected positive numbers on a logarithmic axis, got {self.numbers[0]:g}: no log_x.")
-        beside = [text_of(value) for value in ordered if not self._is_number(value)]
-        others = sorted(beside, key=lambda word: word == "∞")
+            raise ValueError(f"expected positive numbers on a logarithmic axis, got {self.numbers[0]:g}; remove log_x.")
+        texts = [text_of(value) for value in ordered if not self._is_number(value)]
+        others = sorted(texts, key=lambda text: text == "∞")
         place = self._scaled(self.numbers[-1]) if self.numbers else 0.0
         span = place - self._scaled(self.numbers[0]) if self.numbers else 0.0
         gap = 0.24 * span or (math.log10(3.0) if log else max(abs(place), 1.0))
-        self.others = {word: self._unscaled(place + gap * (i + bool(self.numbers))) for i, word in enumerate(others)}
+        self.others = {text: self._unscaled(place + gap * (i + bool(self.numbers))) for i, text in enumerate(others)}
         self.parted = self._unscaled(place + gap / 2) if self.numbers and others else None
 
     @staticmethod
@@ -177,7 +178,7 @@ class XAxis:
         return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
 
     def _unit(self) -> float:
-        """What an axis spans at the least on either side: a factor of 2, or the number itself."""
+        """The least extent of the axis on either side: a factor of 2, or the largest number itself."""
         return math.log10(2.0) if self.log else abs(self.numbers[-1]) or 1.0
 
     def _scaled(self, value: float) -> float:
@@ -190,7 +191,7 @@ class XAxis:
         return float(value) if self._is_number(value) else self.others[text_of(value)]
 
     def apply(self, panel: Axes) -> None:
-        """Set scale and ticks; a dotted line parts the numbers from what stands beside them."""
+        """Set scale and ticks; a dotted line separates the numbers from texts and infinity."""
         from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
         if self.log:
@@ -205,7 +206,7 @@ class XAxis:
         if near:
             ticks = self._apart() if self.log else list(MaxNLocator(6).tick_values(spaced[0], spaced[-1]))
             ticks = [tick for tick in ticks if self.numbers[0] <= tick <= self.numbers[-1]]
-        labels = [self.words(tick) for tick in ticks]
+        labels = [self.format_tick(tick) for tick in ticks]
         panel.xaxis.set_major_locator(FixedLocator([*ticks, *self.others.values()]))
         panel.xaxis.set_minor_locator(NullLocator())
         panel.set_xticklabels([*labels, *self.others])
@@ -213,7 +214,7 @@ class XAxis:
             panel.axvline(self.parted, color="0.6", linestyle=":", linewidth=0.8)
 
     def _apart(self) -> list[float]:
-        """As many of the numbers, from the right, as a logarithmic axis has room for."""
+        """The numbers whose ticks fit on a logarithmic axis, chosen from the right."""
         least = SPACE * (self._scaled(self.numbers[-1]) - self._scaled(self.numbers[0]))
         kept = [self.numbers[-1]]
         for value in reversed(self.numbers[:-1]):
@@ -223,12 +224,12 @@ class XAxis:
 
 
 def read_log(path: Path, name: str) -> np.ndarray:
-    """The values of one scalar in a run's log.jsonl, in their order; rows without it are left out."""
+    """The values of one scalar in a run's log.jsonl, in order, without the rows that lack it."""
     values = []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:  # a kill while the line was written
+        except json.JSONDecodeError:  # the run was killed while it wrote the line
             continue
         value = row.get(name) if isinstance(row, dict) else None
         if isinstance(value, float | int) and not isinstance(value, bool):
@@ -245,20 +246,23 @@ def averaged(values: np.ndarray, decay: float) -> np.ndarray:
 
 
 def row_name(row: TableRow, table: TableSpec, apart: Iterable[str] = ()) -> str:
-    """A row in words: method, data set, the table's `settings`, and what `apart` names; no line ends within `T = 3`."""
+    """The name of a row: method, data set, and the values of the table's `settings` and of the config keys `apart`.
+
+    Its spaces within `T = 3` do not break.
+    """
     config = row.specs[0].config
-    words = [str(config.method.name), describe_dataset(config)]
+    parts = [str(config.method.name), describe_dataset(config)]
     keys = [*(f"method.{name}" for name in table.settings), *apart]
-    words += [
+    parts += [
         f"{label_of(key, plain=True)}\u00a0=\u00a0{text_of(value)}"
         for key in keys
         if (value := value_of(row, key)) is not None
     ]
-    return ", ".join(words)
+    return ", ".join(parts)
 
 
 def proven_text(folder: RunFolder) -> str:
-    """`ε proven 10`, with the claim where there is one: `ε proven 610 (claimed 9.99)`."""
+    """The epsilons of a run, such as `ε proven 10`, or with a claim `ε proven 610 (claimed 9.99)`."""
     epsilon = folder.read_json("ledger.json").get("epsilon")
     proven, claimed = epsilon_number(epsilon, "proven"), epsilon_number(epsilon, "claimed")
     if proven is None or math.isinf(proven):
@@ -267,5 +271,5 @@ def proven_text(folder: RunFolder) -> str:
 
 
 def epsilon_text(value: float) -> str:
-    """As in tables, `9.96` or `1,353`, with ∞ for infinity."""
+    """An epsilon as in tables, such as `9.96` or `1,353`, with ∞ for infinity."""
     return "∞" if math.isinf(value) else format_epsilon(value)
