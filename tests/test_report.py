@@ -17,7 +17,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.report import page as report
-from dpgen_bench.report.page import _reproduction, build_report, collect, render
+from dpgen_bench.report.page import _describe_reproductions, build_report, collect, render
 from dpgen_bench.runs.statistics import summarise
 from dpgen_bench.runs.store import RunFolder, Store
 from tests.report_toys import DEMO, PLACE, SECRET, make_run, write_report
@@ -297,12 +297,14 @@ def test_the_page_says_how_many_figures_are_reproductions_though_none_is(results
 
 def test_the_page_says_of_what_the_reproductions_are(tmp_path):
     finished = [SimpleNamespace(config=OmegaConf.create({"scale": {"name": "paper"}}))]
-    real = _reproduction(finished, Counter(real_data=4))
+    real = _describe_reproductions(finished, Counter(real_data=4))
     assert real.endswith("They are of real data, of which no generator is trained.")
-    assert _reproduction(finished, Counter(real_data=4, dpgan=2)) == (
+    assert _describe_reproductions(finished, Counter(real_data=4, dpgan=2)) == (
         "6 of the figures here count as reproductions of printed ones. By method: dpgan 2, real_data 4."
     )
-    assert _reproduction(finished, Counter(dpgan=1)).startswith("1 of the figures here counts as a reproduction of")
+    assert _describe_reproductions(finished, Counter(dpgan=1)).startswith(
+        "1 of the figures here counts as a reproduction of"
+    )
 
 
 def test_the_ledger_is_told_in_full(bench):
