@@ -36,7 +36,7 @@ def test_a_guessed_key_and_the_functions_of_a_class_are_closed():
 
 def test_other_noise_has_the_same_draws_and_is_independent():
     one, other = Key.seeded("test").derive("sum", 1), OtherNoise.seeded("test").derive("sum", 1)
-    assert np.array_equal(one.chosen("draw", 0.3, 1000), other.chosen("draw", 0.3, 1000))
+    assert np.array_equal(one.bernoulli("draw", 0.3, 1000), other.bernoulli("draw", 0.3, 1000))
     assert one.integer("draw", 10**9) == other.integer("draw", 10**9)
     ids = torch.arange(5)
     assert torch.equal(RecordRng(one, ids).normal(), RecordRng(other, ids).normal())

@@ -26,7 +26,7 @@ def test_a_client_is_asked_at_most_its_limit_and_only_in_its_turn(schedule, cap)
         expected = turn if cap is None or counts[turn[0]] < cap else []
         assert drawn.tolist() == list(expected)
         counts[drawn] += 1
-    assert counts.max() == sampling.most_answers(60) if cap else counts.sum() == 60
+    assert counts.max() == sampling.max_participations(60) if cap else counts.sum() == 60
     assert [list(ids[asked == ids]) for asked in sampling.asked(key, 60)] == [list(drawn) for drawn in rounds]
 
 
@@ -80,11 +80,11 @@ def test_fixed_size_draws_are_uniform_over_sets_and_fresh() -> None:
     assert stats.chisquare(pairs).pvalue > 1e-7
 
 
-def test_most_answers_and_participation() -> None:
-    assert [OneClient(10).most_answers(t) for t in (0, 7, 25)] == [0, 7, 25]
-    assert [OneClient(10, "random", 3).most_answers(t) for t in (2, 25)] == [2, 3]
-    assert [OneClient(10, "public_balanced").most_answers(t) for t in (1, 10, 25)] == [1, 1, 3]
-    assert OneClient(10, "public_balanced", 2).most_answers(25) == 2
+def test_largest_number_of_participations_and_their_probability() -> None:
+    assert [OneClient(10).max_participations(t) for t in (0, 7, 25)] == [0, 7, 25]
+    assert [OneClient(10, "random", 3).max_participations(t) for t in (2, 25)] == [2, 3]
+    assert [OneClient(10, "public_balanced").max_participations(t) for t in (1, 10, 25)] == [1, 1, 3]
+    assert OneClient(10, "public_balanced", 2).max_participations(25) == 2
     assert OneClient(10, "random", 1).participation(3) == pytest.approx(1 - 0.9**3)
     assert OneClient(10, "public_balanced").participation(1) == 1.0
     assert FixedSize(2, 8).participation(2) == pytest.approx(1 - 0.75**2)

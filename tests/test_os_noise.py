@@ -335,8 +335,8 @@ def test_poisson_draws_from_the_cryptographic_stream_have_their_rate_and_belong_
     assert len(Poisson(1.0).draw(ids, key, 0)) == 500
     words = key.words("coins", 500)
     limit = int(words[3])
-    assert key.chosen("coins", math.nextafter(limit / 2**64, 1.0), 500)[3]
-    assert not key.chosen("coins", math.nextafter(limit / 2**64, 0.0), 500)[3]
+    assert key.bernoulli("coins", math.nextafter(limit / 2**64, 1.0), 500)[3]
+    assert not key.bernoulli("coins", math.nextafter(limit / 2**64, 0.0), 500)[3]
 
 
 def test_shards_clients_and_subsets_are_uniform():

@@ -73,7 +73,7 @@ def test_a_state_not_started_is_made_when_it_is_needed():
 def test_nothing_is_made_before_the_mechanism_is_approved():
     data, ledger = open_data()
     state = data.private_state("critics", sample=BALANCED, start=count, identity={})
-    with pytest.raises(ValueError, match="ask for the mechanism"):
+    with pytest.raises(ValueError, match="expected a mechanism before `start`"):
         state.start(0)
     assert not ledger.entries
 
@@ -81,7 +81,7 @@ def test_nothing_is_made_before_the_mechanism_is_approved():
 def test_a_state_belongs_to_one_mechanism():
     data, _ = open_data()
     _, state = prepare(data)
-    with pytest.raises(ValueError, match="already belongs"):
+    with pytest.raises(ValueError, match="expected one mechanism, got a second one"):
         data.mechanism("second", sample=BALANCED, bound=BOUND, times=1, std=1000.0, state=state)
 
 
@@ -186,8 +186,8 @@ def test_a_name_can_be_used_once():
 @pytest.mark.parametrize(
     ("identity", "complaint"),
     [
-        ({"partition": 1}, "the harness's own"),
-        ({"shards": 4}, "the harness's own"),
+        ({"partition": 1}, "which the harness adds"),
+        ({"shards": 4}, "which the harness adds"),
         ({"w": np.zeros(3)}, "identity of"),
     ],
 )

@@ -282,7 +282,7 @@ class Client:
             return json.dumps({"own": own, **self._setup.place.identity}, sort_keys=True)
         except TypeError as error:
             raise BrokenProgram(
-                f"expected the identity of a client program as JSON values, by which first states are told apart, got "
+                f"expected the identity of a client program as JSON values, which identify its first states, got "
                 f"values that cannot be written as JSON ({error}); return numbers, strings, lists and dictionaries."
             ) from None
 
@@ -298,7 +298,7 @@ class Client:
         return digest.hexdigest()[:16]
 
     def _first_state(self) -> Parts:
-        """The state before the first answer: read from the cache if an earlier run has made it, else made now."""
+        """The state before the first answer: read from the cache if an earlier run has made it, else computed."""
         if not self._setup.keeps_state:
             return {}
         with self._lock():

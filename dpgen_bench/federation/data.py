@@ -173,7 +173,7 @@ class ClientData:
                 f"mechanism {request.name!r}: expected noise at the client in all mechanisms of a budget against the "
                 "server, got another mechanism with noise at the server; use against='outsiders'."
             )
-        answers = request.sample.most_answers(request.times)
+        answers = request.sample.max_participations(request.times)
         unsampled = plan_entry(ledger, replace(request, sample=Full(), times=answers), spent=server_view)
         event = Event(request.sample, request.bound.sensitivity, unsampled.event.std, request.times)
         return replace(unsampled, event=event, noise_at=noise_at)
@@ -223,7 +223,7 @@ class ClientData:
             bound,
             entry.event.std if at_client else 0.0,
             services.key.derive("client", client),
-            sampling.most_answers(entry.event.times) if isinstance(sampling, OneClient) else entry.event.times,
+            sampling.max_participations(entry.event.times) if isinstance(sampling, OneClient) else entry.event.times,
             keeps_state=at_client,
             place=replace(place, folder=place.folder and place.folder / entry.name),
             device=self.device,

@@ -86,7 +86,7 @@ class Observer(Protocol):
         return
 
     def before_records(self) -> None:
-        """Called before private state is made of records."""
+        """Called before records are used outside a release, to make private state."""
         ...
 
 

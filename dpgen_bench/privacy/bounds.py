@@ -42,13 +42,13 @@ _MOST_RECORDS = 1000
 
 @dataclass(frozen=True)
 class Batch:
-    """The records of one draw. It exists only inside a mechanism, and only `fn` receives its records.
+    """The records of one draw. A batch exists only inside a mechanism, and only `fn` receives its records.
 
     Attributes:
         images: [b, c, h, w], uint8 (scaled to [0, 1] on the way out) or float.
         labels: int64 [b].
         ids: int64 [b], the records' ids; -1 - j for public row j of a PerRecordGradient.
-        key: of the release; the rows of `rng` are derived from it.
+        key: the key of the release, from which the rows of `rng` are derived.
     """
 
     images: Tensor
@@ -126,12 +126,12 @@ class Bound(ABC):
         """Refuse mistakes that can be found before any record is used.
 
         Raises:
-            ValueError: if `public` is not as declared; for a module that the back end does not cover.
+            ValueError: if `public` is not as declared, and for a module that the back end does not cover.
         """
         if public is not None:
             raise ValueError(
-                f"{type(self).__name__} takes no public rows, got some; only PerRecordGradient(public_rows=...) joins "
-                "public rows to its sum. Use them after the release: that is post-processing."
+                f"{type(self).__name__}: expected no public rows, got some; only PerRecordGradient(public_rows=...) "
+                "adds public rows to its sum. Use them after the release, as post-processing."
             )
 
     def describe(self) -> dict[str, Any]:
@@ -149,10 +149,10 @@ class PerRecord(Bound):
     provided that row i depends on record i, its row of `rng` and public inputs alone.
 
     Args:
-        shape: of one row.
+        shape: the shape of one row.
         microbatch: the largest number of records on which fn is called together. It limits the memory, and changes the
-            sum only by the rounding of float64 and of fn. None: as many as keep the rows and their copies within 256
-            MiB, at most 1000 and at least one. The memory of fn itself is not included.
+            sum only by the rounding of float64 and of fn. None takes the largest number, between 1 and 1000, for which
+            the rows and their copies need at most 256 MiB. The memory of fn itself is not included.
 
     Raises:
         ValueError: for a microbatch below 1.
@@ -218,11 +218,11 @@ class PerRecordGradient(Bound):
         return Sensitivity(self.C, 2.0 * self.C)
 
     def check_public(self, public: PublicRows | None) -> None:
-        given = 0 if public is None else len(public[1])
-        if given != self.public_rows:
+        number = 0 if public is None else len(public[1])
+        if number != self.public_rows:
             raise ValueError(
                 f"expected {self.public_rows} public rows in each release (PerRecordGradient(public_rows=...)), got "
-                f"{given}; the number of public rows is fixed when the mechanism is approved."
+                f"{number}; the number of public rows is fixed when the mechanism is approved."
             )
         for part in public or ():
             expect_plain(part, "public rows")
@@ -303,6 +303,6 @@ class Whole(Bound):
 def _expect_shape(bound: Bound, got: Tensor, expected: tuple[int, ...]) -> None:
     if tuple(got.shape) != tuple(expected):
         raise ValueError(
-            f"{type(bound).__name__} expected the function to return shape {tuple(expected)}, got {tuple(got.shape)}. "
+            f"{type(bound).__name__}: expected the function to return shape {tuple(expected)}, got {tuple(got.shape)}. "
             "The shape of a release is declared with its bound and may not depend on the draw."
         )

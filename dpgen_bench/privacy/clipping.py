@@ -1,4 +1,4 @@
-"""Clipping: rows scaled down to an L2 norm that they obey exactly, in their own floating-point format."""
+"""Clips rows to an L2 norm that they obey exactly, in their own floating-point format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32:
 
 @isolated_from_modes()
 def clip_rows(rows: Tensor, C: float) -> Tensor:
-    """Each row of `rows` [r, ...] scaled to L2 norm at most C; rows with a NaN or an infinity become zero.
+    """Scale each row of `rows` [r, ...] to an L2 norm of at most C; rows with a NaN or an infinity become zero.
 
     Guarantees: the norm of each returned row, in exact arithmetic on the returned values, is at most C, for rows and C
     of any size. A row whose norm is below C by a relative 1e-6 or more is returned unchanged.
@@ -38,8 +38,8 @@ def clip_rows(rows: Tensor, C: float) -> Tensor:
     """
     if rows.dtype not in (torch.float64, *_BITS):
         raise ValueError(
-            f"expected rows of float16, bfloat16, float32 or float64, got {rows.dtype}: what clipping guarantees is "
-            "not known for other formats. Let the function return rows.float()."
+            f"expected rows of float16, bfloat16, float32 or float64, got {rows.dtype}, for which the "
+            "rounding of clipping is not known; let the function return rows.float()."
         )
     if not C >= SMALLEST_C:
         raise ValueError(f"expected a clipping norm C >= {SMALLEST_C}, got {C!r}; scale the rows up.")
@@ -49,16 +49,16 @@ def clip_rows(rows: Tensor, C: float) -> Tensor:
     if math.isfinite(C):
         norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True, dtype=torch.float64) * _ROUND_UP
         factors = C / norms.clamp_min(C)
-        careful = _careful(norms, factors, C, rows.dtype).flatten()
-        kept = flat[careful]
+        in_float64 = _need_float64(norms, factors, C, rows.dtype).flatten()
+        original = flat[in_float64]
         flat = flat * factors.to(flat.dtype)
-        if len(kept):
-            flat[careful] = _towards_zero(_shrunk(kept.double(), C), rows.dtype)
+        if len(original):
+            flat[in_float64] = _round_towards_zero(_scale_in_float64(original.double(), C), rows.dtype)
     return flat.reshape(rows.shape)
 
 
-def _careful(norms: Tensor, factors: Tensor, C: float, dtype: torch.dtype) -> Tensor:
-    """Which rows need more than a product in their own format; bool, of the shape of `norms`."""
+def _need_float64(norms: Tensor, factors: Tensor, C: float, dtype: torch.dtype) -> Tensor:
+    """Which rows a product in their own format cannot clip exactly; bool, of the shape of `norms`."""
     if dtype == torch.float64:
         return torch.isinf(norms)
     if dtype == torch.float32 and C >= _SMALLEST_C_IN_FLOAT32:
@@ -66,15 +66,15 @@ def _careful(norms: Tensor, factors: Tensor, C: float, dtype: torch.dtype) -> Te
     return norms > C
 
 
-def _shrunk(rows: Tensor, C: float) -> Tensor:
-    """Rows [r, d] of float64 scaled to norm C less the margin, whatever their size."""
-    unit = rows / rows.abs().amax(dim=1, keepdim=True)  # its largest value is 1, so no square leaves float64
+def _scale_in_float64(rows: Tensor, C: float) -> Tensor:
+    """Float64 rows [r, d] of any size, scaled to norm C minus the margin."""
+    unit = rows / rows.abs().amax(dim=1, keepdim=True)  # its largest value is 1, so squares do not overflow
     norms = torch.linalg.vector_norm(unit, dim=1, keepdim=True) * _ROUND_UP
     return unit / norms * C
 
 
-def _towards_zero(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """float64 values converted to a shorter format, rounded towards zero."""
+def _round_towards_zero(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float64 values converted to a shorter format, rounded towards zero."""
     rounded = values.to(dtype)
     if dtype == torch.float64:
         return rounded

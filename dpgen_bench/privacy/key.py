@@ -4,10 +4,10 @@ A key has a mode, and all keys derived from it have the same one:
 
 - "seeded", for benchmark runs on public data: a function of a public text. Draws and noise come from NumPy's Philox
   with a 128-bit key (on an accelerator, noise comes from its own Philox with a 64-bit seed), which is not a
-  cryptographic generator. Noise is drawn and added in float32, so its low bits reveal what it was added to. It gives no
-  protection.
+  cryptographic generator. Noise is drawn and added in float32, so its low bits reveal the exact value. This mode gives
+  no protection.
 - "os", for release: the root comes from the operating system, and all bits come from SHAKE-256. Noise is exact and is
-  made on the host, whatever the device. Draws have the law that is accounted for, or a sampling rate that is lower by
+  always made on the host. Draws have the law that is accounted for, or a sampling rate that is lower by
   at most 2^-64. See docs/noise.md.
 
 PyTorch's CPU generator uses only 32 bits of its seed, so two of about 100,000 releases would probably share their
@@ -100,8 +100,8 @@ class Key:
             noise = torch.randn(shape, generator=stream, device=device)
         return noise.mul_(std)
 
-    def chosen(self, purpose: str, rate: float, n: int) -> np.ndarray:
-        """n independent choices, bool [n], each true with probability `rate`; entry i depends on i alone.
+    def bernoulli(self, purpose: str, rate: float, n: int) -> np.ndarray:
+        """n independent Bernoulli variables, bool [n], true with probability `rate`; entry i does not depend on n.
 
         In mode "os" the probability is `rate` rounded down to a multiple of 2^-64, so that it does not exceed the rate
         that is accounted for.

@@ -208,13 +208,13 @@ class Ledger:
     def events_seen_by_server(self) -> list[Event] | None:
         """The events in the view of a server that knows which clients it asked and keeps every answer.
 
-        A client answers at most `most_answers` times, with independent noise, so these are `most_answers` unsampled
-        releases (docs/accounting.md, "One client in each round"). None if the server adds the noise itself.
+        A client answers at most `max_participations` times, with independent noise, so these are `max_participations`
+        unsampled releases (docs/accounting.md, "One client in each round"). None if the server adds the noise itself.
         """
         if any(entry.noise_at == "server" for entry in self.entries.values()):
             return None
         return [
-            replace(event, sampling=Full(), times=event.sampling.most_answers(event.times))
+            replace(event, sampling=Full(), times=event.sampling.max_participations(event.times))
             for event in self.events
             if isinstance(event.sampling, OneClient)
         ]

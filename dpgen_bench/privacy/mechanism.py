@@ -116,7 +116,7 @@ class Mechanism(Allowance):
         key = self._services.key.derive(self.name, index)
         drawn = self.event.sampling.draw(self._ids, key, index)
         if self._state is not None:
-            fn = self._state.lend(fn, self._state.sampling.shard(key, index), index, key)
+            fn = self._state.wrap(fn, self._state.sampling.shard(key, index), index, key)
         unbounded: list[Tensor] = []
         if self._services.diagnostics is not None:
             fn = _recording(fn, unbounded)

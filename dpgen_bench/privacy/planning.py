@@ -1,6 +1,6 @@
 """Plans of allowances: a method's request becomes an entry of the ledger, or is refused before a record is used.
 
-A mechanism is calibrated when it is declared, given what was declared before it:
+A mechanism is calibrated when it is declared. Earlier mechanisms count as spent:
 
 - `times` and `share`: noise that costs this share of the budget's mu² (docs/accountants.md, "Budget shares"). It is
   refused if the composition with earlier mechanisms exceeds the budget.

@@ -69,12 +69,12 @@ def rounded_normal(exact: np.ndarray, std: float, words: np.ndarray, more: Calla
     unsure = (np.abs(value - nearest) > 0.5 - MARGIN) | (tail < _CERTAIN_FROM)
     for i in np.flatnonzero(unsure & np.isfinite(value)):
         rest = Fraction(float(exact[i])) / Fraction(step) - Fraction(float(whole[i]))
-        nearest[i] = _decided(rest, Fraction(ratio), int(words[i]), more(int(i)), int(nearest[i]))
+        nearest[i] = _round_precisely(rest, Fraction(ratio), int(words[i]), more(int(i)), int(nearest[i]))
     return (whole + nearest) * step + 0.0  # -0.0 + 0.0 is 0.0
 
 
-def _decided(rest: Fraction, ratio: Fraction, word: int, more: Bits, guess: int) -> int:
-    """The integer nearest to rest + ratio·Z, from the first 64 bits of Z and as many more as are needed."""
+def _round_precisely(rest: Fraction, ratio: Fraction, word: int, more: Bits, guess: int) -> int:
+    """The integer nearest to rest + ratio·Z, from the first 64 bits of Z and as many more bits as are needed."""
     positive, tail = bool(word >> (WORD_BITS - 1)), word & (2 ** (WORD_BITS - 1) - 1)
 
     def below(integer: int) -> bool:

@@ -1,4 +1,4 @@
-"""Sampling: how a mechanism draws the records of one release.
+"""Samplings, by which a mechanism draws the records of one release.
 
 Randomness belongs to ids: it is keyed by (root key, mechanism, draw index, record id). Whether record i is drawn
 therefore does not depend on which other records exist, and adding, removing or replacing one record changes no other
@@ -53,7 +53,7 @@ class Sampling(ABC):
         return -math.expm1(times * math.log1p(-min(self.rate, 1.0 - 1e-16)))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; `sampling_from_dict` is the inverse."""
+        """The sampling as JSON values; `sampling_from_dict` is the inverse."""
         return {"kind": type(self).__name__, "rate": self.rate, **asdict(self)}  # type: ignore[call-overload]
 
 
@@ -96,8 +96,8 @@ class Poisson(Sampling):
     def draw(self, ids: np.ndarray, key: Key, index: int) -> np.ndarray:
         if len(ids) == 0:
             return np.empty(0, dtype=np.int64)
-        # Choice number i of the stream belongs to record i, whatever other records are in the data.
-        return np.flatnonzero(key.chosen("coins", self.rate, int(ids.max()) + 1)[ids])
+        # Variable number i of the stream belongs to record i, so it does not depend on which other records there are.
+        return np.flatnonzero(key.bernoulli("coins", self.rate, int(ids.max()) + 1)[ids])
 
     def __str__(self) -> str:
         return f"Poisson rate {self.rate:.6g}"
@@ -121,7 +121,7 @@ class OneShard(Sampling):
         shards: K >= 1.
         schedule: "random": the shard of each draw is uniform and independent of others. "public_balanced": draws visit
             all shards once before any shard a second time, in a public random order that is drawn again for each pass.
-        seed: of the public partition and the public order.
+        seed: the seed of the public partition and the public order.
 
     Raises:
         ValueError: for fewer than one shard, or an unknown schedule.
@@ -179,7 +179,7 @@ class OneClient(Sampling):
             rounds.
         max_answers: k_max >= 1. A round that would ask a client once more asks no client and releases nothing. None: no
             limit. Rounds are counted and not answers: a lost or refused answer counts, too.
-        seed: of the public order.
+        seed: the seed of the public order.
 
     Raises:
         ValueError: for fewer than one client or answer, or an unknown schedule.
@@ -235,10 +235,10 @@ class OneClient(Sampling):
         """As `Sampling.rounds`, each with one position or none; the limit is applied."""
         return [np.flatnonzero(ids == client) for client in self.asked(key, times)]  # no id is -1
 
-    def most_answers(self, times: int) -> int:
-        """The largest number of times that any one client can be asked in `times` rounds."""
-        most = times if self.schedule == "random" else -(-times // self.clients)
-        return most if self.max_answers is None else min(most, self.max_answers)
+    def max_participations(self, times: int) -> int:
+        """The largest number of times that one client can be asked in `times` rounds."""
+        turns = times if self.schedule == "random" else -(-times // self.clients)
+        return turns if self.max_answers is None else min(turns, self.max_answers)
 
     def participation(self, times: int) -> float:
         return super().participation(times) if self.schedule == "random" else float(times > 0)
@@ -262,7 +262,7 @@ class FixedSize(Sampling):
         of: number of clients, public.
 
     Raises:
-        ValueError: if size is not in 1..of, or one of them is no whole number.
+        ValueError: if size is not in 1..of, or one of them is not an integer.
     """
 
     size: int
@@ -306,11 +306,11 @@ def _part(number: int, schedule: Schedule, seed: int, key: Key, index: int) -> i
 def _partition(shards: int, seed: int, ids: bytes) -> np.ndarray:
     """The shard of each of the int64 ids; read-only."""
     blocks, places = np.divmod(np.frombuffer(ids, dtype=np.int64), shards)
-    known, inverse = np.unique(blocks, return_inverse=True)
-    orders = [_order(shards, seed, "partition", int(block)) for block in known]
-    found = np.stack(orders)[inverse, places] if len(known) else places
-    found.setflags(write=False)
-    return found
+    distinct, inverse = np.unique(blocks, return_inverse=True)
+    orders = [_order(shards, seed, "partition", int(block)) for block in distinct]
+    assigned = np.stack(orders)[inverse, places] if len(distinct) else places
+    assigned.setflags(write=False)
+    return assigned
 
 
 @lru_cache(maxsize=8)  # the schedule needs the order of a pass many times

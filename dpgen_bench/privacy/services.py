@@ -59,7 +59,7 @@ class Services:
             )
 
     def register(self, mechanism: Allowance, control: Control) -> None:
-        """Register a mechanism that a method is given."""
+        """Register a mechanism before a method receives it."""
         self.ledger.names_in_use.add(mechanism.name)
         self.mechanisms[mechanism.name] = mechanism
         self.controls[mechanism.name] = control

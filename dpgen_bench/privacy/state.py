@@ -61,29 +61,33 @@ class PrivateState:
         place = services.place
         expect_name(name, "private state")
         if isinstance(stack, bool) or not isinstance(stack, int) or stack < 1:
-            raise ValueError(f"expected the number of shards made together >= 1, got {stack!r}.")
+            raise ValueError(
+                f"private state {name!r}: expected `stack`, the number of shards made together, as an integer >= 1, "
+                f"got {stack!r}."
+            )
         self.name, self.sampling, self.groups = name, sampling, 0
         self._make, self._stack = make, min(stack, sampling.shards)
         self._draw, self._services = draw, services
         shard_of = sampling.shard_of(ids)
         self._members = [np.flatnonzero(shard_of == shard) for shard in range(sampling.shards)]
         of_shards = {"shards": sampling.shards, "partition": sampling.seed}
-        if taken := of_shards.keys() & identity.keys():
+        if reserved := of_shards.keys() & identity.keys():
             raise ValueError(
-                f"private state {name!r}: expected an identity without {sorted(taken)}, the harness's own."
+                f"private state {name!r}: expected an identity without {sorted(reserved)}, which the harness adds; "
+                "remove these keys."
             )
         whole = {"name": name, "stack": self._stack, "own": {**of_shards, **identity}, **place.identity}
         try:
             text = json.dumps(whole, sort_keys=True)
         except TypeError as error:
             raise ValueError(
-                f"private state {name!r}: expected an identity of numbers, words, lists and dicts, so that different "
-                f"ones are told apart ({error})."
+                f"private state {name!r}: expected an identity of JSON values (numbers, strings, lists, dictionaries), "
+                f"by which states are told apart, got other values ({error})."
             ) from None
         self._key = Key.seeded(f"private state:{text}")
         self._cache = None
         if place.cache is not None:
-            # Bits depend on these, too. What they reveal about records stays in the hash, in a private place.
+            # The last bits of a state depend on these, too. The name is a hash of records, and its place is private.
             where = f"{services.device.type}:{torch.get_num_threads()}:{fingerprint()}:{text}"
             self._cache = place.cache / hashlib.sha256(where.encode()).hexdigest()[:16]
         self._text = text
@@ -96,11 +100,14 @@ class PrivateState:
     def bind(self, visits: list[int], key: Key) -> None:
         """Set the shard that each release of the mechanism will draw, and the key of the mechanism."""
         if self._visits is not None:
-            raise ValueError(f"private state {self.name!r} already belongs to a mechanism; make another for a second.")
+            raise ValueError(
+                f"private state {self.name!r}: expected one mechanism, got a second one; make another private state "
+                "for it."
+            )
         self._visits = np.array(visits, np.int64)
         needed = sorted({int(shard) // self._stack for shard in np.unique(self._visits)})
         self.groups = len(needed)
-        # Each run begins with another group, so that runs that share a cache share the work, too.
+        # Each run begins with another group, so that runs with one cache divide the work among them.
         first = int(key.generator("first group").integers(max(self.groups, 1)))
         self._needed = needed[first:] + needed[:first]
 
@@ -108,17 +115,21 @@ class PrivateState:
         """Make the first states of the shards of needed group `number` in 0..groups-1, unless they are stored already.
 
         Raises:
-            ValueError: if no mechanism was approved for this state yet: nothing may be spent on records before.
+            ValueError: if no mechanism was approved for this state yet, because no record may be used before.
         """
         if self._visits is None:
-            raise ValueError(f"private state {self.name!r}: ask for the mechanism that keeps it before starting it.")
+            raise ValueError(
+                f"private state {self.name!r}: expected a mechanism before `start`, got none; request the mechanism "
+                "with state=... first."
+            )
         self._start_group(self._needed[number])
 
     def _start_group(self, group: int) -> None:
+        """Make the first states of a group's shards, unless this or another process has stored them."""
         self._services.before_records()
         shards = range(group * self._stack, min((group + 1) * self._stack, self.sampling.shards))
         with self._lock(f"group-{group}"):
-            self._look_again()
+            self._reopen_cache()
             if all(self._first.find(shard, 1) is not None for shard in shards):
                 return
             with Uninterrupted():
@@ -128,21 +139,22 @@ class PrivateState:
                 write_atomic(self._cache / "identity.json", self._text)
 
     def _make_group(self, shards: range) -> None:
+        """Call the method's function on the records of the shards, and store what it returns."""
         records = [self._draw(self._members[shard]) for shard in shards]
         try:
             with public_randomness_untouched("`start` of private state"):
                 parts = self._make(records, [private_rng(self._key.derive(shard)) for shard in shards])
             expect_parts(parts, leading=len(shards))
             with self._lock("file"):
-                self._look_again()
-                self._first.form({name: tuple(part.shape[1:]) for name, part in parts.items()})
+                self._reopen_cache()
+                self._first.create({name: tuple(part.shape[1:]) for name, part in parts.items()})
             for place, shard in enumerate(shards):
                 self._first.write(shard, 0, 1, {name: part[place] for name, part in parts.items()})
         except BaseException as error:
             self._services.ledger.invalidate(f"making private state {self.name!r} raised {public_type(error)}", error)
             raise
 
-    def _look_again(self) -> None:
+    def _reopen_cache(self) -> None:
         """Open the cache's file if another process has made it in the meantime."""
         if self._first.layout is None:
             self._first = StateFile(self._cache, self.sampling.shards, slots=1)
@@ -155,19 +167,19 @@ class PrivateState:
         locks.mkdir(exist_ok=True)
         return FileLock(locks / what)
 
-    def lend(self, fn: Callable[..., Any], shard: int, index: int, key: Key) -> Callable[[Tensor, Tensor], Tensor]:
+    def wrap(self, fn: Callable[..., Any], shard: int, index: int, key: Key) -> Callable[[Tensor, Tensor], Tensor]:
         """fn(images, labels) of release `index`, which reads the state of its shard and writes the next one."""
 
         def with_state(images: Tensor, labels: Tensor) -> Tensor:
             state = self._before(shard, index)
             with public_randomness_untouched("a function with private state"):
-                given = fn(images, labels, state, private_rng(key))
-            if not isinstance(given, tuple) or len(given) != 2:
+                returned = fn(images, labels, state, private_rng(key))
+            if not isinstance(returned, tuple) or len(returned) != 2:
                 raise ValueError(
                     "expected a function with private state to return (what the bound expects, the next state), got "
-                    f"{type(given).__name__}."
+                    f"{type(returned).__name__}."
                 )
-            value, after = given
+            value, after = returned
             expect_parts(after)
             # Overwrite the version that is not the last checkpoint's, which is needed after a kill.
             versions = self._later.versions(shard)
@@ -188,9 +200,9 @@ class PrivateState:
         slot = self._later.find(shard, int(earlier[-1]) + 1)
         if slot is None:
             raise RuntimeError(
-                f"private state {self.name!r}: shard {shard} as release {int(earlier[-1])} left it is gone; the run's "
-                "private/ folder does not fit its checkpoint. Restore it, or delete the run's folder and start again, "
-                "which with privacy.noise=os spends its epsilon a second time."
+                f"private state {self.name!r}: expected the state of shard {shard} after release {int(earlier[-1])}, "
+                "got none: the run's private/ folder does not fit its checkpoint. Restore the folder, or delete the "
+                "run's folder and start again, which with privacy.noise=os spends its epsilon a second time."
             )
         return self._later.read(shard, slot, self._services.device)
 
@@ -199,7 +211,7 @@ class PrivateState:
         self._later.flush()
 
     def commit(self, executed: int) -> None:
-        """Note a checkpoint after `executed` releases: their states are kept until the next one."""
+        """Register a checkpoint after `executed` releases, whose states are kept until the next checkpoint."""
         self._committed = executed
 
 
@@ -210,22 +222,30 @@ def public_randomness_untouched(what: str) -> Iterator[None]:
     All later draws of that generator would depend on records, so its state is restored first.
     """
 
-    def now() -> tuple[object, ...]:
-        _, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002, global is what is meant
+    def snapshot() -> tuple[object, ...]:
+        """The states of the three generators in a form that can be compared."""
+        _, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002, the global generator is meant
         return torch.get_rng_state().numpy().tobytes(), np.asarray(words).tobytes(), rest, random.getstate()
 
-    before, kept = now(), (torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002
+    before, states = snapshot(), (torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002
     yield
-    if now() != before:
-        torch.set_rng_state(kept[0])
-        np.random.set_state(kept[1])  # noqa: NPY002
-        random.setstate(kept[2])
-        raise GlobalRandomness(
-            f"{what} drew from a global random generator; it must draw from the generator that it is given."
-        )
+    if snapshot() != before:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        random.setstate(states[2])
+        raise GlobalRandomness(f"{what} drew from a global random generator; draw from the argument `rng` instead.")
 
 
 def expect_parts(parts: Any, leading: int | None = None) -> None:
+    """Check what a function returned as private state.
+
+    Args:
+        parts: expected to be tensors by name, at least one.
+        leading: the first dimension that each tensor must have; None accepts any.
+
+    Raises:
+        ValueError: for anything else.
+    """
     for part in parts.values() if isinstance(parts, dict) else ():
         expect_plain(part, "private state")
     whole = isinstance(parts, dict) and len(parts) > 0 and all(isinstance(part, Tensor) for part in parts.values())

@@ -31,7 +31,7 @@ class StatePlace:
     Attributes:
         folder: of one run, for the states after its releases; private.
         cache: shared by runs, for first states; private.
-        identity: values known to the harness on which a first state depends (data set, seed, source); JSON-able.
+        identity: the harness's values on which a first state depends (data set, seed, source), as JSON values.
     """
 
     folder: Path | None = None
@@ -40,7 +40,7 @@ class StatePlace:
 
 
 class StateFile:
-    """[K, slots] rows of a version, a checksum and float32 [P], in a file or in memory.
+    """A table [K, slots] whose rows are a version, a checksum and float32 [P], in a file or in memory.
 
     A row is written before its version, so that a kill in between leaves the slot with its old version, which is not
     needed any more. A row that differs from what was written (a damaged disk, a power cut) fails its checksum and
@@ -94,7 +94,7 @@ class StateFile:
         except (OSError, ValueError) as error:
             raise self._unusable(path, error) from None
 
-    def form(self, layout: Layout) -> None:
+    def create(self, layout: Layout) -> None:
         """Create the rows with this layout, if there are none yet."""
         if self._rows is None:
             self._open(layout)
@@ -127,7 +127,7 @@ class StateFile:
             ValueError: unless names, shapes and types are those of the rows that were written before.
         """
         layout = {name: tuple(part.shape) for name, part in parts.items()}
-        self.form(layout)
+        self.create(layout)
         if layout != self.layout or any(part.dtype != torch.float32 for part in parts.values()):
             raise ValueError("expected private state as float32 tensors of the same names and shapes every time.")
         assert self._rows is not None

@@ -212,7 +212,7 @@ def _seen_by_server(events: Sequence[Event], delta: float) -> dict[str, Any] | N
         return None
     (event,) = events
     assert isinstance(event.sampling, OneClient)
-    answers = event.sampling.most_answers(event.times)
+    answers = event.sampling.max_participations(event.times)
     seen = replace(event, sampling=Full(), times=answers)
     return {
         "answers": answers,

@@ -63,7 +63,7 @@ def compared(n: int, rounds: int) -> dict[str, Any]:
 def decided(n: int = 2_000_000, rounds: int = 5) -> dict[str, Any]:
     """How many of n numbers are decided in high precision, and the milliseconds of one decision."""
     took: list[float] = []
-    plain = rounded_normal._decided
+    plain = rounded_normal._round_precisely
 
     def timed(*arguments: Any) -> int:
         start = time.process_time()
@@ -71,12 +71,12 @@ def decided(n: int = 2_000_000, rounds: int = 5) -> dict[str, Any]:
         took.append(time.process_time() - start)
         return found
 
-    rounded_normal._decided = timed  # type: ignore[assignment]
+    rounded_normal._round_precisely = timed  # type: ignore[assignment]
     try:
         for i in range(rounds):
             add_noise(torch.zeros(n), STD, Key.from_os(bytes(32)).derive("decided", i))
     finally:
-        rounded_normal._decided = plain
+        rounded_normal._round_precisely = plain
     return {"per million numbers": 1e6 * len(took) / (n * rounds), "milliseconds": _spread([1e3 * t for t in took])}
 
 

@@ -71,7 +71,7 @@ class Composition:
                 case FixedSize() if sampling.rate < 1.0 or relation == "add_remove":
                     fixed[sampling.size, sampling.of, multiplier] += times
                 case _ if sampling.rate == 1.0:
-                    participations = sampling.most_answers(times) if isinstance(sampling, OneClient) else times
+                    participations = sampling.max_participations(times) if isinstance(sampling, OneClient) else times
                     gaussians.append(participations / multiplier**2)
                 case Poisson():
                     poisson[sampling.rate, event.multiplier("add_remove")] += times
@@ -81,11 +81,11 @@ class Composition:
                 case OneShard():
                     shards[sampling.shards, multiplier] += times
                 case OneClient(schedule="public_balanced"):
-                    gaussians.append(sampling.most_answers(times) / multiplier**2)
-                case OneClient() if sampling.most_answers(times) == times:
+                    gaussians.append(sampling.max_participations(times) / multiplier**2)
+                case OneClient() if sampling.max_participations(times) == times:
                     uncapped[sampling.rate, multiplier] += times
                 case OneClient():
-                    capped.append(Participations(sampling.rate, multiplier, times, sampling.most_answers(times)))
+                    capped.append(Participations(sampling.rate, multiplier, times, sampling.max_participations(times)))
 
         def entries(counter: Counter[Any]) -> tuple[Any, ...]:
             return tuple(sorted((*key, times) for key, times in counter.items()))
