@@ -46,6 +46,7 @@ def kid(
         )
     if not (np.isfinite(features_generated).all() and np.isfinite(features_real).all()):
         raise ValueError("expected finite features, got NaN or infinity.")
+    # torch-fidelity's generator, and its order of draws.
     draws = np.random.RandomState(seed % 2**32)
     values = np.empty(subsets)
     for i in range(subsets):

@@ -84,20 +84,22 @@ def prdc(
     (generated_radius,) = squared_radii(generated_rows, (precision_k,))
     real_radius, real_radius_k = squared_radii(real_rows, (precision_k, k))
     precise = torch.zeros(len(generated), dtype=torch.bool, device=generated_rows.device)
-    recalled = covered = inside = 0
+    recalled = covered = pairs_in_balls = 0
     step = max(1, PAIRS // len(generated))
     for start in range(0, len(real), step):
         part = slice(start, start + step)
         distances = squared_distances(real_rows[part], generated_rows)
+        # Precision and recall: a point on the surface of a ball lies in it.
         precise |= (distances <= real_radius[part, None]).any(dim=0)
         recalled += int((distances <= generated_radius).any(dim=1).sum())
-        within = (distances < real_radius_k[part, None]).sum(dim=1)
-        inside += int(within.sum())
-        covered += int((within > 0).sum())
+        # Density and coverage: it does not.
+        samples_in_ball = (distances < real_radius_k[part, None]).sum(dim=1)
+        pairs_in_balls += int(samples_in_ball.sum())
+        covered += int((samples_in_ball > 0).sum())
     return {
         "precision": int(precise.sum()) / len(generated),
         "recall": recalled / len(real),
-        "density": inside / (k * len(generated)),
+        "density": pairs_in_balls / (k * len(generated)),
         "coverage": covered / len(real),
     }
 
