@@ -50,9 +50,6 @@ class ClientMechanism(Allowance):
     - A fault that was not simulated marks the ledger as unproven, because whether a client drops out may depend on its
       records. Only the setting `federation.dropout=independent` states that it does not.
     - The clients of all rounds are drawn before any answer, with a key that is used for nothing else.
-
-    Attributes:
-        groups: number of calls of `start` that make the first states of all clients that will be asked.
     """
 
     def __init__(
@@ -82,6 +79,7 @@ class ClientMechanism(Allowance):
 
     @property
     def groups(self) -> int:
+        """The number of groups of clients; `start` makes the first states of one group."""
         return -(-len(self._needed) // self._parallel)
 
     @property
@@ -135,6 +133,7 @@ class ClientMechanism(Allowance):
             return self._round(index, message)
 
     def _round(self, index: int, message: Mapping[str, Tensor]) -> Tensor | None:
+        """Round number `index`. It counts as executed before a client is asked, so a failed round counts, too."""
         self._executed = index + 1
         self._services.ledger.record_executed(self.name, self._executed)
         asked = [int(client) for client in self._rounds[index]]
@@ -151,6 +150,7 @@ class ClientMechanism(Allowance):
     def _noisy_sum(
         self, index: int, message: Mapping[str, Tensor], asked: list[int], answers: dict[int, Tensor]
     ) -> Tensor:
+        """The sum of the clipped answers of a round, with noise."""
         assert isinstance(self._bound, PerRecord)
         total = torch.zeros(self._bound.shape, dtype=torch.float64, device=self._services.device)
         # Clipped again by the server, so that the proof does not rely on clients that clip.

@@ -75,10 +75,12 @@ class ClientData:
 
     @property
     def device(self) -> torch.device:
+        """The device of the run."""
         return self._services.device
 
     @property
     def budget(self) -> Budget:
+        """The budget of the run."""
         return self._services.ledger.budget
 
     def mechanism(
@@ -128,7 +130,10 @@ class ClientData:
         self._expect_covered(sample, bound, noise_at, against)
         entry = self._planned(request, noise_at, against)
         if entry.noise_at != noise_at:
-            raise ValueError(f"mechanism {name!r} was approved with noise at the {entry.noise_at}, not the {noise_at}.")
+            raise ValueError(
+                f"mechanism {name!r}: expected noise_at={entry.noise_at!r}, with which it was approved, got "
+                f"{noise_at!r}; a resumed run must make the same requests."
+            )
         if not math.isfinite(bound.C) and entry.event.std > 0:
             raise ValueError(
                 f"mechanism {name!r}: expected a finite C for a release with noise, got C = {bound.C}, with which "

@@ -78,8 +78,9 @@ class Memory:
                 return point
             if point.version <= committed:
                 raise RuntimeError(
-                    f"the state of a client in {self._folder} is damaged; restore the folder, or start the run again, "
-                    "which with privacy.noise=os spends its epsilon a second time."
+                    f"expected the state of a client at its last checkpoint in {self._folder}, got a damaged file; "
+                    "restore the folder, or start the run again, which with privacy.noise=os spends its epsilon a "
+                    "second time."
                 )
         return Point()
 

@@ -26,6 +26,7 @@ class Allowance:
 
     @property
     def name(self) -> str:
+        """The name of the mechanism, unique within a run."""
         return self._entry.name
 
     @property
@@ -40,6 +41,7 @@ class Allowance:
 
     @property
     def bound(self) -> Bound:
+        """The bound on the exact value of a release."""
         return self._bound
 
     @property

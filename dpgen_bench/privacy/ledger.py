@@ -344,6 +344,7 @@ class Ledger:
             self.entries[name] = replace(entry, executed=executed)
 
     def to_dict(self) -> dict[str, Any]:
+        """The content of ledger.json."""
         return {
             "unit": self.unit,
             "budget": _plain(asdict(self.budget)),
@@ -383,6 +384,7 @@ class Ledger:
 
     @classmethod
     def load(cls, path: Path) -> Ledger:
+        """Read the ledger of a file, to which `save` then writes."""
         ledger = cls.from_dict(json.loads(path.read_text()))
         ledger.path = path
         return ledger

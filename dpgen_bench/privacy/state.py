@@ -58,6 +58,18 @@ class PrivateState:
         fingerprint: Callable[[], str],
         identity: dict[str, Any],
     ) -> None:
+        """
+        Args:
+            name: a name that can name a file, unique within the run.
+            sampling: the partition of the records into shards.
+            make: makes the first states of the shards of a group; the method's `start`.
+            services: what the mechanisms of the run share.
+            stack: the number of shards in a group.
+            ids: int64 [n], the ids of all records.
+            draw: returns the images and labels at the given positions.
+            fingerprint: returns a hash of all records, which is private.
+            identity: everything else that first states depend on, as JSON values.
+        """
         place = services.place
         expect_name(name, "private state")
         if isinstance(stack, bool) or not isinstance(stack, int) or stack < 1:
@@ -76,6 +88,7 @@ class PrivateState:
                 f"private state {name!r}: expected an identity without {sorted(reserved)}, which the harness adds; "
                 "remove these keys."
             )
+        # First states have a key and a place in the cache that depend on everything that they are computed from.
         whole = {"name": name, "stack": self._stack, "own": {**of_shards, **identity}, **place.identity}
         try:
             text = json.dumps(whole, sort_keys=True)

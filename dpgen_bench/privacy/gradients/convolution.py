@@ -41,6 +41,7 @@ class Correlations(LayerGradient):
 
     @classmethod
     def of_convolution(cls, layer: nn.Conv2d, inputs: Tensor, gradients: Tensor) -> Correlations:
+        """For a convolution with `inputs` [b, C, H, W] and output gradients [b, O, Th, Tw]."""
         if isinstance(layer.padding, str):
             # With padding="same" the end may have one pixel more than the start; pad here as the layer does.
             inputs = F.pad(inputs, layer._reversed_padding_repeated_twice)
@@ -48,6 +49,7 @@ class Correlations(LayerGradient):
 
     @classmethod
     def of_transposed(cls, layer: nn.ConvTranspose2d, inputs: Tensor, gradients: Tensor) -> Correlations:
+        """For a transposed convolution with `inputs` [b, O, Th, Tw] and output gradients [b, C, H, W]."""
         # With an output_padding of a stride or more, some positions of the image have no input pixel: add zero pixels.
         grid = [
             (gradients.shape[2 + i] + 2 * layer.padding[i] - layer.dilation[i] * (layer.kernel_size[i] - 1) - 1)  # type: ignore[operator]
