@@ -1,4 +1,4 @@
-"""Planted cheats of every kind that a hostile review found, each next to an honest method that does almost the same."""
+"""Planted cheats, each next to an honest method that does almost the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dpgen_bench.privacy.record_rng import RecordRng
 from dpgen_bench.privacy.sampling import Full, Poisson
 from tests.toys import MeanImage, Painter, release_painter
 
-# The generator holds what the function saw
+# The generator contains records
 
 
 class CopiedImage(MeanImage):
@@ -46,7 +46,7 @@ class CopiedRelease(MeanImage):
 
 @dataclass
 class StepsByLoss(MeanImage):
-    """A loss decides which step is kept, or when to stop: that of the records it saw, or that of its noisy sum."""
+    """A loss decides which step is kept, or when to stop: that of records (cheat), or of the noisy sum (honest)."""
 
     private: bool = False
     stops: bool = False
@@ -83,7 +83,7 @@ class StepsByLoss(MeanImage):
 
 
 class RealisedSize(MeanImage):
-    """Cheat: rows are divided by the size that the draw happened to have."""
+    """Cheat: rows are divided by the realised size of the draw."""
 
     def row(self, images: Tensor, labels: Tensor) -> Tensor:
         return 20.0 * images / max(len(images), 1)
@@ -97,7 +97,7 @@ class ConfiguredSize(MeanImage):
 
 
 class ClassWeightsOfTheBatch(MeanImage):
-    """Cheat: a record weighs what its class lacks in the batch."""
+    """Cheat: a record is weighted by how rare its class is in the batch."""
 
     def row(self, images: Tensor, labels: Tensor) -> Tensor:
         counts = torch.bincount(labels, minlength=3).clamp_min(1)
@@ -112,7 +112,7 @@ class ClassWeights(MeanImage):
 
 
 class WithoutDuplicates(MeanImage):
-    """Cheat: records that the batch holds twice are dropped."""
+    """Cheat: records that are in the batch twice are dropped."""
 
     def row(self, images: Tensor, labels: Tensor) -> Tensor:
         same = (images.flatten(1)[:, None] == images.flatten(1)[None]).all(dim=2).sum(dim=1)
@@ -120,21 +120,21 @@ class WithoutDuplicates(MeanImage):
 
 
 class WithoutOutliers(MeanImage):
-    """Honest: records that are odd by themselves are dropped."""
+    """Honest: records are dropped for their own norm."""
 
     def row(self, images: Tensor, labels: Tensor) -> Tensor:
         return images * (images.flatten(1).norm(dim=1) < 100.0)[:, None, None, None]
 
 
-class AugmentedByPlace(MeanImage):
-    """Cheat: the noise of an augmentation is seeded by the step, so that it belongs to a place in the batch."""
+class AugmentedByPosition(MeanImage):
+    """Cheat: the noise of an augmentation is seeded by the step, so that it belongs to a position in the batch."""
 
     def row(self, images: Tensor, labels: Tensor) -> Tensor:
         return images + 0.3 * torch.randn(images.shape, generator=torch.Generator().manual_seed(7))
 
 
 class AugmentedByRecord(MeanImage):
-    """Honest: it belongs to the record."""
+    """Honest: the noise of an augmentation belongs to the record."""
 
     def row(self, images: Tensor, labels: Tensor, rng: RecordRng) -> Tensor:  # type: ignore[override]
         return images + 0.3 * rng.normal(images.shape[1:])
@@ -142,10 +142,10 @@ class AugmentedByRecord(MeanImage):
 
 @dataclass
 class SpectralFeatures(MeanImage):
-    """Features of a record by a net with a spectral norm, which in training mode advances with every pass.
+    """Features of a record by a network with a spectral norm, whose buffers change in every pass in training mode.
 
-    Cheat if it does: a release that is read back after a kill does not call the function again, and an empty draw does
-    not call it at all, so that later questions differ. Honest in eval mode.
+    Cheat in training mode: the function is not called again for a release that is read back after a kill, nor for an
+    empty draw, so that later queries differ. Honest in eval mode.
     """
 
     training: bool = False
@@ -163,14 +163,14 @@ class SpectralFeatures(MeanImage):
 
 @dataclass
 class Gradients:
-    """DP-SGD on a small critic with public rows; `losses` is what the planted methods change."""
+    """DP-SGD on a small critic with public rows; the planted methods override `losses`."""
 
     steps: int = 3
-    C: float = 1e-3  # so small that every gradient is clipped: the sum of clipped ones hides their size
+    C: float = 1e-3  # so small that every gradient is clipped, and the clipped sum does not show their norms
     public: int = 2
 
     def losses(self, critic: nn.Module, x: Tensor, y: Tensor, public: Tensor) -> Tensor:
-        """Honest: one loss per row, of that row; it casts to float32 whatever it is given."""
+        """Honest: one loss per row, of that row alone; all images are cast to float32."""
         sign = torch.where(public, -1.0, 1.0)
         return F.softplus(sign * critic(x.float()).squeeze(1))
 
@@ -192,8 +192,8 @@ class Gradients:
         return release_painter(net, data)
 
 
-class WeighedLosses(Gradients):
-    """Cheat: losses are weighed by their mean in the batch."""
+class WeightedLosses(Gradients):
+    """Cheat: losses are weighted by their mean in the batch."""
 
     def losses(self, critic: nn.Module, x: Tensor, y: Tensor, public: Tensor) -> Tensor:
         losses = super().losses(critic, x, y, public)
@@ -201,7 +201,7 @@ class WeighedLosses(Gradients):
         return losses * (1.0 + mean).detach()
 
 
-class PublicRowsThatKnow(Gradients):
+class PublicRowsOfTheDraw(Gradients):
     """Cheat: the loss of a public row depends on the records of the draw."""
 
     def losses(self, critic: nn.Module, x: Tensor, y: Tensor, public: Tensor) -> Tensor:
@@ -210,11 +210,11 @@ class PublicRowsThatKnow(Gradients):
         return torch.where(public, losses * brightness, losses)
 
 
-# What ctx.steps is given
+# Objects passed to ctx.steps
 
 
 class Box:
-    """Anything with a state dict."""
+    """An object with a state dict."""
 
     def __init__(self) -> None:
         self.content: dict[str, Any] = {}
@@ -227,8 +227,8 @@ class Box:
 
 
 @dataclass
-class Boxed(MeanImage):
-    """A box in ctx.steps that holds `what`: records, in the end or only during the loop, or releases."""
+class StateInBox(MeanImage):
+    """Passes an object to ctx.steps that contains `what`: records (cheat), always or during the loop, or releases."""
 
     what: str = "releases"
 
@@ -252,15 +252,15 @@ class Boxed(MeanImage):
 
 @dataclass
 class Momentum(MeanImage):
-    """A moving average that asks the next question; `listed`: whether ctx.steps restores it."""
+    """A moving average determines the next query; a cheat unless `listed`, that is, passed to ctx.steps."""
 
     listed: bool = True
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         net, average, release = Painter(data.num_classes, list(data.image_shape)), Box(), self.mechanism(data, ctx)
         average.content["mean"] = torch.zeros(data.image_shape)
-        given = {"average": average} if self.listed else {}
-        for _ in ctx.steps(self.steps, net=net, **given):
+        listed = {"average": average} if self.listed else {}
+        for _ in ctx.steps(self.steps, net=net, **listed):
             total = release(lambda x, y: x - 0.1 * average.content["mean"]) / (self.rate * data.n)
             average.content["mean"] = 0.5 * average.content["mean"] + total
             with torch.no_grad():
@@ -269,8 +269,8 @@ class Momentum(MeanImage):
 
 
 @dataclass
-class Carried(MeanImage):
-    """Two releases without a loop: the second is centred by the first, or (cheat) by a mean that its function kept."""
+class KeptBetweenReleases(MeanImage):
+    """Two releases without a loop: the second is centred by the first, or (cheat) by a mean that a function kept."""
 
     private: bool = False
 
@@ -295,19 +295,19 @@ class Carried(MeanImage):
         return release_painter(net, data)
 
 
-# Private attributes as a door, and clocks
+# Private attributes, and times
 
 
 @dataclass
-class Door(MeanImage):
-    """Opens one of several doors to what is not public."""
+class PrivateAttribute(MeanImage):
+    """Cheat: uses a private attribute by one of several routes; honest (`route="public"`): uses public ones."""
 
-    door: str = "public"
+    route: str = "public"
 
     def prepare(self, mechanism: Mechanism) -> None:
         import copy
 
-        doors: dict[str, Any] = {
+        routes: dict[str, Any] = {
             "name": lambda: mechanism._draw,
             "getattr": lambda: getattr(mechanism, "_dr" + "aw"),
             "vars": lambda: vars(mechanism),
@@ -316,11 +316,11 @@ class Door(MeanImage):
             "caught": lambda: hasattr(mechanism, "_draw"),
             "public": lambda: (mechanism.std, mechanism.times, mechanism.executed, mechanism.bound, repr(mechanism)),
         }
-        with contextlib.suppress(Exception if self.door == "caught" else ()):
-            doors[self.door]()
+        with contextlib.suppress(Exception if self.route == "caught" else ()):
+            routes[self.route]()
 
 
-class MangledDoor(MeanImage):
+class MangledAccess(MeanImage):
     """Cheat: records by the mangled name of a private attribute."""
 
     def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
@@ -328,15 +328,15 @@ class MangledDoor(MeanImage):
 
 
 class LogsSeconds(MeanImage):
-    """Honest: it logs how long it took, and how many images it made in a second."""
+    """Honest: logs a time in seconds and in nanoseconds, and a rate per second."""
 
     def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
         ctx.log(seconds=time.perf_counter(), time_ns=time.time_ns(), images_per_sec=1.0 / time.perf_counter())
 
 
 @dataclass
-class CallsItSeconds(MeanImage):
-    """Cheat: what it saw is logged under the name of a time."""
+class NamedAsTime(MeanImage):
+    """Cheat: a value of records is logged under the name of a time."""
 
     name: str = "seconds"
     kind: type = float

@@ -1,4 +1,4 @@
-"""Methods that get at the noise of a release and subtract it, so that the exact value is left; and an honest one."""
+"""Methods that obtain the noise of a release and subtract it, which gives the exact value; and an honest method."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from tests.toys import MeanImage, Painter, release_painter
 
 @contextlib.contextmanager
 def patched(kept: list[Tensor]) -> Iterator[None]:
+    """Replace the harness's function that adds noise by one that also appends the noise to `kept`."""
+
     def watched(exact: Tensor, std: float, key: Key) -> Tensor:
         kept.append(add_noise(torch.zeros_like(exact), std, key))
         return add_noise(exact, std, key)
@@ -37,12 +39,12 @@ def patched(kept: list[Tensor]) -> Iterator[None]:
 
 
 @dataclass
-class KnowsTheNoise(MeanImage):
-    """The generator gets each release less its noise; honest (`by="nothing"`): less a constant.
+class SubtractsTheNoise(MeanImage):
+    """The generator receives each release minus its noise; honest (`by="nothing"`): minus a constant.
 
-    The noise is known `by` another function in the place of the harness's, or by the run's key, which functions
-    of C read when the harness calls them, or which is a guess. Modes of PyTorch
-    do not see it (tests/test_hostile_methods.py).
+    The method obtains the noise `by` a patch, another function in the place of the harness's; or by the run's key,
+    which functions implemented in C read when the harness calls them ("C"), or which is guessed ("guess"). Modes of
+    PyTorch do not see the noise (tests/test_hostile_methods.py).
     """
 
     by: str = "nothing"
@@ -66,7 +68,7 @@ class KnowsTheNoise(MeanImage):
 
 
 def standard_normal(secret: bytes, index: int, shape: tuple[int, ...]) -> Tensor:
-    """The noise of release `index` over its std, computed as the harness does, without asking it."""
+    """The noise of release `index` divided by its std, computed as the harness does, without use of the harness."""
     for path in (("sum", index), ("value",), ("noise",)):
         digest = hashlib.sha256(secret)
         for text in (f"{type(part).__name__}:{part}".encode() for part in path):
@@ -77,18 +79,18 @@ def standard_normal(secret: bytes, index: int, shape: tuple[int, ...]) -> Tensor
 
 
 class Spy:
-    """Handed to ctx.steps; a state dict is asked for by the harness, and made by functions of C alone."""
+    """Is passed to ctx.steps, so that the harness calls `state_dict`, which only functions implemented in C compute."""
 
     def __init__(self, release: Mechanism, secrets: list[bytes]) -> None:
-        got = map(secrets.append, map(operator.attrgetter("_services.key.secret"), [release] * 1000))
-        self.state_dict = functools.partial(next, got, None)
+        appended = map(secrets.append, map(operator.attrgetter("_services.key.secret"), [release] * 1000))
+        self.state_dict = functools.partial(next, appended, None)
 
     def load_state_dict(self, state: None) -> None:
         pass
 
 
-class ByTheClass(MeanImage):
-    """Cheat: records outside of any function, by a private function of the class, and unused."""
+class PrivateMethodOfTheClass(MeanImage):
+    """Cheat: obtains records outside of a private function, by a private method of the class, and does not use them."""
 
     def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
         with contextlib.suppress(IndexError):

@@ -1,4 +1,4 @@
-"""Methods whose samples, or saved files, hold what stands outside of the generator's state: private or public."""
+"""Methods whose samples, or saved files, contain values from outside of the generator's state: private or public."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def public_pattern(size: int) -> float:
 
 
 class Reading(Painter):
-    """A painter that adds a number from somewhere to its images."""
+    """A painter that adds a number to its images, which it reads from the place `where`."""
 
     held: ClassVar[float] = 0.0
 
@@ -68,7 +68,7 @@ class Reading(Painter):
 
 @dataclass
 class Outside(MeanImage):
-    """Samples have in them what is kept `where`: for half of the places the records, a release, or what is public."""
+    """Samples contain a number that is kept `where`: of records (global, class, default, file), or a public one."""
 
     where: str = "constant"
 
@@ -113,8 +113,8 @@ class Saving(NetGenerator):
 
 
 @dataclass
-class Noted(MeanImage):
-    """It notes what it saw, or what it released, in a file next to its weights, or in the labels that it draws."""
+class SavesNote(MeanImage):
+    """Stores a value of records (if private) or a constant in a file next to the weights, or in the drawn labels."""
 
     private: bool = False
     labels: bool = False
@@ -132,7 +132,7 @@ class Noted(MeanImage):
 
 
 class Labelled(Saving):
-    """The same, saved as the harness does."""
+    """A generator whose labels depend on `note`, and which the harness saves."""
 
     save = NetGenerator.save
 
@@ -151,7 +151,7 @@ def shelved(kept: list[Tensor] = []) -> list[Tensor]:  # noqa: B006, it is the c
 
 @dataclass
 class ComputedOnce(MeanImage):
-    """The mean of the first records that the process sees is kept and put into the generator; or a constant is."""
+    """The mean of the first records of the process, or a constant, is kept `where` and added to every generator."""
 
     where: str = "constant"
     mean: ClassVar[Tensor | None] = None

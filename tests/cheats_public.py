@@ -1,4 +1,4 @@
-"""Methods that put what they saw, or what is public, into a public file, in a form that is easily missed."""
+"""Methods that write values of records, or public values, into a public file, in forms that are easily missed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def seen(images: Tensor) -> Tensor:
 
 @dataclass
 class Remembers(MeanImage):
-    """Keeps what it saw last: `number`, within [0, 1]. With `private` False, a constant stands in its place."""
+    """Keeps the last records and their mean, `number`, in [0, 1]; if `private` is False, `number` is a constant."""
 
     private: bool = True
     number: float = 0.0
@@ -52,18 +52,18 @@ class Padded(Painter):
 
 
 class Counted(NetGenerator):
-    """A generator that says how many parameters it has."""
+    """A generator whose number of parameters is a stored value."""
 
-    said: int = 7
+    stored: int = 7
 
     @property
     def num_parameters(self) -> int:
-        return self.said
+        return self.stored
 
 
 @dataclass
 class InGenerator(Remembers):
-    """Bits of images in what compares equal: signs of zeros, True and 1, order of keys; or a count of parameters."""
+    """Bits of images in values that compare equal (signs of zeros, True and 1, order of keys), or in a count."""
 
     where: str = "signs"
 
@@ -76,7 +76,7 @@ class InGenerator(Remembers):
         note: Any = []
         if self.where == "signs":
             net.pad[: len(images)] = torch.copysign(torch.zeros(()), images[:8] - 0.5)
-        if self.where == "nan":  # honest: not a number until it is used
+        if self.where == "nan":  # honest: the buffer is constant
             net.pad.fill_(float("nan"))
         if self.where == "ones":
             note = [True if bit else 1 for bit in bright]
@@ -92,13 +92,13 @@ class InGenerator(Remembers):
         }
         generator = Counted(net, config, 4, data.num_classes, data.image_shape)
         if self.where == "parameters":
-            generator.said = round(1e6 * self.number)
+            generator.stored = round(1e6 * self.number)
         return generator
 
 
 @dataclass
 class InState(MeanImage):
-    """A box in ctx.steps holds records, in a form that is easily missed; or something public of the same kinds."""
+    """Passes an object to ctx.steps that contains records, in a form that is easily missed, or public values."""
 
     form: str = "public"
     steps: int = 2
@@ -137,7 +137,7 @@ class InState(MeanImage):
 
 @dataclass
 class SeedsPublicRandomness(Remembers):
-    """Python's generator is seeded with what was seen, and stands so in the checkpoint; or with a constant."""
+    """Python's generator, whose state is in the checkpoint, is seeded with a value of records, or with a constant."""
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         net, release = Painter(data.num_classes, list(data.image_shape)), self.mechanism(data, ctx)
@@ -151,7 +151,7 @@ class SeedsPublicRandomness(Remembers):
 
 @dataclass
 class SecondMechanism(Remembers):
-    """A second mechanism, requested after the first was used: its std, times, bound or name are of what that saw."""
+    """Cheat: a second mechanism, requested after a release, whose std, times, bound or name depend on records."""
 
     what: str = "std"
 
@@ -160,11 +160,11 @@ class SecondMechanism(Remembers):
         return data.mechanism("sum", sample=Poisson(self.rate), bound=bound, times=self.steps, std=1e3)
 
     def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
-        of = {self.what: self.number}
-        bound = PerRecord(C=1.0 + of.get("bound", 0.0), shape=(1,))
-        times, std = 1 + round(1000 * of.get("times", 0.0)), 1e6 + of.get("std", 0.0)
+        changes = {self.what: self.number}
+        bound = PerRecord(C=1.0 + changes.get("bound", 0.0), shape=(1,))
+        times, std = 1 + round(1000 * changes.get("times", 0.0)), 1e6 + changes.get("std", 0.0)
         second = data.mechanism(
-            f"second-{round(1e6 * of.get('name', 0.0))}", sample=Full(), bound=bound, times=times, std=std
+            f"second-{round(1e6 * changes.get('name', 0.0))}", sample=Full(), bound=bound, times=times, std=std
         )
         if self.what != "name":  # a name stands in the ledger before its first release
             second(lambda x, y: torch.ones(len(x), 1))
@@ -186,7 +186,7 @@ class TwoMechanisms(MeanImage):
 
 @dataclass
 class Claimed(Remembers):
-    """The paper's count, or what an assumption would give, is what was seen; or a constant."""
+    """epsilon_claimed, or the text of epsilon_conditional, is a value of records, or a constant."""
 
     conditional: bool = False
 
@@ -201,8 +201,8 @@ class Claimed(Remembers):
 
 
 @dataclass
-class InCounts(Remembers):
-    """What was seen decides the order of names in the log or of counters, or how many parameters are trained."""
+class OrderOfCounts(Remembers):
+    """Records (or a constant) determine the order of names in the log or of counters, or the trained parameters."""
 
     what: str = "log"
 

@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread, weights and data from beside the repository where they lie there."""
+"""Settings and fixtures of all tests: one thread, and data and weights from a folder next to the repository, if any."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.perturbed import perturbation
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 torch.set_num_threads(int(os.environ.get("DPGEN_TEST_THREADS", 1)))
-# The same examples on every machine, and no verdict about time: the machines that run this are shared.
+# The same examples on every machine, and no deadlines, because machines that run tests are shared.
 settings.register_profile("bench", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("bench")
 if (SHARED / "torch_home").is_dir():
@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """For the whole session, and so in fixtures of every scope; where tests are distributed, by the workers alone."""
+    """Perturb the whole session, including fixtures of every scope; if tests are distributed, only in the workers."""
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
     if runs_tests and (seed := config.getoption("perturb")) is not None:
         perturbation.install(seed)
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def own_rounding(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests marked `rounding` measure the rounding of the machine they run on, so that is not perturbed."""
+    """Suspend the perturbation in tests marked `rounding`, which measure the rounding of the machine."""
     if request.node.get_closest_marker("rounding"):
         with perturbation.suspended():
             yield
@@ -49,15 +49,15 @@ def own_rounding(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def one_thread_of_torch() -> Iterator[None]:
-    """For tests that fork: in a child of a process that has computed with several threads, PyTorch waits for ever."""
+    """One thread, for tests that fork: PyTorch hangs in the child of a process that computed with several threads."""
     with one_thread():
         yield
 
 
 @pytest.fixture(scope="session")
 def data_root() -> Path:
-    """The folder with real data: $DPGEN_DATA, else ../shared/data beside the repository. Skips if neither is there."""
+    """The folder with real data: $DPGEN_DATA or, by default, ../shared/data. Skips the test if it does not exist."""
     root = Path(os.environ.get("DPGEN_DATA", SHARED))
     if not root.is_dir():
-        pytest.skip(f"no real data: {root} is not there (set DPGEN_DATA to a folder that holds MNIST/raw)")
+        pytest.skip(f"no real data: {root} does not exist (set DPGEN_DATA to a folder that contains MNIST/raw)")
     return root

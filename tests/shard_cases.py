@@ -10,4 +10,5 @@ UNIT = Sensitivity(1.0, 1.0)
 
 
 def unit(shards: int, multiplier: float, times: int, schedule: str = "random") -> Event:
+    """An event of sensitivity 1."""
     return Event(OneShard(shards, schedule), UNIT, multiplier, times)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Three accountants against one conformance suite, closed forms, each other, and the papers' rows.
+"""Tests of three accountants: one suite for all, closed forms, comparisons with each other, and the papers' rows.
 
 Golden epsilons: the DPGAN paper's Table 1 settings (batch, sigma, steps; q = 1 / ceil(n / B)), computed with Opacus 1.6
 (RDP), dp-accounting 0.6 (PLD) and prv-accountant 0.2 (PRV estimate), and DP-Sinkhorn's final MNIST setting.
@@ -62,7 +62,7 @@ def exact_single_release(q: float, multiplier: float, delta: float = DELTA) -> f
 
 
 class Conformance:
-    """What holds for any accountant; `looseness` is its stated excess over the exact Gaussian (absolute, relative)."""
+    """Properties of every accountant; `looseness`: its largest excess over the exact Gaussian (absolute, relative)."""
 
     accountant: ClassVar[Accountant]
     looseness: ClassVar[tuple[float, float]]
@@ -155,7 +155,7 @@ class TestRdp(Conformance):
             bounds = orders / (2 * multiplier**2) + np.log1p(-1 / orders) - np.log(DELTA * orders) / (orders - 1)
             assert self.eps(full(std=multiplier)) <= bounds.min() * 1.002 + 1e-9
 
-    def test_poisson_under_replace_one_is_refused_in_words(self) -> None:
+    def test_poisson_under_replace_one_is_refused(self) -> None:
         with pytest.raises(NotCovered, match="add/remove only"):
             self.eps(sampled(), relation="replace_one")
 
@@ -164,7 +164,7 @@ class TestPrv(Conformance):
     accountant = Prv()
     looseness = (2.1e-3, 0.02)
 
-    def test_poisson_under_replace_one_is_refused_in_words(self) -> None:
+    def test_poisson_under_replace_one_is_refused(self) -> None:
         with pytest.raises(NotCovered, match="add/remove only"):
             self.eps(sampled(), relation="replace_one")
 
@@ -241,7 +241,7 @@ def test_replace_one_lies_between_add_remove_and_group_privacy() -> None:
 
 
 def test_rows_of_one_draw_are_one_event() -> None:
-    """B rows of one draw cost far more than B times as many independent releases: the count this bench refuses."""
+    """B rows of one draw cost far more than B times as many independent releases, which some papers count."""
     rows, steps = 50, 200
     joint = sampled(q=0.01, std=1.5 * 2.0, times=steps, sensitivity=Sensitivity(2 * rows**0.5, 2 * rows**0.5))
     independent = sampled(q=0.01, std=1.5 * 2.0, times=steps * rows, sensitivity=ROW)
@@ -261,7 +261,7 @@ def test_unknown_accountant_names_the_known_ones() -> None:
 
 
 def test_a_pld_cell_needs_no_torch() -> None:
-    """A process that computes one cell starts in a second because of it."""
+    """Otherwise a process that computes one cell would take seconds to start."""
     code = (
         "import sys; from dpgen_bench.privacy.accountants.table import ACCOUNTANTS, Composition\n"
         "c = Composition(0.0, ((0.01, 1.0, 10),))\n"
@@ -322,7 +322,7 @@ def test_dpgan_rows_pld(row) -> None:
     q, sigma, steps, delta, _, pld, prv = DPGAN[row]
     event = sampled(q, sigma, steps)
     assert Pld(interval=1e-4).epsilon([event], delta, "add_remove") == pytest.approx(pld, rel=1.2e-4)
-    # By itself the accountant takes a finer grid at epsilon 1, which brings it to PRV's estimate.
+    # The accountant chooses a finer grid at epsilon 1, with which it agrees with PRV's estimate.
     chosen = epsilon([event], delta, "add_remove", "pld")
     assert prv * (1.0 - 5e-4) <= chosen <= pld * (1.0 + 1.2e-4)
     assert chosen == pytest.approx(prv, rel=5e-4)
@@ -352,7 +352,7 @@ def test_dp_sinkhorn_claimed_and_proven() -> None:
     step = sampled(1 / 1200, 2.0 * 1.5, 160_000, SINKHORN_JOINT)
     assert step.multiplier("add_remove") == pytest.approx(0.2121, abs=1e-4)
     assert epsilon([step], DELTA, "add_remove", "pld") == pytest.approx(845, abs=0.5)
-    # 890 with the usual orders; orders near 1 bring it down, never below PLD.
+    # 890 with the usual orders; orders near 1 lower it, never below PLD.
     assert 845 < epsilon([step], DELTA, "add_remove", "rdp") <= 890
 
 
@@ -383,7 +383,7 @@ def test_dp_merf_published_noise(sigma, replace_one, add_remove) -> None:
 @pytest.mark.parametrize(
     "wrong", [(0.0, 1.0, 1, 1e-5), (1.1, 1.0, 1, 1e-5), (0.1, 0.0, 1, 1e-5), (0.1, 1.0, 0, 1e-5), (0.1, 1.0, 1, 1.0)]
 )
-def test_claims_refuse_what_is_no_setting(wrong) -> None:
+def test_claims_refuse_invalid_settings(wrong) -> None:
     with pytest.raises(ValueError, match="expected"):
         classical_rdp(*wrong)
     with pytest.raises(ValueError, match="expected"):

@@ -1,4 +1,4 @@
-"""Who may import whom, and that every config of the bench builds what it names."""
+"""The harness imports no methods, methods do not import each other, and every config builds the class that it names."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_method_file_and_its_yaml_share_their_name(path):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "methods").glob("[!_]*.py")), ids=lambda p: p.name)
-def test_a_default_stands_in_the_yaml_alone(path):
+def test_a_default_is_in_the_yaml_alone(path):
     """The yaml names each setting with its value and its source; the class declares types and ranges."""
     config = compose_config([f"method={path.stem}"])
     cls = get_class(config.method["_target_"])
@@ -57,7 +57,7 @@ def test_a_default_stands_in_the_yaml_alone(path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "methods").glob("[!_]*.py")), ids=lambda p: p.name)
 def test_a_method_is_short_and_holds_no_network(path):
-    """A method reads like its paper's algorithm: networks lie in dpgen_bench/nets, plumbing in the harness."""
+    """A method reads like its paper's algorithm: networks are in dpgen_bench/nets, infrastructure in the harness."""
     module = importlib.import_module(f"methods.{path.stem}")
     own = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
     assert own

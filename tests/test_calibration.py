@@ -43,9 +43,9 @@ def test_dp_merf_noise_is_exact(eps, multiplier) -> None:
     The authors' 5.0 for epsilon 1 would be 0.7255 (test_accountants).
     """
     std = calibrate_std(Budget(eps, 1e-5, "replace_one", "pld"), [], Full(), RECORD, times=1)
-    found, exact = std / RECORD.replace_one, get_sigma_gaussian(eps, 1e-5)
+    calibrated, exact = std / RECORD.replace_one, get_sigma_gaussian(eps, 1e-5)
     assert f"{exact:.{len(multiplier.split('.')[1])}f}" == multiplier
-    assert exact <= found <= exact * (1.0 + 1.1e-4)
+    assert exact <= calibrated <= exact * (1.0 + 1.1e-4)
 
 
 CASES = [
@@ -59,7 +59,7 @@ CASES = [
     (Budget(1.0, 1e-5, "add_remove", "prv"), [], Poisson(0.05), RECORD, 100),
     (Budget(10.0, 1e-5, "replace_one", "pld"), [], OneShard(1000), ROWS, 20_000),
     (Budget(1.0, 1e-5, "replace_one", "pld"), [], OneShard(1000, "public_balanced"), ROWS, 20_000),
-    (Budget(0.3, 1e-5, "add_remove", "pld"), [], OneShard(1000), ROWS, 1),  # a hit has probability 1e-3
+    (Budget(0.3, 1e-5, "add_remove", "pld"), [], OneShard(1000), ROWS, 1),  # a participation has probability 1e-3
     (Budget(200.0, 1e-5, "replace_one", "pld"), [Event(OneShard(9), RECORD, 1.0, 10)], OneShard(7), RECORD, 50),
     (Budget(2.0, 1e-5, "add_remove", "rdp"), [Event(Poisson(0.05), RECORD, 2.0, 10)], OneShard(10), ROWS, 30),
     (Budget(2.0, 1e-5, "replace_one", "prv"), [], OneShard(10, "public_balanced"), ROWS, 30),
@@ -109,7 +109,7 @@ def test_gs_wgan_noise_for_epsilon_10(schedule, sigma) -> None:
 
 @pytest.mark.parametrize(("shards", "std"), [(1000, 9.0), (7, 3.0), (50, 2.0), (10**5, 9.0)])
 def test_a_balanced_schedule_fills_whole_rounds(shards, std) -> None:
-    """Replace-one epsilon 10 allows multiplier 0.49989: so many hits of multiplier std / 2, each hit a round of K."""
+    """Replace-one epsilon 10 allows multiplier 0.49989, hence so many rounds of K draws of multiplier std / 2."""
     budget = Budget(10.0, 1e-5, "replace_one", "pld")
     rounds = math.floor((std / 2.0 / 0.49989) ** 2)
     times = calibrate_times(budget, [], OneShard(shards, "public_balanced"), RECORD, std)
@@ -136,7 +136,7 @@ def test_std_scales_with_the_clipping_norm() -> None:
     assert calibrate_std(budget, [], Poisson(0.05), Sensitivity(7.0, 14.0), 100) == pytest.approx(7.0 * std, rel=2e-4)
 
 
-def test_what_is_spent_raises_the_noise() -> None:
+def test_spent_budget_raises_the_noise() -> None:
     budget = Budget(2.0, 1e-5, "add_remove", "rdp")
     alone = calibrate_std(budget, [], Poisson(0.05), RECORD, 100)
     assert calibrate_std(budget, [Event(Full(), RECORD, 5.0, 1)], Poisson(0.05), RECORD, 100) > 1.01 * alone
@@ -163,13 +163,13 @@ def test_an_exhausted_budget_is_refused(accountant) -> None:
             calibrate_times(budget, [], Full(), RECORD, std)
 
 
-def test_noise_that_only_delta_excuses_must_be_stated() -> None:
+def test_noise_must_be_stated_where_delta_covers_all_participations() -> None:
     for sampling in (Poisson(1e-7), OneShard(10**7)):
         with pytest.raises(ValueError, match="state the noise"):
             calibrate_std(Budget(1.0, 1e-5), [], sampling, RECORD, 10)
 
 
-def test_more_releases_than_anyone_makes_must_be_stated() -> None:
+def test_a_very_large_number_of_releases_must_be_stated() -> None:
     with pytest.raises(ValueError, match="state their number"):
         calibrate_times(Budget(1.0), [], Full(), RECORD, std=1e9)
     with pytest.raises(ValueError, match="state their number"):
@@ -184,7 +184,7 @@ def test_an_unclipped_release_fits_no_budget() -> None:
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
-def test_a_relation_the_accountant_lacks_is_not_worked_around(accountant) -> None:
+def test_a_relation_that_the_accountant_lacks_is_refused(accountant) -> None:
     budget = Budget(1.0, 1e-5, "replace_one", accountant)
     with pytest.raises(NotCovered):
         calibrate_std(budget, [], Poisson(0.05), RECORD, 100)
@@ -202,7 +202,7 @@ def test_a_random_shard_is_not_calibrated_by_prv() -> None:
 
 @pytest.mark.slow
 def test_prv_calibrates_dpgan_too() -> None:
-    """Within 1e-4 of the most: further releases are far below PRV's own interval."""
+    """Within 0.1% of the largest number: one more release changes epsilon by less than the error of PRV."""
     budget = Budget(10.0, 1e-5, "add_remove", "prv")
     times = calibrate_times(budget, [], Poisson(1 / 469), RECORD, 1.0)
     assert spend(budget, Event(Poisson(1 / 469), RECORD, 1.0, times)) <= 10.0

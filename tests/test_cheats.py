@@ -1,4 +1,4 @@
-"""Every kind of cheat that a hostile review found fails the suite; an honest method next to each stays unaccused."""
+"""Planted cheats fail the suite for the expected reason, and similar honest methods pass it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from dpgen_bench.testing import ConformanceError, PrivateAccess, check_method
 from tests import cheats
-from tests.cheats import Boxed, Door, Momentum, StepsByLoss
-from tests.cheats_outside import ComputedOnce, Noted, Outside
+from tests.cheats import Momentum, PrivateAttribute, StateInBox, StepsByLoss
+from tests.cheats_outside import ComputedOnce, Outside, SavesNote
 
 SMALL = {"image_shape": (1, 8, 8), "num_classes": 3}
 
@@ -21,9 +21,9 @@ CHEATS = {
     "realised batch size": (cheats.RealisedSize, f"{ROWS}|its declared sensitivity"),
     "class weights of the batch": (cheats.ClassWeightsOfTheBatch, f"{ROWS}|its declared sensitivity"),
     "duplicates dropped": (cheats.WithoutDuplicates, ROWS),
-    "augmentation by place": (cheats.AugmentedByPlace, f"{ROWS}|its declared sensitivity"),
-    "losses weighed, clipping saturated": (cheats.WeighedLosses, ROWS),
-    "public rows that know the draw": (cheats.PublicRowsThatKnow, ROWS),
+    "augmentation by position": (cheats.AugmentedByPosition, f"{ROWS}|its declared sensitivity"),
+    "losses weighted, clipping saturated": (cheats.WeightedLosses, ROWS),
+    "public rows that depend on the draw": (cheats.PublicRowsOfTheDraw, ROWS),
     "module global": (lambda: Outside(where="global"), SAMPLES),
     "class attribute": (lambda: Outside(where="class"), SAMPLES),
     "mutable default argument": (lambda: Outside(where="default"), SAMPLES),
@@ -36,19 +36,22 @@ CHEATS = {
         )
         for where in ("class", "global", "cache", "default")
     },
-    "a file next to the weights": (lambda: Noted(private=True), "saves other files"),
-    "labels that it draws": (lambda: Noted(private=True, labels=True), SAMPLES),
-    "records in ctx.steps": (lambda: Boxed(what="records"), "passed to ctx.steps differs"),
-    "records in ctx.steps for a while": (lambda: Boxed(what="records for a while"), "passed to ctx.steps differs"),
+    "a file next to the weights": (lambda: SavesNote(private=True), "saves other files"),
+    "labels that it draws": (lambda: SavesNote(private=True, labels=True), SAMPLES),
+    "records in ctx.steps": (lambda: StateInBox(what="records"), "passed to ctx.steps differs"),
+    "records in ctx.steps for a while": (lambda: StateInBox(what="records for a while"), "passed to ctx.steps differs"),
     "state forgotten in ctx.steps": (lambda: Momentum(listed=False), "another query with the same noise"),
-    "a mean that an earlier function kept": (lambda: cheats.Carried(private=True), "another query with the same noise"),
+    "a mean that an earlier function kept": (
+        lambda: cheats.KeptBetweenReleases(private=True),
+        "another query with the same noise",
+    ),
     "buffers that a private function advances": (
         lambda: cheats.SpectralFeatures(training=True),
         "another query with the same noise",
     ),
     **{
         f"a private value called {name}": (
-            lambda name=name, kind=kind: cheats.CallsItSeconds(name=name, kind=kind),
+            lambda name=name, kind=kind: cheats.NamedAsTime(name=name, kind=kind),
             "the log differs",
         )
         for name, kind in (("seconds", float), ("time_ns", int), ("images_per_sec", float))
@@ -60,40 +63,40 @@ HONEST = {
     "a stop by a noisy loss": lambda: StepsByLoss(stops=True),
     "configured batch size": cheats.ConfiguredSize,
     "public class weights": cheats.ClassWeights,
-    "odd records dropped": cheats.WithoutOutliers,
+    "outliers dropped": cheats.WithoutOutliers,
     "augmentation by record": cheats.AugmentedByRecord,
     "gradients with public rows": cheats.Gradients,
     "features in eval mode": cheats.SpectralFeatures,
     "a constant of a module": lambda: Outside(where="constant"),
-    "a memo of something public": lambda: Outside(where="memo"),
+    "a cached public value": lambda: Outside(where="memo"),
     "its own source": lambda: Outside(where="source"),
     "a constant computed once": ComputedOnce,
-    "a public file next to the weights": Noted,
-    "releases in ctx.steps": Boxed,
+    "a public file next to the weights": SavesNote,
+    "releases in ctx.steps": StateInBox,
     "state listed in ctx.steps": Momentum,
-    "a release that centres the next": cheats.Carried,
-    "public attributes": Door,
-    "clocks in the log": cheats.LogsSeconds,
+    "a release that centres the next": cheats.KeptBetweenReleases,
+    "public attributes": PrivateAttribute,
+    "times in the log": cheats.LogsSeconds,
 }
 
 
 @pytest.mark.parametrize(("cheat", "reason"), CHEATS.values(), ids=CHEATS)
-def test_cheats_are_caught(cheat, reason):
+def test_cheats_are_detected(cheat, reason):
     with pytest.raises(ConformanceError, match=reason):
         check_method(cheat, **SMALL)
 
 
 @pytest.mark.parametrize("honest", HONEST.values(), ids=HONEST)
-def test_their_honest_neighbours_are_not_accused(honest):
+def test_similar_honest_methods_pass(honest):
     check_method(honest, **SMALL)
 
 
-@pytest.mark.parametrize("door", ["name", "getattr", "vars", "copy", "set", "caught"])
-def test_private_attributes_are_closed(door):
+@pytest.mark.parametrize("route", ["name", "getattr", "vars", "copy", "set", "caught"])
+def test_access_to_private_attributes_is_refused(route):
     with pytest.raises(PrivateAccess, match=r"cheats.py:\d+ used '_"):
-        check_method(lambda: Door(door=door), **SMALL)
+        check_method(lambda: PrivateAttribute(route=route), **SMALL)
 
 
-def test_a_mangled_name_is_closed():
+def test_access_by_a_mangled_name_is_refused():
     with pytest.raises(PrivateAccess, match="used '_PrivateData__images' of a PrivateData"):
-        check_method(cheats.MangledDoor, **SMALL)
+        check_method(cheats.MangledAccess, **SMALL)

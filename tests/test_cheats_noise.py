@@ -1,4 +1,4 @@
-"""Methods that subtract the noise, or use a key or a class of the harness, fail the suite; an honest one passes."""
+"""Methods that subtract the noise, or use a key or a private method of the harness, fail; an honest method passes."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from dpgen_bench.privacy.record_rng import RecordRng
 from dpgen_bench.privacy.state import private_rng
 from dpgen_bench.testing import ConformanceError, PrivateAccess, check_method
 from dpgen_bench.testing.other_noise import OtherNoise
-from tests.cheats_noise import ByTheClass, KnowsTheNoise
+from tests.cheats_noise import PrivateMethodOfTheClass, SubtractsTheNoise
 
 SMALL = {"image_shape": (1, 8, 8), "num_classes": 3}
 
 
 @pytest.mark.parametrize("by", ["patch", "C"])
-def test_who_knows_the_noise_is_caught(by):
+def test_methods_that_subtract_the_noise_are_detected(by):
     with pytest.raises(ConformanceError, match=r"but other noise, .* The method depends on the noise"):
-        check_method(lambda: KnowsTheNoise(by=by), **SMALL)
+        check_method(lambda: SubtractsTheNoise(by=by), **SMALL)
 
 
-def test_who_subtracts_a_constant_is_not_accused():
-    check_method(KnowsTheNoise, **SMALL)
+def test_a_method_that_subtracts_a_constant_passes():
+    check_method(SubtractsTheNoise, **SMALL)
 
 
-def test_a_guessed_key_and_the_functions_of_a_class_are_closed():
+def test_a_guessed_key_and_private_functions_of_a_class_are_refused():
     with pytest.raises(PrivateAccess, match=r"cheats_noise.py:\d+ used 'seeded' of Key"):
-        check_method(lambda: KnowsTheNoise(by="guess"), **SMALL)
+        check_method(lambda: SubtractsTheNoise(by="guess"), **SMALL)
     with pytest.raises(PrivateAccess, match=r"cheats_noise.py:\d+ used '_PrivateData__batch' of PrivateData"):
-        check_method(ByTheClass, **SMALL)
+        check_method(PrivateMethodOfTheClass, **SMALL)
 
 
 def test_other_noise_has_the_same_draws_and_is_independent():

@@ -1,4 +1,4 @@
-"""Cheats that hide records in public files in forms that `==` does not see; honest neighbours stay unaccused."""
+"""Cheats that hide records in public files in forms that `==` does not detect fail; similar honest methods pass."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dpgen_bench.training.plain import plain
 from tests.cheats import Box
 from tests.cheats_public import (
     Claimed,
-    InCounts,
     InGenerator,
     InState,
+    OrderOfCounts,
     SecondMechanism,
     SeedsPublicRandomness,
     TwoMechanisms,
@@ -42,29 +42,29 @@ CHEATS = {
     },
     "a seed of public randomness": (SeedsPublicRandomness, f"{STATE} after step 0 in public randomness/python"),
     "a claimed epsilon": (Claimed, "epsilon_claimed"),
-    "words of a conditional epsilon": (partial(Claimed, conditional=True), "epsilon_claimed or epsilon_conditional"),
-    "order of names in the log": (partial(InCounts, what="log"), "the log differs"),
-    "order of counters": (partial(InCounts, what="counters"), "order of their names"),
-    "trained parameters": (partial(InCounts, what="parameters"), "training.json is public"),
+    "text of a conditional epsilon": (partial(Claimed, conditional=True), "epsilon_claimed or epsilon_conditional"),
+    "order of names in the log": (partial(OrderOfCounts, what="log"), "the log differs"),
+    "order of counters": (partial(OrderOfCounts, what="counters"), "order of their names"),
+    "trained parameters": (partial(OrderOfCounts, what="parameters"), "training.json is public"),
 }
 HONEST = {
     "a buffer of NaN": partial(InGenerator, where="nan", private=False),
-    "plain things in ctx.steps": InState,
+    "plain values in ctx.steps": InState,
     "a public seed": partial(SeedsPublicRandomness, private=False),
     "a second mechanism": TwoMechanisms,
     "a claim": partial(Claimed, private=False),
-    "counters": partial(InCounts, what="counters", private=False),
+    "counters": partial(OrderOfCounts, what="counters", private=False),
 }
 
 
 @pytest.mark.parametrize(("cheat", "reason"), CHEATS.values(), ids=CHEATS)
-def test_cheats_are_caught(cheat, reason):
+def test_cheats_are_detected(cheat, reason):
     with pytest.raises(ConformanceError, match=reason):
         check_method(cheat, **SMALL)
 
 
 @pytest.mark.parametrize("honest", HONEST.values(), ids=HONEST)
-def test_their_honest_neighbours_are_not_accused(honest):
+def test_similar_honest_methods_pass(honest):
     check_method(honest, **SMALL)
 
 
@@ -106,15 +106,15 @@ def test_a_checkpoint_holds_a_slice_without_the_memory_under_it_and_no_attribute
     assert held["view"].shape == (0,)
 
 
-def test_a_schedule_is_found_again_as_it_was(tmp_path):
-    """Its milestones are a Counter."""
+def test_a_schedule_is_restored_unchanged(tmp_path):
+    """The milestones of this schedule are a Counter."""
     sgd = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
     schedule = torch.optim.lr_scheduler.MultiStepLR(sgd, [2, 5])
     path = _checkpoint(tmp_path, schedule.state_dict())
     assert load_checkpoint(path).phases["train"].stateful["box"] == schedule.state_dict()
 
 
-def test_a_checkpoint_refuses_what_it_could_not_hand_back(tmp_path):
+def test_a_checkpoint_refuses_values_that_it_cannot_restore(tmp_path):
     loop: list[object] = []
     loop.append(loop)
     for content, what in ((nn.Linear(1, 1), "Linear"), ({1, 2}, "set"), (print, "builtin"), (loop, "within itself")):
@@ -129,7 +129,7 @@ def test_a_copy_of_parameters_and_views_keeps_values_and_strides():
     assert (copied.stride(), copied.requires_grad, type(copied)) == (weight.stride(), False, nn.Parameter)
 
 
-def test_the_clock_of_a_run_is_the_harness_s_own():
+def test_a_method_cannot_change_the_clock_or_the_log():
     context = Context()
     with pytest.raises(TypeError, match="does not support item assignment"):
         context.seconds["train"] = 0.5

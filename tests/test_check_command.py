@@ -17,7 +17,7 @@ def conf(tmp_path: Path) -> list[str]:
     (tmp_path / "method").mkdir()
     for name, target, more in [
         ("toy", "tests.toys.MeanImage", "steps: 90\ncheck: {steps: 3}"),
-        ("door", "tests.cheats.Door", "door: name"),
+        ("door", "tests.cheats.PrivateAttribute", "route: name"),
         ("broken", "tests.toys.Broken", ""),
     ]:
         text = f"name: {name}\n_target_: {target}\n{more}\n"

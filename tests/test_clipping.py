@@ -1,4 +1,4 @@
-"""`clip_rows`: what is returned has norm C at most in exact arithmetic, in every floating-point format it takes."""
+"""`clip_rows` returns rows of norm at most C in exact arithmetic, in every floating-point format that it accepts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_norm_is_at_most_C_in_every_format_and_short_rows_are_untouched(dtyp
         if not exceeds(before, C * (1.0 - 2e-6)):
             assert torch.equal(before, after)
             continue
-        # Shortened, not turned: off by the format's rounding and by the margin of the norm.
+        # The direction is kept, up to the format's rounding and the margin of the norm.
         unit = before.double() / before.double().abs().max()
         expected = unit / unit.norm() * C
         off = (after.double() - expected).abs()
@@ -71,12 +71,12 @@ def test_the_norm_is_at_most_C_in_every_format_and_short_rows_are_untouched(dtyp
 @pytest.mark.parametrize(
     ("dtype", "size", "C", "d"),
     [
-        (torch.bfloat16, 3.0, 1.0, 1_000),  # the review: 0.62 % above C
+        (torch.bfloat16, 3.0, 1.0, 1_000),  # an earlier version: 0.62 % above C
         (torch.float16, 5.0, 1.0, 1_000),  # 0.08 %
         (torch.float32, 3e38, 1e-4, 10**5),  # 19 % at C = 1e-3 and d = 1e6
     ],
 )
-def test_the_cases_of_the_review(dtype, size, C, d):
+def test_long_constant_rows_have_at_most_norm_C(dtype, size, C, d):
     worst = 0.0
     for part in range(8):
         row = torch.full((1, d), size * (1.0 - part / 24.0)).to(dtype)
@@ -96,7 +96,7 @@ def test_a_row_that_is_not_finite_counts_as_zero_and_changes_no_other(poison, dt
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn])
-def test_other_formats_are_refused_in_words(dtype):
+def test_other_formats_are_refused(dtype):
     with pytest.raises(ValueError, match=r"expected rows of float16, bfloat16, float32 or float64, got .*\.float\(\)"):
         clip_rows(torch.ones(2, 3).to(dtype), 1.0)
 
@@ -113,7 +113,7 @@ def test_a_bound_that_float64_cannot_hold_is_refused(C):
 @pytest.mark.parametrize("backend", ["bookkeeping", "opacus"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("how", ["parameters", "autocast"])
-def test_gradients_of_half_precision_are_refused_in_words(backend, dtype, how):
+def test_gradients_of_half_precision_are_refused(backend, dtype, how):
     module = nn.Linear(5, 1)
     if how == "parameters":
         module = module.to(dtype)

@@ -1,4 +1,4 @@
-"""The conformance suite passes honest methods and fails every planted cheat, for the reason it was planted."""
+"""The conformance suite passes honest methods and fails every planted cheat for the expected reason."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SMALL = {"image_shape": (1, 8, 8), "num_classes": 3}
 
 @pytest.mark.parametrize("make", [toys.MeanImage, toys.GradientMethod])
 def test_honest_methods_conform(make):
-    told = []
-    check_method(make, **SMALL, echo=told.append)
-    assert sum("replay" in line for line in told) == 14  # four other data sets, two records, one more
+    lines = []
+    check_method(make, **SMALL, echo=lines.append)
+    assert sum("replay" in line for line in lines) == 14  # four other data sets, two changed records, one added
 
 
 @pytest.mark.parametrize(
@@ -41,18 +41,18 @@ def test_honest_methods_conform(make):
         (toys.RaisesTheBudget, "over the budget of 10"),
     ],
 )
-def test_cheating_methods_are_caught(cheat, reason):
+def test_cheating_methods_are_detected(cheat, reason):
     with pytest.raises(ConformanceError, match=reason):
         check_method(cheat, **SMALL)
 
 
 @pytest.mark.parametrize("cheat", [toys.AsksByRaising, toys.RaisesAtTheEnd])
-def test_a_function_that_raises_is_the_end_even_if_the_method_catches_it(cheat):
+def test_a_function_that_raises_ends_the_fit_even_if_the_method_catches_it(cheat):
     with pytest.raises(Invalidated, match="an answer without noise"):
         check_method(cheat, **SMALL)
 
 
-def test_an_unclipped_gradient_is_caught(monkeypatch):
+def test_an_unclipped_gradient_is_detected(monkeypatch):
     clipped = bounds.clipped_gradient_sum
     monkeypatch.setattr(
         bounds, "clipped_gradient_sum", lambda m, fn, rows, C, **kw: clipped(m, fn, rows, math.inf, **kw)
@@ -61,21 +61,21 @@ def test_an_unclipped_gradient_is_caught(monkeypatch):
         check_method(toys.GradientMethod, **SMALL)
 
 
-def test_unclipped_rows_are_caught(monkeypatch):
+def test_unclipped_rows_are_detected(monkeypatch):
     monkeypatch.setattr(bounds, "clip_rows", lambda rows, C: rows)
     with pytest.raises(ConformanceError, match=r"its declared sensitivity"):
         check_method(toys.MeanImage, **SMALL)
 
 
-def test_one_draw_used_for_every_release_is_caught(monkeypatch):
-    once = Key.seeded("the same coins each time")
+def test_one_draw_used_for_every_release_is_detected(monkeypatch):
+    fixed_key = Key.seeded("the same coins each time")
     fresh = Poisson.draw
-    monkeypatch.setattr(Poisson, "draw", lambda self, ids, key, index: fresh(self, ids, once, index))
+    monkeypatch.setattr(Poisson, "draw", lambda self, ids, key, index: fresh(self, ids, fixed_key, index))
     with pytest.raises(ConformanceError, match="drawn twice in a row"):
         check_method(toys.MeanImage, **SMALL)
 
 
-def test_a_wrong_sampling_rate_is_caught(monkeypatch):
+def test_a_wrong_sampling_rate_is_detected(monkeypatch):
     monkeypatch.setattr(
         Poisson, "draw", lambda self, ids, key, index: np.flatnonzero(key.generator("coins").random(len(ids)) < 0.9)
     )
@@ -84,14 +84,14 @@ def test_a_wrong_sampling_rate_is_caught(monkeypatch):
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.9, 1.1])
-def test_noise_scaled_wrong_is_caught(monkeypatch, factor):
+def test_wrongly_scaled_noise_is_detected(monkeypatch, factor):
     drawn = Key.normal
     monkeypatch.setattr(Key, "normal", lambda self, shape, std, device="cpu": drawn(self, shape, std, device) * factor)
     with pytest.raises(ConformanceError, match="of the standard deviation in the ledger"):
         check_method(lambda: toys.MeanImage(steps=60), **SMALL)
 
 
-def test_noise_used_twice_is_caught(monkeypatch):
+def test_noise_used_twice_is_detected(monkeypatch):
     monkeypatch.setattr(
         Key,
         "normal",
@@ -101,7 +101,7 @@ def test_noise_used_twice_is_caught(monkeypatch):
         check_method(toys.MeanImage, **SMALL)
 
 
-def test_coins_that_shift_when_a_record_leaves_are_caught(monkeypatch):
+def test_draws_that_change_for_others_when_a_record_is_removed_are_detected(monkeypatch):
     monkeypatch.setattr(
         Poisson,
         "draw",

@@ -1,4 +1,4 @@
-"""A saved generator in a fresh process samples the same, without network, processes, data or files newer than a fit."""
+"""A saved generator draws the same samples in a new process, which has no network, processes, data or newer files."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def generator(where: str, path: Path | str = "") -> NetGenerator:
     return NetGenerator(net, {**config, "where": where, "path": str(path)}, 4, 3, SHAPE)
 
 
-def fresh(made: NetGenerator, started: float, closed: list[str]) -> torch.Tensor:
-    samples = FreshSamples(made, LABELS, 5, started, closed)
+def fresh(saved: NetGenerator, started: float, closed: list[str]) -> torch.Tensor:
+    samples = FreshSamples(saved, LABELS, 5, started, closed)
     try:
         return samples.result()
     finally:
@@ -32,8 +32,8 @@ def fresh(made: NetGenerator, started: float, closed: list[str]) -> torch.Tensor
 
 
 def test_samples_are_those_of_this_process():
-    made = generator("constant")
-    assert torch.equal(fresh(made, now(), []), made.sample(LABELS, 5))
+    saved = generator("constant")
+    assert torch.equal(fresh(saved, now(), []), saved.sample(LABELS, 5))
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,10 @@ def test_samples_are_those_of_this_process():
         ("network", "sampling used socket.getaddrinfo"),
         ("connection", "sampling used socket."),
         ("process", "sampling used subprocess.Popen"),
-        ("release", "IndexError"),  # what this process has in a global is not there
+        ("release", "IndexError"),  # the global of this process does not exist there
     ],
 )
-def test_what_it_cannot_reach_is_an_error_in_words(where, why):
+def test_refused_access_is_an_error_that_names_it(where, why):
     with pytest.raises(NotSampled, match=why):
         fresh(generator(where), now(), [])
 
@@ -53,11 +53,11 @@ def test_what_it_cannot_reach_is_an_error_in_words(where, why):
 def test_files_are_read_unless_they_are_new_or_data(tmp_path):
     path = tmp_path / "number.txt"
     path.write_text("0.25")
-    made = generator("written", path)
+    saved = generator("written", path)
     with pytest.raises(NotSampled, match="a file written since the fit began"):
-        fresh(made, now(), [])
+        fresh(saved, now(), [])
     hour_ago = time.time() - 3600
     os.utime(path, (hour_ago, hour_ago))
-    assert torch.equal(fresh(made, now(), []), made.sample(LABELS, 5))
+    assert torch.equal(fresh(saved, now(), []), saved.sample(LABELS, 5))
     with pytest.raises(NotSampled, match="a file of the data"):
-        fresh(made, now(), [str(tmp_path)])
+        fresh(saved, now(), [str(tmp_path)])

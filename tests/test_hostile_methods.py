@@ -1,4 +1,4 @@
-"""What a method gives to the privacy core: no code of its own sees noise, and wrong input is refused in words."""
+"""Hostile or wrong input to the privacy core: no code of a method sees noise, and wrong input is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def open_data(n=6, fill=0.5):
     return PrivateData(images, labels, 2, Services(ledger, Key.seeded("hostile"))), ledger
 
 
-def ask(data, name="sum", bound=None, **options):
+def make_mechanism(data, name="sum", bound=None, **options):
     options = {"times": 3, "std": 10.0, **options}
     sample = options.pop("sample", Full())
     return data.mechanism(name, sample=sample, bound=bound or PerRow(C=1.0, shape=(1, 2)), **options)
@@ -54,12 +54,12 @@ class Spy(torch.Tensor):
 
 
 def spy(tensor):
-    made = tensor.as_subclass(Spy)
+    spied = tensor.as_subclass(Spy)
     Spy.seen.clear()
-    return made
+    return spied
 
 
-# --- no code of a method's sees noise ---------------------------------------------------------------------------------
+# --- no code of a method sees noise -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def spy(tensor):
 )
 def test_rows_of_a_tensor_subclass_are_refused_and_mark_the_run(bound):
     data, ledger = open_data()
-    release = ask(data, bound=bound)
+    release = make_mechanism(data, bound=bound)
     with pytest.raises(ValueError, match=r"expected a plain torch.Tensor, got Spy; .*as_subclass"):
         release(lambda images, labels: spy(images.flatten(1)))
     assert not {"add", "__add__", "detach", "reshape"} & set(Spy.seen)
@@ -76,28 +76,28 @@ def test_rows_of_a_tensor_subclass_are_refused_and_mark_the_run(bound):
         release(lambda images, labels: images.flatten(1))
 
 
-@pytest.mark.parametrize("given", ["rows", None, [1.0, 2.0], np.ones((1, 2))])
-def test_what_is_no_tensor_is_refused_in_words_and_marks_the_run(given):
+@pytest.mark.parametrize("value", ["rows", None, [1.0, 2.0], np.ones((1, 2))])
+def test_values_that_are_no_tensor_are_refused_and_mark_the_run(value):
     data, ledger = open_data()
-    with pytest.raises(ValueError, match=f"expected a plain torch.Tensor, got {type(given).__name__}"):
-        ask(data)(lambda images, labels: given)
+    with pytest.raises(ValueError, match=f"expected a plain torch.Tensor, got {type(value).__name__}"):
+        make_mechanism(data)(lambda images, labels: value)
     assert len(ledger.failures) == 1
 
 
 def test_losses_and_parameters_of_a_tensor_subclass_are_refused():
     net = nn.Linear(2, 1)
     data, ledger = open_data()
-    release = ask(data, bound=PerRecordGradient(C=1.0, module=net))
+    release = make_mechanism(data, bound=PerRecordGradient(C=1.0, module=net))
     odd = nn.Linear(2, 1)
     odd.weight = nn.Parameter(spy(odd.weight.detach()))
-    refused = ask(data, "odd", bound=PerRecordGradient(C=1.0, module=odd))
+    refused = make_mechanism(data, "odd", bound=PerRecordGradient(C=1.0, module=odd))
     with pytest.raises(ValueError, match="parameter 'weight' of the module: expected a plain"):
         refused(lambda images, labels: odd(images.flatten(1)).flatten())
-    rows = ask(data, "public", bound=PerRecordGradient(C=1.0, module=net, public_rows=1))
+    rows = make_mechanism(data, "public", bound=PerRecordGradient(C=1.0, module=net, public_rows=1))
     public = (spy(torch.zeros(1, 1, 1, 2)), torch.zeros(1, dtype=torch.int64))
     with pytest.raises(ValueError, match="public rows: expected a plain"):
         rows(lambda images, labels, mask: net(images.flatten(1)).flatten(), public)
-    assert ledger.failures == []  # no record was touched
+    assert ledger.failures == []  # no record was used
     with pytest.raises(ValueError, match="expected a plain"):
         release(lambda images, labels: spy(net(images.flatten(1)).flatten()))
     assert len(ledger.failures) == 1
@@ -110,7 +110,7 @@ def test_an_error_while_noise_is_added_marks_the_run(monkeypatch):
     data, ledger = open_data()
     monkeypatch.setattr("dpgen_bench.privacy.mechanism.add_noise", fails)
     with pytest.raises(RuntimeError):
-        ask(data)(lambda images, labels: torch.ones(1, 2))
+        make_mechanism(data)(lambda images, labels: torch.ones(1, 2))
     assert [failure.what for failure in ledger.failures] == ["release 0 of 'sum' raised RuntimeError"]
 
 
@@ -120,11 +120,11 @@ def test_private_state_of_a_tensor_subclass_is_refused_and_marks_the_run():
         shards = OneShard(2, "public_balanced")
 
         def start(records, rng, how=how):
-            made = torch.zeros(len(records), 1)
-            return {"x": spy(made) if how == "start" else made}
+            zeros = torch.zeros(len(records), 1)
+            return {"x": spy(zeros) if how == "start" else zeros}
 
         state = data.private_state("critics", sample=shards, start=start, identity={})
-        release = ask(data, sample=shards, state=state)
+        release = make_mechanism(data, sample=shards, state=state)
         with pytest.raises(ValueError, match=r"private state: expected a plain torch.Tensor, got Spy"):
             release(lambda images, labels, state, rng: (torch.ones(1, 2), {"x": spy(state["x"])}))
         assert ledger.failures
@@ -150,24 +150,24 @@ class DispatchSpy(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("made", [FunctionSpy, DispatchSpy])
+@pytest.mark.parametrize("spy_mode", [FunctionSpy, DispatchSpy])
 @pytest.mark.parametrize("key", [Key.seeded("a"), Key.from_os(bytes(32))], ids=["seeded", "os"])
-def test_no_mode_of_pytorch_sees_noise_or_clipping_and_each_is_active_again_afterwards(made, key):
+def test_no_mode_of_pytorch_sees_noise_or_clipping_and_each_is_active_again_afterwards(spy_mode, key):
     rows = torch.tensor([[3.0, 4.0], [0.1, 0.2]])
     expected = clip_rows(rows, 1.0), add_noise(rows, 2.0, key)
-    with made() as mode:
-        found = clip_rows(rows, 1.0), add_noise(rows, 2.0, key)
+    with spy_mode() as mode:
+        results = clip_rows(rows, 1.0), add_noise(rows, 2.0, key)
         assert mode.calls == 0
         rows + 1
         assert mode.calls == 1
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
 
 
 # --- names of types in public text ------------------------------------------------------------------------------------
 
 
 def test_types_of_a_method_are_not_named():
-    made = type("SECRET0_3072", (Exception,), {})
+    own = type("SECRET0_3072", (Exception,), {})
     posing = type("ValueError", (Exception,), {"__module__": "builtins"})
     hidden = type("SECRET", (Exception,), {"__module__": "torch"})
 
@@ -181,7 +181,7 @@ def test_types_of_a_method_are_not_named():
     odd = Meta("SECRET", (ValueError,), {})
     torch.SECRET = hidden
     try:
-        assert {public_type(kind()) for kind in (made, posing, hidden, odd)} == {UNNAMED}
+        assert {public_type(kind()) for kind in (own, posing, hidden, odd)} == {UNNAMED}
     finally:
         del torch.SECRET
     known = ValueError, KeyboardInterrupt, torch.OutOfMemoryError, np.linalg.LinAlgError, Invalidated
@@ -195,7 +195,7 @@ def test_no_name_made_of_records_is_in_the_ledger():
         raise type(f"SECRET{float(images.mean())}", (Exception,), {})
 
     with pytest.raises(Exception) as raised:  # noqa: PT011, its type is made of records
-        ask(data)(fn)
+        make_mechanism(data)(fn)
     assert type(raised.value).__name__ == "SECRET0.5"
     assert [failure.what for failure in ledger.failures] == [f"release 0 of 'sum' raised {UNNAMED}"]
 
@@ -203,9 +203,9 @@ def test_no_name_made_of_records_is_in_the_ledger():
 # --- names of mechanisms ----------------------------------------------------------------------------------------------
 
 
-def test_a_name_in_use_is_refused_for_any_change_of_the_mechanisms():
+def test_a_used_name_is_refused_and_mechanisms_cannot_be_removed():
     data, ledger = open_data()
-    release = ask(data)
+    release = make_mechanism(data)
     assert dict(data.mechanisms) == {"sum": release}
     with pytest.raises(AttributeError):
         data.mechanisms.pop("sum")
@@ -214,17 +214,17 @@ def test_a_name_in_use_is_refused_for_any_change_of_the_mechanisms():
     with pytest.raises(AttributeError):
         data.mechanisms = {}
     with pytest.raises(ValueError, match="which is in use"):
-        ask(data)
-    resumed = Ledger.from_dict(copy.deepcopy(ledger.to_dict()))  # another process may ask again
+        make_mechanism(data)
+    resumed = Ledger.from_dict(copy.deepcopy(ledger.to_dict()))  # another process may request it again
     images, labels = torch.zeros(6, 1, 1, 2), torch.zeros(6, dtype=torch.int64)
-    assert ask(PrivateData(images, labels, 2, Services(resumed, Key.seeded("hostile")))).std == release.std
+    assert make_mechanism(PrivateData(images, labels, 2, Services(resumed, Key.seeded("hostile")))).std == release.std
 
 
 @pytest.mark.parametrize("name", ["../../evil", "", "a/b", "a.b", ".", "1", "a\n", "a" * 101, 3, None])
 def test_names_that_can_name_no_file_are_refused(name, tmp_path):
     data, _ = open_data()
     for of in (
-        lambda: ask(data, name),
+        lambda: make_mechanism(data, name),
         lambda: data.private_state(name, sample=OneShard(2), start=None, identity={}),
         lambda: Journal(tmp_path / "private").put(name, 0, 1, {"value": torch.zeros(1)}),
         lambda: Journal(tmp_path / "private").get(name, 0, torch.device("cpu")),
@@ -240,11 +240,11 @@ def test_names_that_can_name_no_file_are_refused(name, tmp_path):
 ROW = {"C": 1.0, "shape": (1,)}
 RNG = RecordRng(Key.seeded("rng"), torch.arange(2))
 NET = nn.Linear(2, 1)
-SHAPES = ((), ()), ((0,), 0), ((1.5,), 1.5), ("ab", "ab"), (3, 3)  # and what is named
+SHAPES = ((), ()), ((0,), 0), ((1.5,), 1.5), ("ab", "ab"), (3, 3)  # a wrong shape, and the value that the error names
 WRONG = {
-    **{f"times={x!r}": (lambda d, x=x: ask(d, times=x), x) for x in ("3", math.nan, -1, 0, 1.5, True)},
-    **{f"std={x!r}": (lambda d, x=x: ask(d, std=x), x) for x in ("a", math.inf, -1.0, math.nan, True)},
-    "share='a'": (lambda d: ask(d, std=None, share="a"), "a"),
+    **{f"times={x!r}": (lambda d, x=x: make_mechanism(d, times=x), x) for x in ("3", math.nan, -1, 0, 1.5, True)},
+    **{f"std={x!r}": (lambda d, x=x: make_mechanism(d, std=x), x) for x in ("a", math.inf, -1.0, math.nan, True)},
+    "share='a'": (lambda d: make_mechanism(d, std=None, share="a"), "a"),
     **{f"C={x!r}": (lambda d, x=x: PerRow(C=x, shape=(1,)), x) for x in ("a", True, 0.0, -1.0, math.nan, None)},
     **{f"shape={x!r}": (lambda d, x=x: Whole(C=1.0, shape=x), got) for x, got in SHAPES},
     **{f"rate={x!r}": (lambda d, x=x: Poisson(x), x) for x in ("a", True, 0.0, 1.1, math.nan)},
@@ -258,16 +258,16 @@ WRONG = {
     "rng.uniform(-1)": (lambda d: RNG.uniform(-1), -1),
     "rng.integers(0.5, 9.9)": (lambda d: RNG.integers(0.5, 9.9), 0.5),
     "rng.integers(0, 9.9)": (lambda d: RNG.integers(0, 9.9), 9.9),
-    "fn=3": (lambda d: ask(d)(3), 3),
+    "fn=3": (lambda d: make_mechanism(d)(3), 3),
 }
 
 
 @pytest.mark.parametrize(("do", "got"), WRONG.values(), ids=WRONG.keys())
-def test_wrong_input_is_refused_in_words_before_any_record_is_touched(do, got, monkeypatch):
-    def touched(*_):
-        raise AssertionError("a record was touched")
+def test_wrong_input_is_refused_with_a_clear_error_before_any_record_is_used(do, got, monkeypatch):
+    def used(*_):
+        raise AssertionError("a record was used")
 
-    monkeypatch.setattr("dpgen_bench.privacy.bounds.unit_range", touched)
+    monkeypatch.setattr("dpgen_bench.privacy.bounds.unit_range", used)
     data, ledger = open_data()
     with pytest.raises(ValueError, match=r"expected .*got " + re.escape(repr(got)) + r".*[;.] ?\w+"):
         do(data)
@@ -277,7 +277,7 @@ def test_wrong_input_is_refused_in_words_before_any_record_is_touched(do, got, m
 def test_numbers_of_numpy_are_accepted_and_kept_as_pythons():
     data, ledger = open_data()
     bound = PerRecord(C=np.float32(0.5), shape=(np.int64(2),), microbatch=np.int32(4))
-    release = ask(data, bound=bound, times=np.int64(2), std=None, share=np.float32(0.3))
+    release = make_mechanism(data, bound=bound, times=np.int64(2), std=None, share=np.float32(0.3))
     assert type(Poisson(np.float64(0.5)).rate) is float
     assert ledger.entries["sum"].share == float(np.float32(0.3))
     assert [type(value) for value in (release.times, bound.C, bound.microbatch, *bound.shape)] == [int, float, int, int]

@@ -1,4 +1,4 @@
-"""The layers of the harness: who may import whom, in functions and for type checking too, and no circles."""
+"""Modules import modules of lower layers only, also in functions and for type checking, and never in a circle."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_no_modules_import_each_other_in_a_circle():
 
 @pytest.mark.parametrize("module", sorted(MODULES.keys() - {"dpgen_bench.cli"}))
 def test_the_harness_is_imported_at_the_top_of_a_module(module):
-    """Imports in functions are for slow packages of others, and in cli.py and __init__.py."""
+    """Imports in functions are for slow packages of third parties, except in cli.py and __init__.py."""
     if MODULES[module].name == "__init__.py":
         return
     tree = ast.parse(MODULES[module].read_text())
@@ -108,8 +108,8 @@ def test_files_have_at_most_400_lines(part):
 PAGE = ROOT / "docs" / "architecture" / "README.md"
 
 
-def test_the_picture_of_the_layers_is_that_of_the_code():
-    """The arrows of docs/architecture are the imports between parts, without those that follow from others."""
+def test_the_diagram_of_the_layers_matches_the_code():
+    """The arrows in docs/architecture are the imports between parts, without arrows that follow from others."""
     below: dict[str, set[str]] = {part: set() for part in LEVEL}
     for module in MODULES:
         parts = {part_of(other) for other in imported(module)} - {"", part_of(module)}
@@ -130,7 +130,7 @@ def test_the_picture_of_the_layers_is_that_of_the_code():
     assert drawn == needed
 
 
-def test_the_files_that_the_architecture_page_names_are_there():
+def test_the_files_that_the_architecture_page_names_exist():
     named = set(re.findall(r"`((?:dpgen_bench|methods|tests|conf)/[\w/]+\.py)`", PAGE.read_text()))
     assert len(named) > 15
     assert not [path for path in named if not (ROOT / path).is_file()]

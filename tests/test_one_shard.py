@@ -1,4 +1,4 @@
-"""The laws of OneShard's draws."""
+"""Laws of the draws of `OneShard`, and its form in ledgers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_shards_cover_all_records_once_and_differ_by_one_in_size(n, shards, seed
 
 
 @given(st.integers(1, 20), st.sets(st.integers(0, 10**6), max_size=40), st.sampled_from(["random", "public_balanced"]))
-def test_a_record_that_comes_or_goes_moves_no_other(shards, chosen, schedule) -> None:
+def test_adding_or_removing_a_record_moves_no_other(shards, chosen, schedule) -> None:
     sampling, key = OneShard(shards, schedule), Key.seeded("coins")
     ids = np.array(sorted(chosen), dtype=np.int64)
     fewer = ids[::2]
@@ -59,15 +59,15 @@ def test_random_shards_are_uniform_and_fresh_for_each_draw_and_key() -> None:
     assert np.array_equal(indices[:9], [sampling.shard(key.derive("m", t), t) for t in range(9)])
 
 
-def test_hits_of_a_record_are_binomial() -> None:
+def test_participations_of_a_record_are_binomial() -> None:
     sampling, key, times, runs = OneShard(4), Key.seeded("hits"), 8, 800
     ids = np.arange(3)
     participations = [
         sum(1 in sampling.draw(ids, key.derive(f"run {run}", t), t) for t in range(times)) for run in range(runs)
     ]
-    found = np.bincount(np.minimum(participations, 5), minlength=6)
+    counts = np.bincount(np.minimum(participations, 5), minlength=6)
     expected = [*(stats.binom.pmf(h, times, 0.25) for h in range(5)), stats.binom.sf(4, times, 0.25)]
-    assert stats.chisquare(found, runs * np.array(expected)).pvalue > 1e-9
+    assert stats.chisquare(counts, runs * np.array(expected)).pvalue > 1e-9
 
 
 def test_a_balanced_schedule_visits_every_shard_once_in_each_round() -> None:
@@ -88,13 +88,13 @@ def test_participation() -> None:
 
 
 @pytest.mark.parametrize("wrong", [(0,), (-1,), (2.0,), (True,), (3, "fixed")])
-def test_what_is_no_partition_is_refused(wrong) -> None:
+def test_invalid_partitions_are_refused(wrong) -> None:
     with pytest.raises(ValueError, match="expected"):
         OneShard(*wrong)
 
 
 @pytest.mark.parametrize("sampling", [Full(), Poisson(0.25), OneShard(7), OneShard(9, "public_balanced", 3)])
-def test_samplings_survive_their_ledger(sampling) -> None:
+def test_samplings_are_restored_from_the_ledger(sampling) -> None:
     entry = Entry("m", {"kind": "Whole", "C": 1.0}, Event(sampling, UNIT, 2.0, 5))
     read = Entry.from_dict(json.loads(json.dumps(entry.to_dict())))
     assert read == entry
@@ -105,7 +105,7 @@ def test_samplings_survive_their_ledger(sampling) -> None:
     ("old", "sampling"),
     [({"kind": "Poisson", "rate": 0.125}, Poisson(0.125)), ({"kind": "Full", "rate": 1.0}, Full())],
 )
-def test_ledgers_from_before_shards_still_load(old, sampling) -> None:
+def test_older_ledgers_without_shards_still_load(old, sampling) -> None:
     data = Entry("m", {"kind": "Whole", "C": math.inf}, Event(sampling, UNIT, 2.0, 5)).to_dict()
     assert data["sampling"] == old  # and are still written so
     ledger = Ledger(Budget(1.0), 10).to_dict() | {"entries": [data | {"sampling": old}]}

@@ -1,6 +1,6 @@
-"""privacy.noise=os: exact noise on a grid, cryptographic draws, and attacks that seeded noise cannot stand.
+"""privacy.noise=os: exact noise on a grid, cryptographic draws, and attacks that succeed against seeded noise.
 
-Keys are fixed, so that no test is random; false-alarm probabilities are those over keys, 1e-6 at most.
+Keys are fixed, so no test is random. Over random keys, each test has a false-alarm probability of at most 1e-6.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def key_of(mode: str, text: str) -> Key:
     return os_key(text) if mode == "os" else Key.seeded(text)
 
 
-# --- the attack of the review -----------------------------------------------------------------------------------------
+# --- attacks on the floating-point representation ---------------------------------------------------------------------
 
 
 class WholeTensor:
-    """The review's setting: 60,000 numbers, std 4, proven epsilon 1.99; either all zeros or a tensor of norm 0.9 C."""
+    """60,000 numbers, std 4, proven epsilon 1.99; the exact value is zero, or a tensor of norm 0.9 C."""
 
     std, distance, base, size = 4.0, 0.9, 0.0, 60_000
     C = 1.0
@@ -84,8 +84,8 @@ class Gradient:
         from dpgen_bench.privacy.gradients import clipped_gradient_sum
 
         images = records(1, (1, 10, 20))[0].float() / 255.0
-        found = clipped_gradient_sum(self.module, lambda x: self.fn(1)(x, None), (images,), self.distance)
-        self.one = self.flat(found.gradients)
+        total = clipped_gradient_sum(self.module, lambda x: self.fn(1)(x, None), (images,), self.distance)
+        self.one = self.flat(total.gradients)
         self.zero = np.zeros_like(self.one)
 
     def fn(self, truth: int):
@@ -111,29 +111,29 @@ def attacked(setting, mode: str, releases: int) -> tuple[dict[str, int], np.ndar
 
 
 @pytest.mark.parametrize("setting", [WholeTensor, SmallNoiseLargeValue, Gradient])
-def test_the_float_attacks_fail_against_noise_for_release(setting):
-    made = setting()
-    right, released = attacked(made, "os", 200)
-    # What the Gaussian mechanism itself lets the best attack do, at the candidates' distance.
-    best = stats.norm.cdf(made.distance / made.std / 2)
-    for attack, hits in right.items():
-        assert hits <= stats.binom.isf(ALARM, 200, best), attack
-    on_grid = released.astype(np.float64) / grid_step(made.std)
+def test_the_float_attacks_fail_against_os_noise(setting):
+    case = setting()
+    right, released = attacked(case, "os", 200)
+    # The success probability of the best attack on the Gaussian mechanism itself, at the candidates' distance.
+    best = stats.norm.cdf(case.distance / case.std / 2)
+    for attack, successes in right.items():
+        assert successes <= stats.binom.isf(ALARM, 200, best), attack
+    on_grid = released.astype(np.float64) / grid_step(case.std)
     assert (on_grid == np.rint(on_grid)).all()
 
 
 @pytest.mark.parametrize("setting", [WholeTensor, SmallNoiseLargeValue, Gradient])
 def test_the_same_attacks_succeed_against_seeded_noise(setting):
-    made = setting()
-    right, _ = attacked(made, "seeded", 30)
+    case = setting()
+    right, _ = attacked(case, "seeded", 30)
     assert right["membership"] == 30
-    if setting is WholeTensor:  # it has some ten informative numbers in each release; the other settings have fewer
+    if setting is WholeTensor:  # about ten numbers of each release are informative here, and fewer in other settings
         assert right["residue"] >= 27
-        event = Event(Full(), made.bound.sensitivity, made.std, 1)
-        assert epsilon([event], 1e-5, "add_remove", "pld") == pytest.approx(1.99, abs=0.005)  # the review's
+        event = Event(Full(), case.bound.sensitivity, case.std, 1)
+        assert epsilon([event], 1e-5, "add_remove", "pld") == pytest.approx(1.99, abs=0.005)
 
 
-def test_the_attack_knows_the_sampler():
+def test_the_attack_models_the_sampler_exactly():
     drawn = np.random.Generator(np.random.Philox(1)).standard_normal(10**6, dtype=np.float32)
     near = drawn[np.abs(drawn) < 0.01]
     assert float_attack.reachable(np.zeros_like(near), near, 1.0).all()
@@ -145,7 +145,7 @@ def test_the_attack_knows_the_sampler():
 
 
 def in_high_precision(x: float, std: float, word: int, more, digits: int = 90) -> float:
-    """round((x + std Φ⁻¹(U)) / g) g with 320 bits of U, wholly in mpmath."""
+    """round((x + std Φ⁻¹(U)) / g) g with 320 bits of U, computed in mpmath."""
     context = mpmath.MPContext()
     context.dps = digits
     tail = context.ldexp(context.mpf(((word % 2**63) << 256) + more(256)), -320)
@@ -166,24 +166,24 @@ def drawn(text: str, n: int):
 
 @pytest.mark.parametrize("std", [4.0, 1.3, 1e-3, 7e11])
 @pytest.mark.parametrize("size", [0.0, 1e-30, 0.3, 1e5])
-def test_a_release_is_the_rounded_sum_as_high_precision_has_it(std, size):
+def test_a_release_is_the_rounded_sum_in_high_precision(std, size):
     words, more = drawn(f"{std} {size}", 25)
     exact = np.random.default_rng(1).standard_normal(25) * size * std
-    found = rounded_normal(exact, std, words, more)
-    assert found.tolist() == all_in_high_precision(exact, std, words, more)
+    rounded = rounded_normal(exact, std, words, more)
+    assert rounded.tolist() == all_in_high_precision(exact, std, words, more)
 
 
 @pytest.mark.parametrize("off", [0.0, 2e-9, 1e-13, -0.9 * MARGIN, 1.1 * MARGIN, -1.1 * MARGIN])
 def test_rounding_is_right_next_to_the_middle_between_two_points(off):
-    """x is chosen so that the sum comes within `off` steps of such a middle, or as near as float64 holds it."""
+    """x is chosen so that the sum is within `off` steps of such a middle, or as near as float64 can represent."""
     std, n = 1.3, 40
     step = grid_step(std)
     words, more = drawn("near", n)
     z = ndtri(((words % 2**63).astype(np.float64) + 0.5) * 2.0**-64) * np.where(words >> np.uint64(63), -1, 1)
     exact = ((np.arange(n) - 20 + 0.5 + off) - std / step * z) * step
-    found = rounded_normal(exact, std, words, more)
-    assert found.tolist() == all_in_high_precision(exact, std, words, more)
-    sides = np.sign(found / step - (np.arange(n) - 20 + 0.5))
+    rounded = rounded_normal(exact, std, words, more)
+    assert rounded.tolist() == all_in_high_precision(exact, std, words, more)
+    sides = np.sign(rounded / step - (np.arange(n) - 20 + 0.5))
     assert (len(set(sides)) == 2) == (abs(off) < 1e-12)  # as near as this, both sides occur
 
 
@@ -193,7 +193,7 @@ def _same(bits, i):
 
 @pytest.mark.parametrize("sign", [0, 1])
 @pytest.mark.parametrize("agreeing", [70, 200, 700])
-def test_as_many_bits_are_drawn_as_the_decision_takes(sign, agreeing):
+def test_bits_are_drawn_until_rounding_is_decided(sign, agreeing):
     """The uniform number agrees with the middle's probability in `agreeing` bits, and is then above or below."""
     context = mpmath.MPContext()
     context.prec = 2000
@@ -203,7 +203,7 @@ def test_as_many_bits_are_drawn_as_the_decision_takes(sign, agreeing):
     middle = middle if sign else -2 * Fraction(x) - middle  # below: the reflection, whose middle is -3000.5 steps
     c = context.mpf(abs(middle).numerator) / abs(middle).denominator / context.mpf(std)
     digits = int(context.floor(context.ldexp(context.erfc(c / context.sqrt(2)) / 2, 1000)))
-    found = []
+    rounded = []
     for larger in (0, 1):
         last = (digits >> (1000 - agreeing)) + (1 if larger else -1)
         bits = last << (1000 - agreeing)
@@ -212,17 +212,17 @@ def test_as_many_bits_are_drawn_as_the_decision_takes(sign, agreeing):
         def more(n: int, rest: int = bits % 2**936) -> int:
             return rest >> (936 - n) if n <= 936 else rest << (n - 936)
 
-        found.append(rounded_normal(np.array([x]), std, np.array([word], dtype=np.uint64), partial(_same, more))[0])
+        rounded.append(rounded_normal(np.array([x]), std, np.array([word], dtype=np.uint64), partial(_same, more))[0])
     inner, outer = (3000, 3001) if sign else (-3000, -3001)  # a larger tail probability is less noise
-    assert found == [outer * grid_step(std), inner * grid_step(std)]
+    assert rounded == [outer * grid_step(std), inner * grid_step(std)]
 
 
 def test_the_extreme_tails_and_the_centre():
     words = np.array([0, 1, 2**63, 2**63 + 1, 2**63 - 1, 2**64 - 1], dtype=np.uint64)
     _, more = drawn("tails", 6)
-    found = rounded_normal(np.full(6, 0.1), 1.0, words, more)
-    assert found.tolist() == all_in_high_precision([0.1] * 6, 1.0, words, more)
-    assert found[0] < -9.0 < 9.0 < found[2]
+    rounded = rounded_normal(np.full(6, 0.1), 1.0, words, more)
+    assert rounded.tolist() == all_in_high_precision([0.1] * 6, 1.0, words, more)
+    assert rounded[0] < -9.0 < 9.0 < rounded[2]
 
 
 def test_ndtri_is_as_accurate_as_the_margin_assumes():
@@ -240,12 +240,12 @@ def test_ndtri_is_as_accurate_as_the_margin_assumes():
 def test_large_values_keep_their_integer_part_and_no_sign_of_zero_is_left():
     words, more = drawn("large", 20_000)
     exact = np.array([1e300, -3.0 * 2.0**60, 2.0**52 + 1.0, math.nan, *np.full(19_996, -1e-9)])
-    found = rounded_normal(exact, 1.0, words, more)
-    assert found[0] == 1e300
-    assert abs(found[1] + 3.0 * 2.0**60) <= 2.0**10
-    assert abs(found[2] - 2.0**52) < 20.0
-    assert math.isnan(found[3])
-    zeros = found[found == 0.0]
+    rounded = rounded_normal(exact, 1.0, words, more)
+    assert rounded[0] == 1e300
+    assert abs(rounded[1] + 3.0 * 2.0**60) <= 2.0**10
+    assert abs(rounded[2] - 2.0**52) < 20.0
+    assert math.isnan(rounded[3])
+    zeros = rounded[rounded == 0.0]
     assert len(zeros) > 0
     assert not np.signbit(zeros).any()
 
@@ -287,7 +287,7 @@ def test_noise_repeats_for_one_key_and_is_independent_of_that_of_any_other():
     assert torch.equal(noise, add_noise(torch.zeros(n), 1.0, key.derive("m", 0)))
     others = [key.derive("m", 1), key.derive("n", 0), key.derive("m", "0"), os_key("x").derive("m", 0)]
     pairs = [(noise, add_noise(torch.zeros(n), 1.0, other)) for other in others]
-    for one, two in [*pairs, (noise[:-_BLOCK], noise[_BLOCK:])]:  # blocks of the stream, too
+    for one, two in [*pairs, (noise[:-_BLOCK], noise[_BLOCK:])]:  # the last pair: blocks of one stream
         assert stats.pearsonr(one.numpy(), two.numpy()).pvalue > ALARM
         assert stats.pearsonr(one.abs().numpy(), two.abs().numpy()).pvalue > ALARM
 
@@ -303,7 +303,7 @@ def test_the_exact_value_is_not_rounded_before_the_noise(dtype):
 @pytest.mark.gpu
 def test_the_noise_is_the_same_on_an_accelerator():
     if not torch.cuda.is_available():
-        pytest.skip("no accelerator here")
+        pytest.skip("this machine has no accelerator")
     exact = torch.arange(70_000).double() / 7
     noisy = add_noise(exact.cuda(), 1.3, os_key("accelerator"))
     assert noisy.is_cuda
@@ -365,7 +365,7 @@ def test_clients_and_servers_add_the_same_noise():
 
     images, labels = records(12)
     clients, std = np.arange(12) // 3, 1.3
-    found = []
+    answers = []
     for noise_at, sample, bound in (
         ("client", OneClient(4, "public_balanced"), PerRow(C=1.0, shape=(2, 3))),
         ("server", Full(), PerRecord(C=1.0, shape=(2, 3))),
@@ -375,9 +375,9 @@ def test_clients_and_servers_add_the_same_noise():
         ask = data.grouped("client").mechanism(
             "m", program=Toy(keeps=False), sample=sample, bound=bound, noise_at=noise_at, times=2, std=std
         )
-        found += [ask(SCALE), ask(SCALE)]
-    for answer in found:
+        answers += [ask(SCALE), ask(SCALE)]
+    for answer in answers:
         on_grid = answer.double() / grid_step(std)
         assert torch.equal(on_grid, on_grid.round())
         assert len(answer.unique()) == answer.numel()
-    assert len(torch.stack(found).unique()) == 4 * 6
+    assert len(torch.stack(answers).unique()) == 4 * 6

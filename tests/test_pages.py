@@ -105,7 +105,8 @@ def test_names_of_the_code_on_a_page_exist(page: Path) -> None:
     assert not missing_places(names)
     pattern = re.compile(r"(?<![\w-])--[a-z][\w-]*|\b(?:[A-Z]+_[A-Z_]+|[a-z]+_\w+|[A-Z][a-z]+[A-Z]\w*)\b")
     words = {word for name in names if "/" not in name for word in pattern.findall(name)}
-    assert not words - words_of_the_code() - NOT_OURS
+    missing = words - words_of_the_code() - NOT_OURS
+    assert not missing, "names that do not exist"
 
 
 def test_paths_and_modules_that_docstrings_name_exist() -> None:

@@ -1,4 +1,4 @@
-"""Warnings from a plugin's source: what a reader must look at is named with its line, and plain code is not."""
+"""Warnings from a plugin's source name each suspect use with its line, and do not name other code."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ LINES = {
 
 
 @pytest.mark.parametrize(("line", "what"), LINES.items(), ids=LINES.values())
-def test_each_suspect_is_named_with_its_line(line, what, tmp_path, monkeypatch):
+def test_each_suspect_use_is_named_with_its_line(line, what, tmp_path, monkeypatch):
     path = tmp_path / "suspect.py"
     indented = "\n".join(f"    {part}" for part in line.splitlines())
     path.write_text(f"class Plugin:\n    pass\n\n\ndef never_called():\n{indented}\n")
     module = load(path, monkeypatch)
-    found = read_plugin(module.Plugin)
-    assert what in {finding.what for finding in found}
-    assert all(finding.line >= 6 and str(finding).startswith(f"{path}:{finding.line}: ") for finding in found)
+    findings = read_plugin(module.Plugin)
+    assert what in {finding.what for finding in findings}
+    assert all(finding.line >= 6 and str(finding).startswith(f"{path}:{finding.line}: ") for finding in findings)
 
 
 def load(path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -72,7 +72,7 @@ def test_methods_of_the_bench_raise_no_warning(name):
     assert read_plugin(get_class(compose_config([f"method={name}"]).method["_target_"])) == []
 
 
-def test_own_private_names_and_public_ones_of_others_are_nothing(tmp_path, monkeypatch):
+def test_own_private_names_and_public_names_of_others_give_no_warning(tmp_path, monkeypatch):
     path = tmp_path / "suspect.py"
     path.write_text(
         "class Plugin:\n    def fit(self, data):\n        self._net = data.n\n        return super()._fit, self._net\n"

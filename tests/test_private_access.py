@@ -1,4 +1,4 @@
-"""Private attributes of harness objects: closed to plugins by every route that asks the object, open to the harness."""
+"""Private attributes of harness objects are refused to plugins by every route, and not to the harness."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ ROUTES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
-def test_no_route_that_asks_the_object_leads_in(route, data):
+def test_every_route_to_a_private_attribute_is_refused(route, data):
     with (
         private_access_refused(object()),
         pytest.raises(PrivateAccess, match="names with a leading underscore, and keys, are private to the harness"),
     ):
         route(data)
-    assert data._services.key is not None  # open again, and as it was
+    assert data._services.key is not None  # access works again, and nothing was changed
 
 
 def test_a_client_program_that_holds_harness_objects_is_not_pickled(tmp_path):
-    """The harness pickles programs, and would copy what is in them: here the innermost code is the harness's."""
+    """The harness pickles programs and all objects in them: here the innermost frame is the harness's."""
     held = client_data(tmp_path=tmp_path)
-    with private_access_refused(object()) as tried, contextlib.suppress(ValueError):
+    with private_access_refused(object()) as errors, contextlib.suppress(ValueError):
         ask_one(held, program=Toy(wrong=held))
-    assert tried
-    assert "__reduce_ex__" in str(tried[0])
+    assert errors
+    assert "__reduce_ex__" in str(errors[0])
 
 
 EXECUTED: dict[str, Any] = {}
@@ -78,7 +78,7 @@ exec(compile("def route(thing): return thing._services", "<frozen os>", "exec"),
 
 
 @pytest.mark.parametrize("route", [EXECUTED["route"], CLAIMED["route"]], ids=["exec", "claimed"])
-def test_executed_code_is_the_plugins_whatever_it_calls_itself(route, data):
+def test_executed_code_counts_as_the_plugins_under_any_name(route, data):
     with private_access_refused(object()), pytest.raises(PrivateAccess):
         route(data)
 
@@ -90,15 +90,15 @@ def test_executed_code_in_the_namespace_of_the_harness_is_the_plugins(data, monk
         dpgen_bench.method.route(data)  # type: ignore[attr-defined]
 
 
-def by_the_class(data: PrivateData) -> Any:
+def private_method_of_the_class(data: PrivateData) -> Any:
     return getattr(type(data), "_PrivateData" + "__batch")(data, np.arange(3), None)
 
 
-def test_private_functions_of_the_classes_are_closed(data):
-    assert len(by_the_class(data).images) == 3
+def test_private_functions_of_the_classes_are_refused(data):
+    assert len(private_method_of_the_class(data).images) == 3
     with private_access_refused(object()), pytest.raises(PrivateAccess, match="'_PrivateData__batch' of PrivateData"):
-        by_the_class(data)
-    assert len(by_the_class(data).images) == 3
+        private_method_of_the_class(data)
+    assert len(private_method_of_the_class(data).images) == 3
 
 
 KEYS: dict[str, Any] = {
@@ -111,18 +111,18 @@ KEY = Key.seeded("given")
 
 
 @pytest.mark.parametrize("route", KEYS.values(), ids=KEYS)
-def test_keys_and_what_is_made_of_them_are_closed(route, data):
+def test_making_keys_and_their_private_attributes_are_refused(route, data):
     route(data)
     with private_access_refused(object()), pytest.raises(PrivateAccess):
         route(data)
 
 
-def test_record_rng_works_behind_closed_doors(data):
+def test_record_rng_works_while_private_access_is_refused(data):
     with private_access_refused(object()):
         assert RecordRng(KEY, torch.arange(3)).normal(2).shape == (3, 2)
 
 
-def test_the_harness_and_public_names_work_behind_closed_doors(data):
+def test_the_harness_and_public_names_work_while_private_access_is_refused(data):
     with private_access_refused(object()):
         release = data.mechanism("sum", sample=Full(), bound=PerRecord(C=1.0, shape=(1,)), times=1)
         assert float(release(lambda x, y: torch.ones(len(x), 1))) != 0.0
@@ -131,7 +131,7 @@ def test_the_harness_and_public_names_work_behind_closed_doors(data):
         assert data.budget.epsilon == 10.0
 
 
-def test_classes_are_as_before_also_after_an_error():
+def test_classes_are_unchanged_after_an_error():
     before = {cls: dict(vars(cls)) for cls in GUARDED}
     with pytest.raises(RuntimeError, match="boom"), private_access_refused(object()):
         raise RuntimeError("boom")

@@ -1,6 +1,6 @@
-"""Private randomness per record: the generator against NumPy's and its laws.
+"""Private randomness per record: `RecordRng` equals NumPy's generator and has the right distributions.
 
-Statistical tests reject a correct generator with probability below 1e-6; with the fixed keys here they always pass.
+Each statistical test rejects a correct generator with probability below 1e-6; the keys are fixed, so no test is random.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_uniform_rows_are_numpys_philox_bit_by_bit() -> None:
             assert np.array_equal(row.numpy(), expected)
 
 
-def test_normal_rows_are_box_and_mullers_of_the_same_words() -> None:
+def test_normal_rows_are_the_box_muller_transform_of_the_same_random_words() -> None:
     rows = RecordRng(KEY, IDS).normal((3, 5)).flatten(1)
     for record, row in zip(IDS.tolist(), rows, strict=True):
         words = numpy_stream(KEY, 0, record).bit_generator.random_raw(8).view(np.uint32).reshape(2, 8)
@@ -62,8 +62,8 @@ def test_rows_have_their_law_across_records_and_calls(draw, law) -> None:
     # Correlations of records, calls and places; each is about N(0, 1 / size).
     for pairs in ((across[1:], across[:-1]), (across[:, 1:], across[:, :-1]), (within[:, 1:], within[:, :-1])):
         one, other = (part.double().flatten() for part in pairs)
-        found = float(torch.corrcoef(torch.stack([one, other]))[0, 1])
-        assert abs(found) * math.sqrt(len(one)) < stats.norm.isf(1e-6 / 2) * 1.01
+        correlation = float(torch.corrcoef(torch.stack([one, other]))[0, 1])
+        assert abs(correlation) * math.sqrt(len(one)) < stats.norm.isf(1e-6 / 2) * 1.01
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 2), (-3, 7), (5, 6), (-(2**30), 2**30)])
@@ -79,7 +79,7 @@ def test_integers_are_uniform_on_their_range(low, high) -> None:
         assert (drawn == low).all()
 
 
-def test_ranges_and_shapes_that_cannot_be_are_refused() -> None:
+def test_invalid_ranges_and_shapes_are_refused() -> None:
     rng = RecordRng(KEY, IDS)
     for low, high in ((3, 3), (0, 2**31 + 1)):
         with pytest.raises(ValueError, match="expected low < high"):
@@ -91,8 +91,8 @@ def test_ranges_and_shapes_that_cannot_be_are_refused() -> None:
 @pytest.mark.parametrize(
     "draw", [lambda rng: rng.uniform(700), lambda rng: rng.normal((7, 100)), lambda rng: rng.integers(0, 9, 700)]
 )
-def test_a_row_is_the_same_bits_whoever_else_is_in_the_batch(draw) -> None:
-    ids = torch.arange(400)  # 400 rows of 700 numbers are more than are made at once
+def test_a_row_is_the_same_bits_for_all_other_records_in_the_batch(draw) -> None:
+    ids = torch.arange(400)  # 400 rows of 700 numbers are more than one block
     whole = draw(RecordRng(KEY, ids))
     some = torch.tensor([399, 3, 77])
     assert torch.equal(draw(RecordRng(KEY, some)), whole[some])
@@ -128,5 +128,5 @@ def with_rng(x, y, rng):
         (torch.mul, False),
     ],
 )
-def test_a_function_is_given_rng_if_it_names_it(fn, named) -> None:
+def test_a_function_receives_rng_if_it_names_it(fn, named) -> None:
     assert names_rng(fn) is named

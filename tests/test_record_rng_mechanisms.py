@@ -1,4 +1,4 @@
-"""Randomness per record in mechanisms: rows follow the record, whoever else is drawn, and a diffusion conforms."""
+"""Randomness per record in mechanisms: rows depend on the record, not on the draw, and a diffusion method conforms."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEY = Key.seeded("rows")
 
 
 def open_data(ids=None, n=8, key="rng", journal=None, diagnostics=None, **more) -> PrivateData:
-    """Records of which the label is the id."""
+    """Records whose label is their id."""
     ids = np.arange(n) if ids is None else np.asarray(ids)
     images = torch.rand(n, 1, 4, 4, generator=torch.Generator().manual_seed(3))[ids]
     ledger = Ledger(Budget(math.inf), n)
@@ -57,12 +57,12 @@ BOUNDS = {
 @pytest.mark.parametrize("diagnostics", [False, True])
 def test_rows_belong_to_mechanism_release_and_record(kind, diagnostics, tmp_path) -> None:
     rows: list[dict[tuple, tuple]] = [{}, {}]  # by mechanism, release and record: with record 3 and without it
-    for found, ids in zip(rows, (range(8), [0, 1, 2, 4, 5, 6, 7]), strict=True):
+    for seen, ids in zip(rows, (range(8), [0, 1, 2, 4, 5, 6, 7]), strict=True):
         data = open_data(ids, diagnostics=tmp_path / "diagnostics.jsonl" if diagnostics else None)
 
-        def fn(where, x, y, rng, found=found):
+        def fn(where, x, y, rng, seen=seen):
             drawn = torch.cat([rng.normal(2), rng.uniform(1), rng.integers(0, 2**31)[:, None]], dim=1)
-            found.update({(*where, record): tuple(row) for record, row in zip(y.tolist(), drawn.tolist(), strict=True)})
+            seen.update({(*where, record): tuple(row) for record, row in zip(y.tolist(), drawn.tolist(), strict=True)})
             return torch.zeros(len(x), 2) if kind == "PerRecord" else torch.zeros(2)
 
         mechanisms = {name: data.mechanism(name, sample=Full(), bound=BOUNDS[kind](), times=2) for name in ("a", "b")}
@@ -132,10 +132,10 @@ def test_the_gradient_sum_of_a_diffusion_loss_moves_by_one_clipped_row_when_a_re
 
 
 def test_a_generator_seeded_by_the_release_moves_the_sum_further() -> None:
-    """What `rng` is for: noise by place in the batch changes for all that stood behind the record that left."""
+    """Noise by position in the batch changes for all records after the removed one; `rng` avoids this."""
     net, C = denoiser(), 1e-3
 
-    class ByPlace:
+    class ByPosition:
         def __init__(self, b: int) -> None:
             self.b, self.generator = b, torch.Generator().manual_seed(0)
 
@@ -146,14 +146,14 @@ def test_a_generator_seeded_by_the_release_moves_the_sum_further() -> None:
             return torch.rand(self.b, *shape, generator=self.generator)
 
     def fn(x, y):
-        return diffusion_losses(net, 4, x, ByPlace(len(x)))
+        return diffusion_losses(net, 4, x, ByPosition(len(x)))
 
     moved = gradient(open_data(), net, fn, C) - gradient(open_data(range(1, 8)), net, fn, C)
     assert float(moved.norm()) > 1.1 * C
 
 
 def test_without_clipping_a_record_that_is_left_out_moves_no_other_records_rows() -> None:
-    """The sum is not finite at first and is made again on halves of the batch, down to the record at fault."""
+    """The sum is not finite at first and is computed again on halves of the batch, down to the single record."""
     net, poison = denoiser(), torch.zeros(8, 1, 1, 1)
     poison[3] = math.nan
 
@@ -191,15 +191,15 @@ def test_rows_of_public_rows_do_not_depend_on_the_size_of_the_draw() -> None:
 
 
 def test_a_function_evaluated_on_one_record_sees_the_rows_of_the_whole_draw() -> None:
-    """What a check of row independence rests on."""
+    """The check of row independence relies on this."""
     batch = Batch(torch.rand(6, 1, 2, 2), torch.arange(6), torch.tensor([4, 9, 2, 30, 7, 1]), KEY)
 
     def fn(x, y, rng):
         return x.flatten(1) + rng.normal(4) * rng.integers(1, 5)[:, None]
 
     whole = call(fn, batch)
-    for place in range(6):
-        assert torch.equal(call(fn, batch.rows(slice(place, place + 1)))[0], whole[place])
+    for i in range(6):
+        assert torch.equal(call(fn, batch.rows(slice(i, i + 1)))[0], whole[i])
 
 
 def test_a_release_made_again_or_read_from_the_journal_has_the_same_value(tmp_path) -> None:
@@ -263,16 +263,16 @@ class Diffusion:
         return release_painter(painter, data)
 
 
-KEYS = [Key.seeded(str(step)) for step in range(100)]  # made at import: the suite lets no plugin make one
+KEYS = [Key.seeded(str(step)) for step in range(100)]  # made at import, because the suite refuses keys of plugins
 
 
 class DiffusionSeededByStep(Diffusion):
-    """Cheat: noise by place in the batch."""
+    """Cheat: noise by position in the batch."""
 
     def losses(self, net: Denoiser, step: int):
         def fn(x, y):
-            place = torch.arange(len(x))
-            return diffusion_losses(net, 3, x, RecordRng(KEYS[step], place))
+            positions = torch.arange(len(x))
+            return diffusion_losses(net, 3, x, RecordRng(KEYS[step], positions))
 
         return fn
 
@@ -281,6 +281,6 @@ def test_a_diffusion_method_conforms() -> None:
     check_method(Diffusion, image_shape=(1, 4, 4), num_classes=3)
 
 
-def test_a_diffusion_method_with_noise_by_place_does_not() -> None:
+def test_a_diffusion_method_with_noise_by_position_does_not_conform() -> None:
     with pytest.raises(ConformanceError, match="its declared sensitivity"):
         check_method(DiffusionSeededByStep, image_shape=(1, 4, 4), num_classes=3)

@@ -1,7 +1,7 @@
-"""What draws of one shard cost: closed forms, simulation, accountants, golden numbers.
+"""Epsilon of draws of one shard, against closed forms, a simulation, other accountants and golden numbers.
 
-Golden epsilons of GS-WGAN's published setting (K = 1000, B = 32, sigma 1.07 per row, T = 20,000, delta 1e-5) and of its
-repairs under replace-one: computed apart from this code. autodp 0.2.3.1 gives the paper's own count.
+The golden epsilons of GS-WGAN's published setting (K = 1000, B = 32, sigma 1.07 per row, T = 20,000, delta 1e-5) and of
+its corrected settings, under replace-one, were computed by other code. autodp 0.2.3.1 gives the paper's own count.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_delta_of_a_gaussian_against_arithmetic_of_300_digits(eps, mu) -> None:
 
 
 @given(st.integers(2, 50), st.integers(1, 5000), st.sampled_from([1e-14, 1e-6, 1e-2]))
-def test_the_law_of_hits_leaves_out_no_more_than_it_says(shards, times, tail) -> None:
+def test_the_law_of_participations_omits_at_most_the_stated_probability(shards, times, tail) -> None:
     participations, probabilities, beyond = participations_law(shards, times, tail)
     assert beyond <= tail
     assert probabilities.sum() + beyond == pytest.approx(1.0, abs=1e-11)
@@ -65,7 +65,7 @@ def test_the_law_of_hits_leaves_out_no_more_than_it_says(shards, times, tail) ->
 
 
 def brute_delta(eps: float, mechanisms: list[tuple[int, float, int]], gaussian: float = 0.0) -> float:
-    """delta of the mixture over every number of hits, in the plainest way."""
+    """delta of the mixture, as a sum over every number of participations."""
     total = 0.0
     for participations in np.ndindex(*(times + 1 for *_, times in mechanisms)):
         weight, square = 1.0, gaussian
@@ -83,31 +83,31 @@ def brute_delta(eps: float, mechanisms: list[tuple[int, float, int]], gaussian: 
     [([(5, 1.0, 20)], 0.0), ([(5, 1.0, 20)], 0.5), ([(3, 2.0, 9), (7, 0.8, 12)], 0.3), ([(9, 0.2, 4)], 0.0)],
 )
 @pytest.mark.parametrize("delta", [1e-2, 1e-6])
-def test_epsilon_is_where_the_plain_sum_over_hits_equals_delta(mechanisms, gaussian, delta) -> None:
-    found = mixture_epsilon(gaussian, mechanisms, delta)
-    assert brute_delta(found, mechanisms, gaussian) == pytest.approx(delta, rel=1e-6)
+def test_epsilon_is_where_the_sum_over_participations_equals_delta(mechanisms, gaussian, delta) -> None:
+    value = mixture_epsilon(gaussian, mechanisms, delta)
+    assert brute_delta(value, mechanisms, gaussian) == pytest.approx(delta, rel=1e-6)
     events = [unit(*mechanism) for mechanism in mechanisms]
     events += [Event(Full(), UNIT, gaussian**-0.5, 1)] if gaussian else []
-    assert epsilon(events, delta, "replace_one", "pld") == found
+    assert epsilon(events, delta, "replace_one", "pld") == value
 
 
 @pytest.mark.parametrize("eps", [0.5, 1.5, 3.0])
 def test_delta_against_a_simulation_of_the_steps(eps) -> None:
-    """Losses of T steps with a record that moves each hit as far as it may: delta = E (1 - e^(eps - loss))_+.
+    """delta = E (1 - e^(eps - loss))_+, for T steps with a record that changes each release of its shard the most.
 
-    Within six standard errors: by Bernstein's inequality a false alarm below 1e-7.
+    The tolerance is six standard errors: by Bernstein's inequality, the false-alarm probability is below 1e-7.
     """
     shards, multiplier, times, runs = 5, 1.2, 12, 200_000
     rng = np.random.default_rng(0)
     loss = np.zeros(runs)
     for _ in range(times):
-        hit = rng.integers(shards, size=runs) == 3
-        release = hit + multiplier * rng.standard_normal(runs)
-        loss += np.where(hit, (release - 0.5) / multiplier**2, 0.0)  # log N(1, m²) / N(0, m²)
+        drawn = rng.integers(shards, size=runs) == 3
+        release = drawn + multiplier * rng.standard_normal(runs)
+        loss += np.where(drawn, (release - 0.5) / multiplier**2, 0.0)  # log N(1, m²) / N(0, m²)
     terms = np.maximum(-np.expm1(eps - loss), 0.0)
     exact = math.exp(mixture_delta(eps, *shift_law(0.0, [(shards, multiplier, times)], 1e-14)))
     assert abs(terms.mean() - exact) < 6.0 * terms.std() / math.sqrt(runs)
-    assert exact > 50.0 / runs  # else the simulation says nothing
+    assert exact > 50.0 / runs  # otherwise the simulation has too few events
 
 
 @given(st.integers(2, 100), st.floats(0.2, 20.0), st.integers(1, 300), st.sampled_from([1e-2, 1e-5]))
@@ -120,7 +120,7 @@ def test_less_noise_more_draws_and_fewer_shards_cost_more(shards, multiplier, ti
     assert eps(shards, 0.9 * multiplier, times) >= here * (1 - slack)
     assert eps(shards, multiplier, times + 1) >= here * (1 - slack)
     assert eps(shards + 1, multiplier, times) <= here * (1 + slack)
-    # No more than if every draw hit.
+    # No more than if every draw contained the record.
     assert here <= get_epsilon_gaussian(multiplier / math.sqrt(times), delta) * (1 + slack) + slack
     assert mixture_epsilon(0.0, [(shards, multiplier, times)], delta / 2) >= here * (1 - slack)
 
@@ -146,9 +146,9 @@ def test_one_shard_of_one_is_no_sampling(name, schedule) -> None:
 def test_the_mixture_itself_of_one_shard_is_the_gaussian() -> None:
     for multiplier in (0.1, 1.0, 30.0):
         exact = get_epsilon_gaussian(multiplier, DELTA)
-        found = mixture_epsilon(0.0, [(1, 2.0 * multiplier, 4)], DELTA)
-        assert exact <= found * (1 + 1e-12) + 1e-12
-        assert found == pytest.approx(exact, rel=1e-8)
+        value = mixture_epsilon(0.0, [(1, 2.0 * multiplier, 4)], DELTA)
+        assert exact <= value * (1 + 1e-12) + 1e-12
+        assert value == pytest.approx(exact, rel=1e-8)
 
 
 @pytest.mark.parametrize("name", ["rdp", "prv", "pld"])
@@ -176,10 +176,10 @@ def test_each_relation_counts_its_own_sensitivity() -> None:
     assert replaced == epsilon([unit(10, 1.5, 50)], DELTA, "add_remove", "pld")
 
 
-def test_delta_alone_may_cover_what_is_hardly_ever_hit() -> None:
-    """One draw of a million shards hits with probability 1e-6, a tenth of delta, whatever the noise."""
+def test_delta_alone_may_cover_a_rare_participation() -> None:
+    """One draw of a million shards contains the record with probability 1e-6, a tenth of delta, for every noise."""
     assert mixture_epsilon(0.0, [(10**6, 0.01, 1)], DELTA) == 0.0
-    # 20 draws hit with probability 2e-5: half of the losses, at most, may exceed epsilon.
+    # 20 draws contain it with probability 2e-5: at most half of the losses may exceed epsilon.
     assert mixture_epsilon(0.0, [(10**6, 0.01, 20)], DELTA) == pytest.approx(5000, rel=2e-3)  # mean loss 1 / (2 m²)
 
 
@@ -198,8 +198,8 @@ def test_no_draws_cost_nothing_and_no_noise_everything(relation) -> None:
 def test_rdp_of_a_release_with_its_index_known_against_quadrature(shards, multiplier, order) -> None:
     x = np.linspace(-12 * multiplier, order + 12 * multiplier, 200_001)
     moment = np.exp(order * norm.logpdf(x, 1, multiplier) + (1 - order) * norm.logpdf(x, 0, multiplier))
-    hit = moment.sum() * (x[1] - x[0])
-    exact = math.log((1 - 1 / shards) + hit / shards) / (order - 1)
+    integral = moment.sum() * (x[1] - x[0])
+    exact = math.log((1 - 1 / shards) + integral / shards) / (order - 1)
     assert shard_rdp(shards, multiplier, order) == pytest.approx(exact, rel=1e-6)
 
 
@@ -219,12 +219,12 @@ def test_rdp_is_never_tighter_than_the_exact_mixture(shards, multiplier, times) 
     assert rdp >= pld * (1 - 1e-9)
 
 
-def test_prv_says_that_it_has_no_mixture() -> None:
+def test_prv_refuses_a_random_number_of_participations() -> None:
     with pytest.raises(NotCovered, match=r"prv .*random number of participations"):
         epsilon([unit(10, 1.0, 5)], DELTA, "add_remove", "prv")
 
 
-def test_poisson_draws_beside_shards_are_rdps_alone() -> None:
+def test_poisson_draws_with_shards_are_covered_by_rdp_alone() -> None:
     shards, poisson = unit(10, 1.0, 50), Event(Poisson(0.01), UNIT, 1.0, 100)
     both = epsilon([shards, poisson], DELTA, "add_remove", "rdp")
     assert both > max(epsilon([event], DELTA, "add_remove", "rdp") for event in (shards, poisson))
@@ -234,13 +234,13 @@ def test_poisson_draws_beside_shards_are_rdps_alone() -> None:
         epsilon([shards, poisson], DELTA, "replace_one", "rdp")
 
 
-def test_too_many_numbers_of_hits_are_refused_in_words() -> None:
+def test_too_many_numbers_of_participations_are_refused() -> None:
     wide = [unit(2 + number, 100.0, 10**6) for number in range(3)]
     with pytest.raises(NotCovered, match="3 sharded mechanisms have over 200,000 likely numbers"):
         epsilon(wide, DELTA, "add_remove", "pld")
 
 
-def test_a_sampling_nobody_proved_is_not_accounted() -> None:
+def test_a_sampling_without_proof_is_refused() -> None:
     class Mine(Sampling):
         rate = 0.001
 
@@ -268,10 +268,10 @@ def test_a_sampling_nobody_proved_is_not_accounted() -> None:
 def test_gs_wgan_proven(sigma, schedule, proven) -> None:
     event = gs_wgan(sigma, schedule)
     assert event.multiplier("replace_one") == pytest.approx(sigma / math.sqrt(32))
-    found = epsilon([event], DELTA, "replace_one", "pld")
-    assert f"{found:.1f}" == f"{proven:.1f}"
-    assert epsilon([event], DELTA, "add_remove", "pld") == found  # a row is any function of the batch
-    assert found < epsilon([event], DELTA, "replace_one", "rdp") < 1.12 * found
+    value = epsilon([event], DELTA, "replace_one", "pld")
+    assert f"{value:.1f}" == f"{proven:.1f}"
+    assert epsilon([event], DELTA, "add_remove", "pld") == value  # a row is any function of the batch
+    assert value < epsilon([event], DELTA, "replace_one", "rdp") < 1.12 * value
 
 
 def test_gs_wgan_if_steps_were_memoryless() -> None:
@@ -284,7 +284,7 @@ def test_gs_wgan_if_batches_were_28() -> None:
 
 
 def test_the_conditional_presets_noise_is_epsilon_10_by_rdp() -> None:
-    """sigma 2.66 was found by RDP; PLD says 8.44."""
+    """sigma 2.66 was calibrated by RDP; PLD gives epsilon 8.44."""
     event = memoryless_event(gs_wgan(2.66))
     assert epsilon([event], DELTA, "add_remove", "rdp") == pytest.approx(9.94, abs=0.01)
     assert epsilon([memoryless_event(gs_wgan(2.65))], DELTA, "add_remove", "rdp") > 10.0
@@ -312,7 +312,7 @@ def test_the_own_count_without_sampling_is_the_gaussians() -> None:
 
 
 def test_state_that_remembers_indices_defeats_amplification_but_not_the_mixture() -> None:
-    """The counterexample of docs/accounting.md, by quadrature: a and b say whether the record takes part; s = 1.
+    """The counterexample of docs/accounting.md, by quadrature: a and b state whether the record takes part; s = 1.
 
     Without the record the releases are (0, a), with it (a, a or b): at most 1 apart, given the indices.
     """

@@ -1,4 +1,4 @@
-"""Small methods that keep or break the rules; the conformance tests tell them apart."""
+"""Small honest and cheating methods, and small data sets, metrics and observers, for many tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dpgen_bench.privacy.sampling import Full, Poisson
 
 @dataclass(frozen=True)
 class SmallDigits(Digits):
-    """The digits as scanned, 8x8, and 240 of them for training: for runs whose images do not matter."""
+    """Digits of 8x8 pixels, 240 for training and 60 for testing: for runs whose images do not matter."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -39,7 +39,7 @@ class SmallDigits(Digits):
 
 
 class Watcher(Observer):
-    """Keeps what each release was made of and what the method got."""
+    """Keeps the draw, the exact value and the noisy value of each release."""
 
     def __init__(self) -> None:
         self.releases: list[tuple[np.ndarray, Tensor, Tensor]] = []
@@ -59,14 +59,14 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def records(n: int = 12, shape: tuple[int, int, int] = (1, 28, 28)) -> tuple[Tensor, Tensor]:
-    """Random uint8 images [n, *shape], always the same, and labels 0 .. 9 by turns."""
+    """Random uint8 images [n, *shape], the same in each call, and labels 0 .. 9 in turn."""
     generator = torch.Generator().manual_seed(5)
     images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator)
     return images, torch.arange(n) % 10
 
 
 class Painter(nn.Module):
-    """A mean image per class and a touch of latent noise."""
+    """A mean image per class plus a little latent noise."""
 
     def __init__(self, num_classes: int, image_shape: list[int]) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class MeanImage:
 
 
 class HalfOfTheBudget(MeanImage):
-    """Honest, with a share of the budget whose rest no other mechanism takes."""
+    """Honest: uses a share of 0.5 of the budget, and no other mechanism takes the rest."""
 
     def mechanism(self, data: PrivateData, ctx: Context) -> Mechanism:
         bound = PerRecord(C=self.C, shape=data.image_shape)
@@ -125,7 +125,7 @@ class HalfOfTheBudget(MeanImage):
 
 
 class MeanSmuggledOut(MeanImage):
-    """Cheat: the function keeps the mean of what it saw and the generator gets it without noise."""
+    """Cheat: the function keeps the mean of its records, and the generator receives it without noise."""
 
     def row(self, images: Tensor, labels: Tensor) -> Tensor:
         self.seen = images.mean(dim=0)
@@ -137,7 +137,7 @@ class MeanSmuggledOut(MeanImage):
 
 
 class PrivateLog(MeanImage):
-    """Cheat: something computed from records is logged."""
+    """Cheat: a sum of records is logged."""
 
     def row(self, images: Tensor, labels: Tensor) -> Tensor:
         self.seen = float(images.sum())
@@ -148,7 +148,7 @@ class PrivateLog(MeanImage):
 
 
 class CoupledRows(MeanImage):
-    """Cheat: rows are normalised over the batch, so one record moves the rows of all others."""
+    """Cheat: rows are normalised over the batch, so that one record changes the rows of all others."""
 
     def row(self, images: Tensor, labels: Tensor) -> Tensor:
         return (images - images.mean(dim=0)) / (1e-3 + images.std(dim=0, correction=0)) if len(images) else images
@@ -164,20 +164,20 @@ class StaleDraw(MeanImage):
 
 
 def change_event(mechanism: Mechanism, **changes: float) -> None:
-    """By a route that the suite does not close."""
+    """Change the approved event, by a route that the suite does not refuse."""
     entry = object.__getattribute__(mechanism, "_entry")
     object.__setattr__(mechanism, "_entry", replace(entry, event=replace(mechanism.event, **changes)))
 
 
 class QuietNoise(MeanImage):
-    """Cheat: the noise is turned down after the allowance was approved."""
+    """Cheat: the noise is reduced after the allowance was approved."""
 
     def prepare(self, mechanism: Mechanism) -> None:
         change_event(mechanism, std=mechanism.std / 2)
 
 
 class AsksByRaising(MeanImage):
-    """Cheat: the function raises or not, depending on records; the method catches that and goes on."""
+    """Cheat: the text of the function's error depends on records; the method catches the error and continues."""
 
     def prepare(self, mechanism: Mechanism) -> None:
         def question(images: Tensor, labels: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ class RaisesAtTheEnd:
 
 
 class RaisesTheBudget(MeanImage):
-    """Cheat: the ledger is given a larger budget."""
+    """Cheat: the method raises the budget of the ledger."""
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         object.__getattribute__(data, "_services").ledger.budget = replace(data.budget, epsilon=20.0)
@@ -238,7 +238,7 @@ class CountsRecords(MeanImage):
 
 
 class RandomnessLeak(MeanImage):
-    """Cheat: records decide how often the public generator is used, and the generator tells."""
+    """Cheat: records determine how often the public generator is used, and the samples reveal it."""
 
     def row(self, images: Tensor, labels: Tensor) -> Tensor:
         for _ in range(1 + int(images.nan_to_num().clamp(-2, 2).sum().abs() * 10) % 7):
@@ -252,7 +252,7 @@ class RandomnessLeak(MeanImage):
 
 @dataclass
 class GradientMethod:
-    """Honest: DP-SGD on a linear classifier whose weights become the class images."""
+    """Honest: DP-SGD on a linear classifier whose weights are the class images."""
 
     steps: int = 4
     rate: float = 1 / 3
@@ -277,7 +277,7 @@ class GradientMethod:
 
 @dataclass
 class Brightness:
-    """A metric that costs nothing."""
+    """A metric that is computed in no time."""
 
     def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
         return {"brightness": float(samples.images.double().mean())}

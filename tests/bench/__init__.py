@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m tests.bench` runs them all and writes results/bench/NAME.json. No test reads a clock."""
+"""Benchmarks: `python -m tests.bench` runs all of them and writes results/bench/NAME.json. No test asserts a time."""

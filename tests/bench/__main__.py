@@ -17,7 +17,7 @@ import tests.bench
 
 
 def main() -> None:
-    names = [found.name for found in pkgutil.iter_modules(tests.bench.__path__) if not found.name.startswith("_")]
+    names = [module.name for module in pkgutil.iter_modules(tests.bench.__path__) if not module.name.startswith("_")]
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all if none is given")
     parser.add_argument("--out", type=Path, default=Path("results/bench"), help="directory of the JSON files")

@@ -1,4 +1,4 @@
-"""What a benchmark's figures were measured on."""
+"""Describes the machine on which a benchmark was measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def machine(*libraries: str) -> dict[str, Any]:
-    """The processor, what PyTorch makes of it, and versions: Python's, PyTorch's, and of the `libraries` named."""
+    """The processor, PyTorch's instruction set and threads, and the versions of Python, PyTorch and `libraries`."""
     info = Path("/proc/cpuinfo")
     models = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     return {

@@ -2,10 +2,11 @@
 
 One iteration is n_critic = 5 updates of the paper's critic (1,071,105 parameters, 32 records of 28x28) and one of its
 throw-away DCGAN generator. `modules` is each critic as a plain module with its own optimiser; `stack of G` trains G
-critics as one batched network. And nearest upsampling followed by a 3x3 convolution, of 256 channels and 32 images,
-forward and backward, against the same by four ninths of the multiplications. Interleaved in one process, on one CPU
-thread and, where there is one, on an accelerator. CPU times are processor time of the process; ratios are medians of
-round-by-round ratios. Stacking is to save launches of kernels: on a CPU no gain is expected of it.
+critics as one batched network. The second part compares nearest upsampling followed by a 3x3 convolution, of 256
+channels and 32 images, forward and backward, with `upsample_conv3x3`, which needs four ninths of the multiplications.
+All are interleaved in one process, on one CPU thread and, where there is one, on an accelerator. CPU times are
+processor time of the process; ratios are medians of round-by-round ratios. Stacking saves launches of kernels, so no
+gain is expected on a CPU.
 """
 
 from __future__ import annotations
@@ -39,27 +40,27 @@ def _generator(device: str) -> nn.Module:
     return DCGANGenerator(SHAPE, CLASSES).to(device)
 
 
-def _coins(count: int) -> list[torch.Generator]:
+def _generators(count: int) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(number) for number in range(count)]
 
 
 def as_modules(device: str, records: tuple[Tensor, Tensor]) -> Callable[[], None]:
-    """The same iteration of one critic, with nothing of the stack."""
+    """An iteration of one critic as a plain module, without the stack."""
     critic, generator = _critic(device).train(), _generator(device).train()
     adams = [torch.optim.Adam(net.parameters(), TRAINING.lr, TRAINING.betas) for net in (critic, generator)]
-    (coin,) = _coins(1)
+    (rng,) = _generators(1)
     size = TRAINING.batch_size
 
     def latents() -> Tensor:
-        return draw_latents(TRAINING.latent, (size, TRAINING.latent_dim), coin, torch.device(device))
+        return draw_latents(TRAINING.latent, (size, TRAINING.latent_dim), rng, torch.device(device))
 
     def iterate() -> None:
         for _ in range(TRAINING.n_critic):
-            real, labels = draw_batch(records, size, coin)
+            real, labels = draw_batch(records, size, rng)
             with torch.no_grad():
                 fake = generator(latents(), labels)
             real_scores, fake_scores = critic(torch.cat([real, fake]), labels.repeat(2)).chunk(2)
-            mix = torch.rand(size, 1, 1, 1, generator=coin).to(device)
+            mix = torch.rand(size, 1, 1, 1, generator=rng).to(device)
             between = (mix * real + (1.0 - mix) * fake).requires_grad_()
             (slopes,) = torch.autograd.grad(critic(between, labels).sum(), between, create_graph=True)
             penalty = (slopes.flatten(1).norm(dim=1) - 1.0).square().mean()
@@ -68,7 +69,7 @@ def as_modules(device: str, records: tuple[Tensor, Tensor]) -> Callable[[], None
             adams[0].zero_grad()
             loss.backward()
             adams[0].step()
-        labels = torch.randint(CLASSES, (size,), generator=coin).to(device)
+        labels = torch.randint(CLASSES, (size,), generator=rng).to(device)
         adams[1].zero_grad()
         (-critic(generator(latents(), labels), labels).mean()).backward()
         adams[1].step()
@@ -77,15 +78,15 @@ def as_modules(device: str, records: tuple[Tensor, Tensor]) -> Callable[[], None
 
 
 def as_stack(device: str, records: tuple[Tensor, Tensor], count: int) -> Callable[[], None]:
-    rng = _coins(count)
+    rng = _generators(count)
     critics = TRAINING.stack(_critic(device), Stack.initial(lambda: _critic(device), rng))
     generators = TRAINING.stack(_generator(device), Stack.initial(lambda: _generator(device), rng))
     return lambda: TRAINING.iterate(critics, generators, CLASSES, [records] * count, rng)
 
 
 def training(device: str) -> dict[str, Any]:
-    """Milliseconds of an iteration per critic, and how many times as long as the widest stack each way takes."""
-    images = torch.rand(60, *SHAPE, generator=_coins(1)[0]).to(device)
+    """Milliseconds of an iteration per critic, and the ratio of each way's time to that of the widest stack."""
+    images = torch.rand(60, *SHAPE, generator=_generators(1)[0]).to(device)
     records = (images, (torch.arange(60) % CLASSES).to(device))
     ways = {"modules": (1, as_modules(device, records))}
     ways.update({f"stack of {count}": (count, as_stack(device, records, count)) for count in STACKS[device]})
@@ -107,18 +108,22 @@ def upsampling(device: str, side: int) -> dict[str, Any]:
     )
 
 
-def _compared(ways: dict[str, tuple[int, Callable[[], None]]], ours: str, device: str) -> dict[str, Any]:
+def _compared(ways: dict[str, tuple[int, Callable[[], None]]], reference: str, device: str) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for i in range(ROUNDS[device] + 1):
         for name, (count, way) in ways.items():
             took = _timed(way, device) / count
-            if i:  # the first round warms caches up
+            if i:  # the first round fills caches
                 seconds[name].append(took)
-    ratios = {name: [a / b for a, b in zip(seconds[name], seconds[ours], strict=True)] for name in ways if name != ours}
+    ratios = {
+        name: [a / b for a, b in zip(seconds[name], seconds[reference], strict=True)]
+        for name in ways
+        if name != reference
+    }
     return {
         "rounds": ROUNDS[device],
         "milliseconds": {name: round(1e3 * statistics.median(values), 2) for name, values in seconds.items()},
-        **{f"{name}, over {ours}": round(statistics.median(values), 3) for name, values in ratios.items()},
+        **{f"{name}, over {reference}": round(statistics.median(values), 3) for name, values in ratios.items()},
     }
 
 
@@ -135,7 +140,7 @@ def _timed(way: Callable[[], None], device: str) -> float:
 
 
 def measure() -> dict[str, Any]:
-    """All figures of this benchmark."""
+    """All values of this benchmark."""
     torch.set_num_threads(1)
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     return {

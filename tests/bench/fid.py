@@ -27,36 +27,38 @@ ROUNDS, IMAGES = 7, 32
 
 
 def compared(
-    ours: Callable[[], Any], theirs: Callable[[], Any], clock: Callable[[], float], rounds: int = ROUNDS
+    bench: Callable[[], Any], reference: Callable[[], Any], clock: Callable[[], float], rounds: int = ROUNDS
 ) -> dict[str, Any]:
     """Median seconds of both and their ratio, over interleaved rounds after one to warm up."""
     seconds: dict[str, list[float]] = {"ours": [], "pytorch_fid": []}
     for i in range(rounds + 1):
-        for name, function in (("ours", ours), ("pytorch_fid", theirs)):
+        for name, function in (("ours", bench), ("pytorch_fid", reference)):
             start = clock()
             function()
             if i:
                 seconds[name].append(clock() - start)
-    ratios = [theirs / ours for ours, theirs in zip(seconds["ours"], seconds["pytorch_fid"], strict=True)]
-    found = {f"{name}_s": round(statistics.median(values), 4) for name, values in seconds.items()}
-    return {"rounds": rounds, **found, "times_as_fast": round(statistics.median(ratios), 2)}
+    ratios = [
+        reference_s / bench_s for bench_s, reference_s in zip(seconds["ours"], seconds["pytorch_fid"], strict=True)
+    ]
+    times = {f"{name}_s": round(statistics.median(values), 4) for name, values in seconds.items()}
+    return {"rounds": rounds, **times, "times_as_fast": round(statistics.median(ratios), 2)}
 
 
 def features(device: str, images: int) -> dict[str, Any]:
-    """Features of `images` random images, by pytorch-fid's network as it comes and by ours."""
+    """Features of `images` random images, by pytorch-fid's network, unchanged, and by the bench's."""
     pixels = torch.randint(0, 256, (images, 1, 28, 28), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    mine, network = InceptionFeatures(device), InceptionV3([3]).eval().to(device)
+    bench_features, network = InceptionFeatures(device), InceptionV3([3]).eval().to(device)
 
     @torch.no_grad()
-    def theirs() -> np.ndarray:
+    def reference() -> np.ndarray:
         batch = pixels.float().div(255.0).expand(-1, 3, -1, -1).contiguous().to(device)
         return network(batch)[0].squeeze(3).squeeze(2).cpu().numpy()
 
     clock = time.process_time if device == "cpu" else time.perf_counter
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-        found = compared(lambda: mine(pixels, images), theirs, clock)
-    difference = float(np.abs(mine(pixels, images) - theirs()).max())
-    return {"images": images, **found, "difference": float(f"{difference:.2g}")}
+        times = compared(lambda: bench_features(pixels, images), reference, clock)
+    difference = float(np.abs(bench_features(pixels, images) - reference()).max())
+    return {"images": images, **times, "difference": float(f"{difference:.2g}")}
 
 
 def distance() -> dict[str, Any]:
@@ -68,21 +70,21 @@ def distance() -> dict[str, Any]:
         moments += [rows.mean(axis=0), np.cov(rows, rowvar=False)]
     results: dict[str, float] = {}
 
-    def ours() -> None:
-        results["ours"] = frechet_distance(*moments)
+    def bench() -> None:
+        results["bench"] = frechet_distance(*moments)
 
-    def theirs() -> None:
-        results["theirs"] = float(calculate_frechet_distance(*moments))
+    def reference() -> None:
+        results["reference"] = float(calculate_frechet_distance(*moments))
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = compared(ours, theirs, time.process_time, rounds=3)
-    difference = abs(results["ours"] / results["theirs"] - 1.0)
-    return {**found, "difference": float(f"{difference:.2g}")}
+        times = compared(bench, reference, time.process_time, rounds=3)
+    difference = abs(results["bench"] / results["reference"] - 1.0)
+    return {**times, "difference": float(f"{difference:.2g}")}
 
 
 def measure() -> dict[str, Any]:
-    """All figures of this benchmark."""
+    """All values of this benchmark."""
     torch.set_num_threads(1)
     result = {
         "what": " ".join((__doc__ or "").split()),

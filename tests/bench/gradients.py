@@ -80,7 +80,7 @@ def _times(rows: int) -> dict[str, Any]:
             start = time.process_time()
             once()
             seconds[way].append(time.process_time() - start)
-    seconds = {way: values[1:] for way, values in seconds.items()}  # the first round warms caches up
+    seconds = {way: values[1:] for way, values in seconds.items()}  # the first round fills caches
 
     def ratio(over: str, under: str) -> dict[str, float]:
         ratios = [a / b for a, b in zip(seconds[over], seconds[under], strict=True)]
@@ -94,8 +94,8 @@ def _times(rows: int) -> dict[str, Any]:
 
 
 def _spread(values: list[float]) -> dict[str, float]:
-    found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-    return {name: round(value, 4) for name, value in found.items()}
+    spread = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {name: round(value, 4) for name, value in spread.items()}
 
 
 def _peak_mib() -> float:
@@ -124,7 +124,7 @@ def _measure_own_memory(way: str, rows: int, microbatch: int) -> None:
 
 
 def measure() -> dict[str, Any]:
-    """All figures of this benchmark."""
+    """All values of this benchmark."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     return {

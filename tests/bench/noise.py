@@ -48,7 +48,7 @@ def compared(n: int, rounds: int) -> dict[str, Any]:
     for i in range(rounds + 1):
         for name, way in ways.items():
             took = _seconds(lambda way=way, i=i: way(i))  # type: ignore[misc]
-            if i:  # the first round warms caches up
+            if i:  # the first round fills caches
                 seconds[name].append(took)
     ratios = [os / seeded for os, seeded in zip(seconds["os"], seconds["seeded"], strict=True)]
     middle = {name: statistics.median(values) for name, values in seconds.items()}
@@ -67,9 +67,9 @@ def decided(n: int = 2_000_000, rounds: int = 5) -> dict[str, Any]:
 
     def timed(*arguments: Any) -> int:
         start = time.process_time()
-        found = plain(*arguments)
+        result = plain(*arguments)
         took.append(time.process_time() - start)
-        return found
+        return result
 
     rounded_normal._round_precisely = timed  # type: ignore[assignment]
     try:
@@ -81,8 +81,8 @@ def decided(n: int = 2_000_000, rounds: int = 5) -> dict[str, Any]:
 
 
 def _spread(values: list[float]) -> dict[str, float]:
-    found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-    return {name: round(value, 3) for name, value in found.items()}
+    spread = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {name: round(value, 3) for name, value in spread.items()}
 
 
 def measure() -> dict[str, Any]:

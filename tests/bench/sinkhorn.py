@@ -2,7 +2,7 @@
 
 Interleaved in one process on the same float32 points, on one CPU thread and, where there is one, on an accelerator:
 geomloss with the differences of all pairs (the reference back end); with the squares by a matrix product, as geomloss's
-own cost takes them; with torch.cdist for the L1 term besides; and ours, with both terms in one loop or, as the method
+own cost takes them; with torch.cdist for the L1 term; and the bench's, with both terms in one loop or, as the method
 must, one after the other. CPU times are processor time of the process, so that other work on the machine disturbs them
 little; ratios are medians of round-by-round ratios. `gradient_error` is the norm of the difference from geomloss's
 gradient in float64, relative to that gradient's norm.
@@ -38,8 +38,8 @@ def points(n: int, m: int) -> tuple[Tensor, Tensor]:
     images = torch.from_numpy(digits.images).float()[rows, None] / 8.0 - 1.0
     images = F.interpolate(images, size=(28, 28), mode="bilinear").flatten(1)
     labels = ALPHA_C * F.one_hot(torch.from_numpy(digits.target)[rows], 10).float()
-    made = (0.8 * images + 0.2 * torch.randn(images.shape, generator=generator) - 0.1).clamp(-1.0, 1.0)
-    return torch.cat([made, labels], dim=1)[:-m], torch.cat([images, labels], dim=1)[-m:]
+    generated = (0.8 * images + 0.2 * torch.randn(images.shape, generator=generator) - 0.1).clamp(-1.0, 1.0)
+    return torch.cat([generated, labels], dim=1)[:-m], torch.cat([images, labels], dim=1)[-m:]
 
 
 def all_absolute_differences(x: Tensor, y: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def compared(n: int, rounds: int, device: str) -> dict[str, Any]:
     for i in range(rounds + 1):
         for name, way in WAYS.items():
             took = _timed(way, X, Y, n)
-            if i:  # the first round warms caches up
+            if i:  # the first round fills caches
                 seconds[name].append(took)
     _, exact = WAYS["geomloss"](X.double(), Y.double(), n)
     errors = {name: float((way(X, Y, n)[1] - exact).norm() / exact.norm()) for name, way in WAYS.items()}
@@ -113,12 +113,12 @@ def compared(n: int, rounds: int, device: str) -> dict[str, Any]:
 
 
 def _spread(values: list[float]) -> dict[str, float]:
-    found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-    return {name: round(value, 3) for name, value in found.items()}
+    spread = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {name: round(value, 3) for name, value in spread.items()}
 
 
 def measure() -> dict[str, Any]:
-    """All figures of this benchmark."""
+    """All values of this benchmark."""
     torch.set_num_threads(1)
     result = {
         "what": " ".join((__doc__ or "").split()),

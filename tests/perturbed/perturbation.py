@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 SEED = "DPGEN_TEST_PERTURB"  # the variable that passes the seed to processes that tests start
 
 # Relative sizes: about 8 units of float32's rounding, which a product of a few hundred terms loses, and 45 units of
-# float64's; 1e-6 would be no machine's error there, and would hide the closed forms that tests check in float64.
+# float64's. 1e-6 would be too large for float64, in which tests check closed forms.
 # Narrower types are rounded from a perturbed float32 result, as kernels that accumulate in float32 do.
 SCALE, SCALE_FLOAT64 = 1e-6, 1e-14
 

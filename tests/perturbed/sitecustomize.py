@@ -1,4 +1,4 @@
-"""Each Python process that a perturbed test starts runs this: it perturbs the process as soon as torch is imported."""
+"""Perturbs a Python process that a perturbed test starts, as soon as the process imports torch."""
 
 import importlib.abc
 import importlib.machinery
@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 class _WhenTorchIsImported(importlib.abc.MetaPathFinder):
-    """Not at once, since most of the processes that Ray starts do without torch."""
+    """Waits for the import of torch, because most of the processes that Ray starts never import it."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
         if name != "torch":
