@@ -27,7 +27,7 @@ from tests.bench._machine import machine
 
 P, LAM, ALPHA_C, COST = 0.4, 0.05, 15.0, Cost(1.0, 1.0)
 ROUNDS = {50: 21, 200: 5}  # of n = m points
-OURS = "fast, both terms at once"
+BENCH = "fast, both terms at once"
 
 
 def points(n: int, m: int) -> tuple[Tensor, Tensor]:
@@ -76,7 +76,7 @@ WAYS: dict[str, Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]] = {
     "geomloss": partial(semi_debiased, Transport(COST, LAM, backend="geomloss")),
     "geomloss, squares by matrix product": partial(by_matrix_product, all_absolute_differences),
     "geomloss, matrix product and cdist": partial(by_matrix_product, partial(torch.cdist, p=1.0)),
-    OURS: partial(semi_debiased, Transport(COST, LAM)),
+    BENCH: partial(semi_debiased, Transport(COST, LAM)),
     "fast, term by term": term_by_term,
 }
 
@@ -103,11 +103,13 @@ def compared(n: int, rounds: int, device: str) -> dict[str, Any]:
                 seconds[name].append(took)
     _, exact = WAYS["geomloss"](X.double(), Y.double(), n)
     errors = {name: float((way(X, Y, n)[1] - exact).norm() / exact.norm()) for name, way in WAYS.items()}
-    ratios = {name: [a / b for a, b in zip(seconds[name], seconds[OURS], strict=True)] for name in WAYS if name != OURS}
+    ratios = {
+        name: [a / b for a, b in zip(seconds[name], seconds[BENCH], strict=True)] for name in WAYS if name != BENCH
+    }
     return {
         "rounds": rounds,
         "milliseconds": {name: _spread([1e3 * value for value in values]) for name, values in seconds.items()},
-        **{f"{name}, over {OURS}": _spread(values) for name, values in ratios.items()},
+        **{f"{name}, over {BENCH}": _spread(values) for name, values in ratios.items()},
         "gradient_error": {name: float(f"{error:.2g}") for name, error in errors.items()},
     }
 
