@@ -176,7 +176,7 @@ def test_damaged_files_are_named(tmp_path, damage):
         StateFile(tmp_path / "rows", shards=2, slots=1)
 
 
-def test_a_damaged_row_counts_as_not_there_and_is_made_again(tmp_path):
+def test_a_damaged_row_counts_as_missing_and_is_computed_again(tmp_path):
     place = StatePlace(tmp_path / "run", tmp_path / "cache", {})
     data, _ = open_data(place=place)
     _, state = prepare(data)

@@ -207,12 +207,11 @@ class RayEngine:
                     else:
                         self._start(client, steps)
                 left = min(step.deadline for step in steps.values()) - time.monotonic()
-                # ray.wait is not used, because it turns an error of a signal handler, such as `Preempted`, into
-                # another.
+                # ray.wait is not used, because it replaces an error of a signal handler, such as `Preempted`.
                 done, _ = wait(steps, max(left, 0.0), FIRST_COMPLETED)
                 for future in done or [each for each in steps if steps[each].deadline <= time.monotonic()]:
                     step = steps.pop(future)
-                    result = self._result(step, future, round) if done else self._too_late(step)
+                    result = self._result(step, future, round) if done else self._end_overdue(step)
                     if result is None:
                         self._send(step.client, messages[step.client], steps)
                     else:
@@ -232,6 +231,7 @@ class RayEngine:
         steps[future] = _Step(client, "start", time.monotonic() + START_S)
 
     def _send(self, client: int, message: bytes, steps: Steps) -> None:
+        """Send a message to a client whose process runs; it is then the one used most recently."""
         self._live.move_to_end(client)
         future = self._live[client].actor.handle.remote(message).future()
         steps[future] = _Step(client, "answer", time.monotonic() + self._timeout_s)
@@ -263,7 +263,8 @@ class RayEngine:
             return Fault("lost", f"the client's process left ({name})")
         return Fault("raised", name)
 
-    def _too_late(self, step: _Step) -> Fault:
+    def _end_overdue(self, step: _Step) -> Fault:
+        """End the process of a step whose deadline has passed; return the fault."""
         self._end(step.client)
         if step.doing == "start":
             return Fault("lost", f"the client's process did not start within {START_S:g} s")

@@ -129,7 +129,9 @@ class StateFile:
         layout = {name: tuple(part.shape) for name, part in parts.items()}
         self.create(layout)
         if layout != self.layout or any(part.dtype != torch.float32 for part in parts.values()):
-            raise ValueError("expected private state as float32 tensors of the same names and shapes every time.")
+            raise ValueError(
+                f"expected private state as float32 tensors of the same names and shapes every time, got {layout}."
+            )
         assert self._rows is not None
         row = torch.cat([part.detach().reshape(-1) for part in parts.values()]).cpu().numpy()
         self._rows["row"][shard, slot] = row
