@@ -1,11 +1,13 @@
-"""DP-MERF (Harder, Adamczewski, Park 2021): one noisy mean embedding, then a generator trained to match it.
+"""DP-MERF: a generator trained to match one noisy mean embedding of the records (Harder, Adamczewski & Park 2021).
 
-Each record becomes random Fourier features times its one-hot label; the mean over the records is released once with
-Gaussian noise. Everything after that release is post-processing, so the generator may train for as long as it likes.
+Each of the m records (x_i, y_i) is mapped to random Fourier features times its one-hot label. The mean over the records
+is released once, with Gaussian noise. Everything after that release is post-processing, so the number of training steps
+does not change epsilon.
 
-    z(x) = [cos(w_1·x) .. cos(w_{D/2}·x), sin(w_1·x) .. sin(w_{D/2}·x)] / sqrt(D/2),   w_k ~ N(0, I / ℓ²)
-    μ    = (1/m) Σ_i z(x_i) ⊗ onehot(y_i),                 |z(x) ⊗ onehot(y)| = 1
-    loss = | μ + N(0, (2σ/m)² I) − (1/b) Σ_j z(G(ζ_j, y_j)) ⊗ onehot(y_j) |²
+    features   z(x) = [cos(w_1 x) .. cos(w_{D/2} x), sin(w_1 x) .. sin(w_{D/2} x)] / sqrt(D/2),   w_k ~ N(0, I / l^2)
+    embedding  e(x, y) = z(x) onehot(y)^T, a matrix [D, classes] of norm 1
+    release    target = 1/m sum_i e(x_i, y_i) + N(0, (2 sigma / m)^2 I)
+    loss       |target - 1/b sum_j e(G(zeta_j, y_j), y_j)|^2
 """
 
 from __future__ import annotations
@@ -28,20 +30,25 @@ from dpgen_bench.utils.validation import Checked, Count, Positive
 
 @dataclass
 class DPMERF(Checked):
-    """One release, then `steps` of Adam on its distance to the fakes' mean embedding.
+    """One release, followed by `steps` steps of Adam on the squared distance between the two mean embeddings.
 
-    Guarantees: one record exchanged moves the sum of embeddings by at most 2 (by 1 when it joins or leaves), so noise
-    of standard deviation 2σ on the sum is the paper's 2σ/m on the mean. σ is calibrated exactly to privacy.epsilon.
+    Guarantees: replacing one record moves the sum of embeddings by at most 2 (adding or removing one, by 1). Noise of
+    standard deviation 2 sigma on the sum is the paper's 2 sigma / m on the mean. The noise is calibrated to
+    privacy.epsilon.
 
     Args:
-        features: D, an even number of random Fourier features.
-        length_scale2: ℓ², the kernel's squared length (105 for digits, 127 for Fashion-MNIST).
-        latent_dim: dimension of ζ ~ N(0, I).
-        batch_size: b, fakes per step, labels uniform.
-        lr: of Adam, multiplied by `lr_decay` after every `decay_steps` steps (one epoch of MNIST).
+        features: D, the number of random Fourier features, which is even.
+        length_scale2: l^2, the squared length scale of the kernel (105 for digits, 127 for Fashion-MNIST).
+        latent_dim: Dimension of zeta ~ N(0, I).
+        batch_size: b, the number of generated images in each step; their labels are uniform.
+        steps: Number of training steps of the generator.
+        lr: Learning rate of Adam. It is multiplied by `lr_decay` after every `decay_steps` steps (an epoch of MNIST).
+
+    Raises:
+        ValueError: For a setting outside its range, or an odd number of features.
     """
 
-    version = 1  # raised when the same settings train something else
+    version = 1  # raise it when the same settings train a different generator
     features: Count
     length_scale2: Positive
     latent_dim: Count
@@ -74,8 +81,8 @@ class DPMERF(Checked):
             bound=PerRecord(C=1.0, shape=(self.features, data.num_classes), microbatch=250),
             times=1,
         )
-        total = release(lambda x, y: embed(x)[:, :, None] * one_hot(y)[:, None, :])
-        target = total / data.n  # μ + N(0, (2σ/m)² I)
+        noisy_sum = release(lambda x, y: embed(x)[:, :, None] * one_hot(y)[:, None, :])
+        target = noisy_sum / data.n
 
         generator = NetGenerator.build(CodeGenerator, data, ctx.device, latent_dim=self.latent_dim)
         net = generator.net
@@ -84,8 +91,8 @@ class DPMERF(Checked):
 
         for t in ctx.steps(ctx.limit(self.steps), net=net, adam=adam, decay=decay):
             zeta, y = ctx.latents(generator, self.batch_size)
-            fakes = embed(net(zeta, y)).T @ one_hot(y) / self.batch_size  # (1/b) Σ_j z(G(ζ_j, y_j)) ⊗ onehot(y_j)
-            loss = (target - fakes).square().sum()
+            generated = embed(net(zeta, y)).T @ one_hot(y) / self.batch_size  # 1/b sum_j e(G(zeta_j, y_j), y_j)
+            loss = (target - generated).square().sum()
             adam.zero_grad()
             loss.backward()
             adam.step()

@@ -1,12 +1,12 @@
-"""DP-Sinkhorn: a generator trained on a semi-debiased Sinkhorn loss whose gradient is clipped and noised where it
-leaves the data (Cao, Bie, Vahdat, Fidler & Kreis, "Don't Generate Me", NeurIPS 2021, Algorithm 1; earlier version).
+"""DP-Sinkhorn: a generator trained on a semi-debiased Sinkhorn loss, whose gradient in the images is clipped and noised
+(Cao, Bie, Vahdat, Fidler & Kreis, "Don't Generate Me", NeurIPS 2021, Algorithm 1, and its earlier version).
 
-Guarantees: the training records are read in one place, the mechanism "cross_group", which releases T times the gradient
-of the loss, clipped and noised. The debiasing group's gradient, which compares generated images with each other, the
-generator and the optimiser are functions of public randomness and of those releases.
+Guarantees: only the mechanism "cross_group" reads training records. It releases T times the gradient of the loss,
+clipped and noised. The gradient of the debiasing group, which compares generated images with each other, the generator
+and the optimiser are functions of public randomness and of those releases.
 
-A step's n rows are functions of one secret batch: one release of joint sensitivity 2Δ sqrt(n), not n releases as the
-final paper counts them (`epsilon_claimed`, methods/dp_sinkhorn.md). With `clip: whole` the paper's count is sound.
+The n rows of a step depend on the same secret batch, so a step is one release of joint sensitivity 2 Delta sqrt(n), not
+n releases as the final paper counts (methods/dp_sinkhorn.md). With `clip: whole` the paper's count is sound.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ NETS: dict[str, type[nn.Module]] = {"dcgan": ConvGenerator, "biggan": BigGANGene
 
 @dataclass
 class DPSinkhorn(Checked):
-    """Algorithm 1. The settings of the paper and their places in it: conf/method/dp_sinkhorn.yaml.
+    """Algorithm 1. conf/method/dp_sinkhorn.yaml says where each setting stands in the paper.
 
     Args:
-        batch_size: n, images of the cross group in each step, and expected number of real records: q = n / N.
-        p: n' = floor(n p) more images, of the debiasing group; 0 is the biased Sinkhorn loss, 1 the debiased one.
-        cost, m: c(x, y): "l1+l2" |x-y|_2^2 + m |x-y|_1, or "l2" and "l1", the first and (without m) the second term.
-        lam, alpha_c: λ, entropic regularisation, in units of the cost, and α_c, weight of the class.
-        exponent, scaling: how λ is approached, see `dpgen_bench.nets.transport`.
-        debias_labels: labels of the debiasing group: "fresh", or "repeated" from the first n' of the cross group.
-        perturb: clip and noise the gradient in the generated "image"s, or in the "parameter"s, there always as a whole.
-        clip: "per_row": each image's gradient to norm Δ (final paper), or "whole": all n together (earlier version).
-        clip_norm, sigma: Δ, and σ of the noise N(0, (2Δσ)^2 I). σ None: calibrated from `steps` to the budget, or, if
-            that is infinite, neither clipping nor noise.
-        steps: T. None: as many as the budget allows at this σ.
-        lr, betas, weight_decay: of Adam. latent_dim, width: of z, uniform on [0, 1], and of the generator's layers.
-        label_dim, activation: of the generator "dcgan" alone.
+        batch_size: n, images of the cross group in a step, and the expected number of records: q = n / N.
+        p: The debiasing group has n' = floor(n p) images; 0 is the biased Sinkhorn loss, 1 the debiased one.
+        cost, m: c(x, y) is "l1+l2" |x-y|_2^2 + m |x-y|_1, "l2" |x-y|_2^2, or "l1" |x-y|_1.
+        lam, alpha_c: lambda, the entropic regularisation in units of the cost, and the weight of the class.
+        exponent, scaling: Annealing towards lambda, see `dpgen_bench.nets.transport`.
+        debias_labels: Labels of the debiasing group: "fresh", or "repeated" from the first n' of the cross group.
+        perturb: Clip and noise the gradient in the "image"s, or in the "parameter"s (always as a whole).
+        clip: "per_row": each image's gradient to norm Delta (final paper); "whole": all n together (earlier version).
+        clip_norm, sigma: Delta, and sigma of the noise N(0, (2 Delta sigma)^2 I). If sigma is None, it is calibrated
+            from `steps` to the budget; an infinite budget means no clipping and no noise.
+        steps: T. None means as many as the budget allows at this sigma.
+        lr, betas, weight_decay: Settings of Adam. label_dim, activation: Settings of the generator "dcgan" alone.
+        latent_dim, width: Dimension of z, uniform on [0, 1], and width of the generator's layers.
     """
 
-    version = 1  # raised when the same settings train something else
+    version = 1  # raise it when the same settings train a different generator
     batch_size: Count
     p: Fraction
     cost: Literal["l1+l2", "l2", "l1"]
@@ -89,11 +89,11 @@ class DPSinkhorn(Checked):
 
     @property
     def debiasing(self) -> int:
-        """n' = floor(n p); products such as 100 * 0.29 = 28.999999999999996 are meant as 29."""
+        """n' = floor(n p). The product is rounded first, because 100 * 0.29 is 28.999999999999996."""
         return math.floor(round(self.batch_size * self.p, 9))
 
     def epsilon_claimed(self, events: Sequence[Event], delta: float) -> float | None:
-        """The papers' count (section 4.3, appendix D.4): TF-privacy's RDP, per row where rows are clipped."""
+        """The papers' count (section 4.3, appendix D.4): TF-privacy's RDP, for each row where rows are clipped."""
         rows = self.batch_size if self.clip == "per_row" and self.perturb == "image" else 1
         return paper_count(classical_rdp, events, delta, unit=2.0 * self.clip_norm, per_step=rows)
 
@@ -110,7 +110,7 @@ class DPSinkhorn(Checked):
         loss = SinkhornLoss(self.transport, self.alpha_c, data.num_classes, data.image_shape, n)
 
         for t in ctx.steps(ctx.limit(release.times), g=g, adam=adam):
-            z, l_x = ctx.latents(generator, n + n_)  # sample Z and L_x
+            z, l_x = ctx.latents(generator, n + n_)  # sample the latents Z and the labels L_x
             if self.debias_labels == "repeated":
                 l_x[n:] = l_x[:n_]
             X = g(z, l_x)
@@ -118,19 +118,19 @@ class DPSinkhorn(Checked):
             G_X, value = loss.gradient_without_records(x)
             adam.zero_grad()
             if self.perturb == "image":
-                # Sample Y; clip(G_X, Δ) + 2Δσ N(0, I) in rows 0..n-1, and clip(G_X, Δ) in the n' rows after them.
+                # Rows 0..n-1 depend on a sampled batch Y: clip and noise them. The n' rows after them are only clipped.
                 G_X[:n] = release(partial(loss.gradient, G_X[:n].clone(), x[:n]))
                 G_X[n:] = self._clipped(G_X[n:], release.bound.C)
-                X.backward(G_X)  # G_θ = backprop(X, θ, G_X)
+                X.backward(G_X)  # G_theta = backprop(X, theta, G_X)
             else:
                 assign_gradient(theta, release(partial(loss.parameter_gradient, theta, X, G_X, x[:n])))
-            adam.step()  # θ = θ - α Adam(G_θ)
+            adam.step()  # theta = theta - alpha Adam(G_theta)
             if t % 50 == 0:
                 ctx.log(transport_among_generated=float(value))
         return generator
 
     def _mechanism(self, data: PrivateData, ctx: Context, num_parameters: int) -> Mechanism:
-        """T releases with noise of standard deviation 2Δσ in every entry."""
+        """T releases with noise of standard deviation 2 Delta sigma in every entry."""
         if self.batch_size > data.n:
             raise ValueError(f"method.batch_size: expected n <= N = {data.n} records, got {self.batch_size}.")
         C = data.budget.clip_norm(self.clip_norm, self.sigma)
@@ -145,5 +145,5 @@ class DPSinkhorn(Checked):
         )
 
     def _clipped(self, G_X: Tensor, C: float) -> Tensor:
-        """The debiasing group's rows [n', *shape], clipped to the scale of the others, without noise."""
+        """The debiasing group's rows [n', *shape], clipped to C like the others, without noise."""
         return clip_rows(G_X[None], C)[0] if self.clip == "whole" and len(G_X) else clip_rows(G_X, C)

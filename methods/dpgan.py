@@ -1,9 +1,9 @@
 """DPGAN: a conditional GAN whose discriminator is trained by DP-SGD (Bie, Kamath & Zhang, "Private GANs,
-Revisited", TMLR 2023, Algorithm 1), with the paper's fixed and adaptive discriminator step frequency.
+Revisited", TMLR 2023, Algorithm 1), with the paper's fixed or adaptive discriminator step frequency.
 
-Guarantees: the training records are read in one place, the mechanism "discriminator", which releases T noisy
-sums of clipped per-record gradients. The discriminator, the generator, the optimisers and the step frequency are
-post-processing of those releases and of public randomness.
+Guarantees: only the mechanism "discriminator" reads training records. It releases T noisy sums of clipped per-record
+gradients. The discriminator, the generator, the optimisers and the step frequency are post-processing of those releases
+and of public randomness.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, Positi
 
 @dataclass
 class DPGAN(Checked):
-    """Algorithm 1, `TrainDPGAN`. Where it departs from the authors' code: methods/dpgan.md.
+    """Algorithm 1, `TrainDPGAN`. methods/dpgan.md lists the differences from the authors' code.
 
     Args:
-        batch_size: B, expected number of real records per discriminator step.
-        clip_norm: C, bound on each row's gradient (L2, all parameters of D together).
-        sigma: σ, noise multiplier. None: calibrated from `steps` to the budget, or, when the budget is infinite, the
-            non-private GAN (no clipping, no noise).
-        steps: T, number of D steps. None: the largest number that the budget allows at this σ.
-        n_d: n_D, D steps per G step, or "adaptive".
-        beta, threshold: β and d of the adaptive frequency (section 6.2); β is also the logged average's.
-        lr_d, lr_g, betas: Adam's learning rates and (β1, β2).
-        d_d, d_g: widths of D (Table 4's d_D, even: half of it sees the image, half the label) and of G.
-        latent_dim: dimension of z ~ N(0, I).
-        microbatch: rows whose gradients are held in memory at once; None: all. It does not change the sum.
+        batch_size: B, the expected number of records in a discriminator step.
+        clip_norm: C, the bound on the L2 norm of each row's gradient, all parameters of D together.
+        sigma: The noise multiplier. If None, it is calibrated from `steps` to the budget; an infinite budget means the
+            non-private GAN, without clipping and noise.
+        steps: T, the number of D steps. None means the largest number that the budget allows at this sigma.
+        n_d: n_D, the number of D steps for each G step, or "adaptive".
+        beta, threshold: beta and d of the adaptive frequency (section 6.2). The logged average uses beta, too.
+        lr_d, lr_g, betas: Learning rates of Adam for D and G, and its (beta_1, beta_2) for both.
+        d_d, d_g: Widths of D (d_D of Table 4; even, because half sees the image and half the label) and of G.
+        latent_dim: Dimension of z ~ N(0, I).
+        microbatch: Number of rows whose gradients are in memory at once; None means all. It does not change the sum.
 
     Raises:
-        ValueError: for a value outside its range, or a (σ, T, budget) that leaves T open.
+        ValueError: For a value outside its range, or if both `sigma` and `steps` are None.
     """
 
-    version = 1  # raised when the same settings train something else
+    version = 1  # raise it when the same settings train a different generator
     batch_size: Count
     clip_norm: Positive
     sigma: Positive | None
@@ -73,15 +73,15 @@ class DPGAN(Checked):
             raise ValueError(f"method.d_d: expected an even width (half image, half label), got {self.d_d}.")
 
     def sampling_rate(self, n: int) -> float:
-        """q for n records: 1/ceil(n/B), as Opacus's data loader and hence the authors' code have it (text: B/n)."""
+        """q for n records: 1/ceil(n/B), as in Opacus's data loader and so in the authors' code (text: B/n)."""
         return 1.0 / math.ceil(n / self.batch_size)
 
     def fake_batch_size(self, n: int) -> int:
-        """round(q n), the configured number of fakes; the denominator of the D step is twice this."""
+        """b = round(q n), the number of generated images in a D step, whose gradients are divided by 2 b."""
         return round(self.sampling_rate(n) * n)
 
     def epsilon_claimed(self, events: Sequence[Event], delta: float) -> float | None:
-        """The paper's own count: Opacus's RDP accountant under add/remove (section 3), sound for Algorithm 1."""
+        """The paper's count: Opacus's RDP accountant under add/remove (section 3). It is sound for Algorithm 1."""
         return opacus_epsilon(events, delta)
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
@@ -100,7 +100,7 @@ class DPGAN(Checked):
             sample=Poisson(q),
             bound=PerRecordGradient(C=C, module=D, microbatch=self.microbatch, public_rows=b),
             times=ctx.limit(self.steps),
-            std=None if self.sigma is None else self.sigma * self.clip_norm,  # line 7: N(0, σ² C² I) on the sum
+            std=None if self.sigma is None else self.sigma * self.clip_norm,  # line 7: N(0, sigma^2 C^2 I) on the sum
         )
 
         def d_losses(x: Tensor, y: Tensor, fake: Tensor) -> Tensor:  # line 6, for each row
@@ -117,7 +117,8 @@ class DPGAN(Checked):
 
             if frequency.after_d_step():  # line 10: n_D divides t
                 z, y = ctx.latents(generator, self.batch_size)
-                with torch.no_grad():  # the networks have no layer that behaves differently in eval mode
+                # D's accuracy on new fakes drives the adaptive frequency. No layer differs between train and eval mode.
+                with torch.no_grad():
                     accuracy = (D(G(z, y), y) < 0).float().mean().item()
                 ema = frequency.before_g_step(accuracy)
                 z, y = ctx.latents(generator, b)  # line 11

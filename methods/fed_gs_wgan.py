@@ -1,12 +1,12 @@
-"""GS-WGAN on clients: each trains a Wasserstein critic on its own records and sends noisy image gradients to the server
-(Chen, Orekondy & Fritz, "GS-WGAN", NeurIPS 2020, Algorithm 2).
+"""GS-WGAN on clients: each client trains a Wasserstein critic on its own records and sends noisy image gradients to the
+server (Chen, Orekondy & Fritz, "GS-WGAN", NeurIPS 2020, Algorithm 2).
 
-Guarantees, for the client as the unit, one exchanged for another with any records: critics and records never leave a
-client. What leaves is the gradient of its critic's loss in B generated images, clipped and noised before it is sent, at
-most k_max times; the generator is a function of that and of public randomness.
+Guarantees, with the client as the unit of privacy and replacement of one client as the relation: critics and records
+never leave a client. A client sends the gradient of its critic's loss in B generated images, clipped and noised at the
+client, at most k_max times. The generator is a function of these gradients and of public randomness.
 
-Two epsilons follow: against outsiders, who see the generator alone, and against the server, which asks and keeps all
-answers: the figure of the paper's "untrusted server", which holds whatever it sends (methods/fed_gs_wgan.md).
+There are two epsilons: one against outsiders, who see the generator alone, and one against the server, which sees all
+answers. The latter is the paper's "untrusted server". It holds for any messages of the server (methods/fed_gs_wgan.md).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dpgen_bench.utils.validation import Count
 
 @dataclass(frozen=True)
 class CriticClient(Program):
-    """What runs on a client: ClientWarmStart (`iterations`, against a throw-away generator) and ClientUpdate."""
+    """The program of a client: ClientWarmStart (`iterations` against a temporary generator) and ClientUpdate."""
 
     training: CriticTraining
     critic: Config
@@ -52,52 +52,53 @@ class CriticClient(Program):
         return {name: tensor[0] for name, tensor in tensors.items()}
 
     def answer(self, message: Parts, records: Records, state: Parts, rng: torch.Generator) -> Answer:
-        """ClientUpdate, lines 33-37, for every batch of the message; the gradient in the images of the last.
+        """ClientUpdate, lines 33-37: update the critic on every batch, then take the gradient in the last images.
 
-        Labels come from the server, so each image is set against a record of the same label. Those of labels that the
-        client has no record of train nothing, and their gradient is zero.
+        The server chooses the labels, so each image is paired with a record of the same label. An image whose label
+        the client has no record of does not train the critic, and its gradient is zero.
         """
         images, labels = message["images"], message["labels"]  # [n_critic, B, c, h, w], [n_critic, B]
         with torch.random.fork_rng(devices=[]):
             template = make_net(self.critic, images.device)
-        D = self.training.stack(template, {name: tensor[None] for name, tensor in state.items()})
-        improved = False
+        D = self.training.stack(template, {name: tensor[None] for name, tensor in state.items()})  # a stack of one
+        updated = False
         for x, y in zip(images, labels, strict=True):
             if (pairs := draw_matching(records, y, len(y), rng)) is None:
                 continue
-            places, real = pairs
+            positions, real = pairs
             mix = torch.rand(1, len(y), 1, 1, 1, generator=rng).to(x.device)
-            self.training.update(D, real[None], x[places][None], y[places][None], mix)
-            improved = True
+            self.training.update(D, real[None], x[positions][None], y[positions][None], mix)
+            updated = True
         gradient = self.training.image_gradient(D, images[-1][None], labels[-1][None])[0]
-        held = torch.isin(labels[-1], records[1])[:, None, None, None]
-        after = {name: tensor[0] for name, tensor in D.tensors(adam=True).items()} if improved else {}
-        return torch.where(held, gradient, 0.0), after
+        has_record = torch.isin(labels[-1], records[1])[:, None, None, None]
+        new_state = {name: tensor[0] for name, tensor in D.tensors(adam=True).items()} if updated else {}
+        return torch.where(has_record, gradient, 0.0), new_state
 
 
 @dataclass
 class FedGSWGAN(GSWGANSettings):
-    """Algorithm 2. The settings that it shares with Algorithm 1: `GSWGANSettings`.
+    """Algorithm 2. `GSWGANSettings` has the settings that it shares with Algorithm 1.
 
     Args:
-        max_answers: k_max; a step that would ask a client once more passes without an answer. None: T/N and four
-            standard deviations, so that hardly any step is lost; under public_balanced the ceil(T/N) that are needed.
-        against: whom privacy.epsilon is kept against where σ is calibrated: "outsiders", or the "server".
-        steps: T, of the generator. A step sends n_critic batches, of which the last moves the generator.
+        max_answers: k_max. A step that draws a client with k_max answers is skipped. None means T/N plus four standard
+            deviations, so that hardly any step is skipped; under public_balanced it means ceil(T/N).
+        against: Where sigma is calibrated, privacy.epsilon holds against "outsiders" or against the "server".
+        steps: T, steps of the generator. A step sends n_critic batches; the last one updates the generator.
     """
 
-    version = 1  # raised when the same settings train something else
+    version = 1  # raise it when the same settings train a different generator
     max_answers: Count | None
     against: Literal["outsiders", "server"]
     steps: Count
 
     def epsilon_claimed(self, events: Sequence[Event], delta: float) -> float | None:
-        """The paper's count for a client: Theorem A.1, T B releases subsampled at rate 1/N without replacement."""
+        """The paper's count for a client (Theorem A.1): T B releases, subsampled at rate 1/N without replacement."""
         if self.schedule != "random":  # the paper has no count for a public schedule
             return None
         return paper_count(wor_rdp, events, delta, unit=2.0 * self.clip_norm, per_step=self.batch_size)
 
-    epsilon_conditional = staticmethod(if_memoryless)  # of T subsampled releases against outsiders; no bound
+    # Epsilon of T subsampled releases against outsiders, which holds only if steps had no memory.
+    epsilon_conditional = staticmethod(if_memoryless)
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         clients, sizes = data.grouped("client"), self.generator_sizes
@@ -111,7 +112,8 @@ class FedGSWGAN(GSWGANSettings):
 
         for t in ctx.steps(ask.times, **trained.states):  # line 5
             z, y = ctx.latents(generator, self.n_critic, self.batch_size)  # line 8
-            with torch.no_grad(), in_eval_mode(g):  # one power iteration of the generator's norms in a step, for x
+            # Only the last batch, x, updates g. Eval mode keeps the others from moving the spectral norms of g.
+            with torch.no_grad(), in_eval_mode(g):
                 earlier = [g(*batch) for batch in zip(z[:-1], y[:-1], strict=True)]
             x = g(z[-1], y[-1])
             gradient = ask({"images": torch.stack([*earlier, x.detach()]), "labels": y})  # lines 6-10
@@ -125,10 +127,10 @@ class FedGSWGAN(GSWGANSettings):
         return generator.releasing(trained.average())
 
     def _mechanism(self, clients: ClientData, ctx: Context, generator: Config) -> ClientMechanism:
-        """T questions to single clients, which answer with noise of standard deviation 2Cσ in every pixel."""
+        """T requests to one client each, whose answer has noise of standard deviation 2 C sigma in every pixel."""
         T, N = ctx.limit(self.steps), clients.n
-        visits = T / N if self.schedule == "public_balanced" else T / N + 4.0 * math.sqrt(T / N)
-        k_max = self.max_answers or min(math.ceil(visits), T)
+        participations = T / N if self.schedule == "public_balanced" else T / N + 4.0 * math.sqrt(T / N)
+        k_max = self.max_answers or min(math.ceil(participations), T)
         critic = config_of(ProjectionCritic, clients, width=self.critic_width)
         iterations = self.warm_start_iterations(N, ctx.limit)
         C = clients.budget.clip_norm(self.clip_norm, self.sigma)

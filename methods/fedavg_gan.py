@@ -1,11 +1,11 @@
 """Fed-Avg GAN: a GAN whose discriminator is trained by federated averaging with user-level differential privacy
-(Augenstein et al., "Generative Models for Effective ML on Private, Decentralized Datasets", ICLR 2020, Algorithm 1),
-the baseline of GS-WGAN's federated setting.
+(Augenstein et al., "Generative Models for Effective ML on Private, Decentralized Datasets", ICLR 2020, Algorithm 1).
+It is the baseline of GS-WGAN's federated setting.
 
-Guarantees, for the client as the unit: what leaves the mechanism "discriminator" in each of R rounds is the sum of the
-clipped parameter differences of the clients that were drawn, plus noise; the discriminator, the generator and their
-optimisers are post-processing. Clients keep nothing from round to round, so that amplification by their secret draw
-holds. The server is trusted: it sees each client's difference before it adds the noise.
+Guarantees, with the client as the unit of privacy: in each of R rounds the mechanism "discriminator" releases the sum
+of the clipped parameter differences of the sampled clients, plus noise. The discriminator, the generator and their
+optimisers are post-processing. Clients keep no state between rounds, so amplification by sampling holds. The server is
+trusted: it sees each client's difference before it adds the noise.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dpgen_bench.utils.validation import Checked, Count, NonNegative, Positive
 
 @dataclass(frozen=True)
 class DiscriminatorClient(Program):
-    """What runs on a client: `local_steps` on the server's discriminator, against images of its generator."""
+    """The program of a client: train the server's discriminator for `local_steps` against the server's generator."""
 
     training: CriticTraining
     discriminator: Config
@@ -45,7 +45,7 @@ class DiscriminatorClient(Program):
     weight_decay: float
 
     def answer(self, message: Parts, records: Records, state: Parts, rng: torch.Generator) -> Answer:
-        """Parameters after the steps minus those before, [P]."""
+        """The discriminator's parameters after the local steps minus those before, [P]."""
         before = message["discriminator"]
         D = net_with_parameters(self.discriminator, before)
         G = net_with_parameters(self.generator, message["generator"])
@@ -60,23 +60,24 @@ class DiscriminatorClient(Program):
 
 @dataclass
 class FedAvgGAN(Checked):
-    """Algorithm 1 of Augenstein et al. Its published settings: conf/method/fedavg_gan.yaml.
+    """Algorithm 1 of Augenstein et al. conf/method/fedavg_gan.yaml has the published settings.
 
     Args:
-        clients_per_round: expected number of clients in a round, and the denominator of their sum, whoever answers.
-        selection: "poisson", each client joins a round with probability q = clients_per_round / N, or "fixed", exactly
-            so many without replacement (paper), for which only privacy.relation=replace_one has an accountant.
-        steps: R, rounds. local_steps: of a client in a round. g_steps: of the generator, at the server after it.
-        sigma, clip_norm: the sum gets noise N(0, σ² C² I), a client's difference is clipped to C. σ None: calibrated to
-            the budget, or, if that is infinite, neither clipping nor noise.
-        lr_d, lr_g: learning rates, on clients and for the generator. lr_server: factor of the mean difference.
-        optimizer_d, optimizer_g: "sgd" (paper), or "adam", which on a client starts again in each round.
-        gp_weight: λ. latent_dim: of z ~ N(0, I). width: of the networks, 1 as published. weight_decay: of both.
-        conditional: whether the networks are given labels (the paper's are not).
-        norm: of the discriminator, "batch" (paper), by the batch of each pass, or "layer".
+        clients_per_round: Expected number of clients in a round, by which their sum is divided.
+        selection: "poisson": each client joins a round with probability q = clients_per_round / N. "fixed" (paper):
+            exactly so many without replacement, for which only privacy.relation=replace_one has an accountant.
+        steps, local_steps, g_steps: R rounds; steps of a client, and then of the generator at the server, in a round.
+        sigma, clip_norm: A client's difference is clipped to C; the sum gets noise N(0, sigma^2 C^2 I). If sigma is
+            None, it is calibrated to the budget; an infinite budget means no clipping and no noise.
+        lr_d, lr_g, lr_server: Learning rates on clients and of the generator, and factor of the mean difference.
+        optimizer_d, optimizer_g: "sgd" (paper), or "adam", whose state on a client is new in each round.
+        gp_weight, weight_decay: Weight lambda of the gradient penalty, and weight decay of both networks.
+        latent_dim, width: Dimension of z ~ N(0, I), and width of the networks (published: 1).
+        conditional: Whether the networks see labels (the paper's do not).
+        norm: Normalisation in the discriminator: "batch" (paper), by the statistics of each pass, or "layer".
     """
 
-    version = 1  # raised when the same settings train something else
+    version = 1  # raise it when the same settings train a different generator
     clients_per_round: Count
     selection: Literal["poisson", "fixed"]
     steps: Count
@@ -98,7 +99,7 @@ class FedAvgGAN(Checked):
     weight_decay: NonNegative
 
     def epsilon_claimed(self, events: Sequence[Event], delta: float) -> float | None:
-        """DP-FedAvg's count: RDP of R Poisson-sampled Gaussians of sensitivity C. The paper's table prints none."""
+        """DP-FedAvg's count: RDP of R Poisson-sampled Gaussians of sensitivity C (the paper's table prints none)."""
         return paper_count(opacus_rdp, events, delta, unit=self.clip_norm)
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
@@ -115,12 +116,12 @@ class FedAvgGAN(Checked):
 
         for t in ctx.steps(ask.times, G=G, D=D, optimizer=optimizer):  # each round t
             before = parameters_to_vector(D.parameters()).detach()
-            # The clients' part: each trains D on its records; the sum of clipped differences, plus noise.
+            # Each sampled client trains D on its records; the server gets the noisy sum of clipped differences.
             noisy = ask({"discriminator": before, "generator": parameters_to_vector(G.parameters()).detach()})
             assert noisy is not None  # where the server adds the noise, every round has a sum
             mean = noisy / self.clients_per_round
             vector_to_parameters(before + self.lr_server * mean, D.parameters())
-            for _ in range(self.g_steps):  # the server's part: train G against D
+            for _ in range(self.g_steps):  # the server trains G against D
                 z, y = ctx.latents(generator, self.batch_size)
                 loss = -D(G(z, y), y).mean()
                 optimizer.zero_grad()
@@ -133,7 +134,7 @@ class FedAvgGAN(Checked):
         return generator
 
     def _mechanism(self, clients: ClientData, ctx: Context, program: DiscriminatorClient, size: int) -> ClientMechanism:
-        """R rounds of the clipped sum of differences, with noise of standard deviation σC at the server."""
+        """R rounds, each a sum of clipped differences to which the server adds noise of standard deviation sigma C."""
         expected, N = self.clients_per_round, clients.n
         if expected > N:
             raise ValueError(f"method.clients_per_round: expected at most N = {N} clients, got {expected}.")

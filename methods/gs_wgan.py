@@ -1,15 +1,15 @@
-"""GS-WGAN: a generator that learns from the sanitised gradients of many Wasserstein critics, each on a shard of its own
-(Chen, Orekondy & Fritz, "GS-WGAN: A Gradient-Sanitized Approach for Learning Differentially Private Generators",
-NeurIPS 2020, Algorithm 1).
+"""GS-WGAN: a generator trained with the sanitised gradients of many Wasserstein critics, each on its own shard of the
+records (Chen, Orekondy & Fritz, "GS-WGAN: A Gradient-Sanitized Approach for Learning Differentially Private
+Generators", NeurIPS 2020, Algorithm 1).
 
-Guarantees: critics are private state of the mechanism "image_gradient" and never leave it. What leaves, T times, is
-the gradient of one critic's loss in B generated images, clipped and noised; the generator, its optimiser and its moving
-average are functions of public randomness and of those releases.
+Guarantees: critics are private state of the mechanism "image_gradient" and never leave it. The mechanism releases T
+times the gradient of one critic's loss in B generated images, clipped and noised. The generator, its optimiser and its
+moving average are functions of public randomness and of those releases.
 
-A record is in one shard, so it acts on the releases that draw its shard, on each through all B rows: one release of
-joint sensitivity 2C sqrt(B). Its critic remembers at which earlier steps it was drawn, so hiding the drawn index does
-not amplify what a step proves. What is proven lets the indices be known (610.3 at the paper's settings); the paper's
-count (9.99) and that of memoryless steps (329.4) are no bounds: methods/gs_wgan.md.
+A record belongs to one shard. It changes all B rows of each release that draws this shard, so this is one release of
+joint sensitivity 2 C sqrt(B). The shard's critic is hidden state that remembers earlier draws, so the secrecy of the
+drawn index does not amplify privacy. The proven epsilon treats the indices as known (610.3 at the paper's settings).
+The paper's count (9.99) and the count for steps without memory (329.4) are not upper bounds: methods/gs_wgan.md.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from dpgen_bench.utils.validation import Count
 
 @dataclass
 class GSWGAN(GSWGANSettings):
-    """Algorithm 1. The settings that it shares with Algorithm 2: `GSWGANSettings`.
+    """Algorithm 1. `GSWGANSettings` has the settings that it shares with Algorithm 2.
 
     Args:
-        shards: K, disjoint parts of the records, and critics: one for each.
-        steps: T, of the generator. None: as many as the budget allows at this σ.
-        clip: "per_row": each image's gradient to norm C (paper), or "whole": all B together to C sqrt(B). Both bound a
-            step by 2C sqrt(B), so the same σ proves the same.
-        stack: critics that are warm-started together, as one batched network.
+        shards: K, the number of disjoint shards of the records, with one critic for each.
+        steps: T, the number of generator steps. None means as many as the budget allows at this sigma.
+        clip: "per_row": each image's gradient to norm C (paper); "whole": all B together to C sqrt(B). Both give a
+            step the sensitivity 2 C sqrt(B), so the same sigma proves the same epsilon.
+        stack: Number of critics that are warm-started together, as one batched network.
 
     Raises:
-        ValueError: for a value outside its range, or a (σ, T, budget) that leaves T open.
+        ValueError: For a value outside its range, or if both `sigma` and `steps` are None.
     """
 
-    version = 1  # raised when the same settings train something else
+    version = 1  # raise it when the same settings train a different generator
     shards: Count
     steps: Count | None
     clip: Literal["per_row", "whole"]
@@ -63,15 +63,16 @@ class GSWGAN(GSWGANSettings):
         self.expect_one_of("sigma", "steps")
 
     def epsilon_claimed(self, events: Sequence[Event], delta: float) -> float | None:
-        """The paper's count (Theorem A.1, Appendix A): RDP of T B releases, each subsampled without replacement.
+        """The paper's count (Theorem A.1, appendix A): RDP of T B releases, each subsampled without replacement.
 
-        None where the paper has no count: for a public schedule, for rows clipped together, for inherited releases.
+        None where the paper has no count: for a public schedule, rows clipped together, and inherited releases.
         """
         if self.schedule != "random" or self.clip != "per_row":
             return None
         return paper_count(wor_rdp, events, delta, unit=2.0 * self.clip_norm, per_step=self.batch_size)
 
-    epsilon_conditional = staticmethod(if_memoryless)  # of T subsampled releases; no bound, see the module
+    # Epsilon of T subsampled releases, which holds only if critics had no memory (see the module's docstring).
+    epsilon_conditional = staticmethod(if_memoryless)
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         sizes = self.generator_sizes
@@ -84,9 +85,9 @@ class GSWGAN(GSWGANSettings):
         def query(
             x: Tensor, y: Tensor, images: Tensor, labels: Tensor, critic: dict[str, Tensor], rng: torch.Generator
         ) -> tuple[Tensor, dict[str, Tensor]]:
-            """Train the drawn critic on its shard; the gradient of its loss in x, and the critic."""
+            """Train the drawn critic on its shard; return the gradient of its loss in x, and its new state."""
             D = self.training.stack(critic_template, {name: value[None] for name, value in critic.items()})
-            with in_eval_mode(g):  # a private pass must not move the generator's spectral vectors
+            with in_eval_mode(g):  # so that a pass that sees records does not move the generator's spectral norms
                 self.training.improve(D, [(images, labels)], lambda z, y: g(z[0], y[0])[None], [rng])  # lines 16-21
             gradient = self.training.image_gradient(D, x[None], y[None])[0]
             return gradient, {name: value[0] for name, value in D.tensors(adam=True).items()}
@@ -105,7 +106,7 @@ class GSWGAN(GSWGANSettings):
         return generator.releasing(trained.average())
 
     def _mechanism(self, data: PrivateData, ctx: Context) -> tuple[Mechanism, PrivateState]:
-        """T releases with noise of standard deviation 2Cσ in every pixel, and the critics that they question."""
+        """T releases with noise of standard deviation 2 C sigma in every pixel, and the critics that they train."""
         if self.shards > data.n:
             raise ValueError(f"method.shards: expected K <= N = {data.n} records, got {self.shards}.")
         sample = OneShard(self.shards, self.schedule)  # line 1

@@ -1,7 +1,7 @@
-"""The papers' row "Real data": the training records in place of samples. An upper end for every figure, and no privacy.
+"""The papers' row "Real data": the training records in place of samples, as an upper bound without privacy.
 
-One release without noise or clipping, which only privacy.epsilon=inf allows. The run goes through the same harness,
-ledger and protocols as any other, so that its figures stand in the same tables.
+The method makes one release without noise or clipping, which only privacy.epsilon=inf allows. The run uses the same
+harness, ledger and protocols as any other, so that its metric values can stand in the same tables.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from dpgen_bench.privacy.sampling import Full
 
 
 class RealRecords(Generator):
-    """Training records as a generator: images uint8 [N, c, h, w] with labels int64 [N].
+    """A generator that returns training records: images uint8 [N, c, h, w] with labels int64 [N].
 
-    Image i is a record of class labels[i], found by i, the seed and labels[i] alone: record i mod N if it is of that
-    class; else the one that the seed's order has in that place, if that is; else one drawn from the class by the seed.
+    Image i is a record of class labels[i]. It is chosen by i, the seed and labels[i] alone: record i mod N if that is
+    of the class; else entry i mod N of a permutation drawn from the seed, if that is; else a record of the class drawn
+    from the seed.
 
-    Guarantees: with the labels of `draw_labels(n, seed)` the images are n distinct records whose classes are those of a
-    random subset, and all records in their own order if n >= N. Of a subset, one image in the number of classes or so
-    is the record of its own place, hence one of the first n.
+    Guarantees: For the labels of `draw_labels(n, seed)` the images are n distinct records, and their classes are those
+    of a random subset. If n >= N, they are all records in their own order. In a subset, about one image in num_classes
+    is the record of its own position, so the first n records are slightly more frequent than others.
     """
 
     def __init__(self, images: Tensor, labels: Tensor, num_classes: int) -> None:
@@ -41,38 +42,42 @@ class RealRecords(Generator):
         return torch.from_numpy(public_rng(seed, "order").permutation(len(self.labels)))
 
     def _order(self, seed: int) -> Tensor:
-        """A permutation with the shuffled one's labels that leaves every record alone whose place gets its own label.
+        """A permutation with the labels of `_shuffled`, in which position i holds record i where the labels agree.
 
-        Such a record i is cut out of its cycle: what went to i goes on to where i went, which has the same label.
+        Such an i is removed from its cycle of the permutation: the position that held record i gets the record that
+        position i held, which has the same label.
         """
         shuffled = self._shuffled(seed)
-        stays = self.labels[shuffled] == self.labels
-        order = torch.where(stays, torch.arange(len(shuffled)), shuffled)
-        moved = ~stays
-        while (cut := moved & stays[order]).any():
-            order[cut] = shuffled[order[cut]]
+        fixed = self.labels[shuffled] == self.labels
+        order = torch.where(fixed, torch.arange(len(shuffled)), shuffled)
+        while (repeated := ~fixed & fixed[order]).any():
+            order[repeated] = shuffled[order[repeated]]
         return order
 
     def draw_labels(self, n: int, seed: int) -> Tensor:
-        """The labels of all records in their own order if n >= N, whatever the seed; else of n records at random."""
+        """The labels of all records in their own order if n >= N (for any seed); else those of n random records."""
         return self.labels.clone() if n >= len(self.labels) else self.labels[self._shuffled(seed)[:n]]
 
     def _choose(self, labels: Tensor, seed: int) -> Tensor:
-        """Which record each image is, int64 [n]."""
-        there = self.labels.unique().tolist()
-        if missing := sorted(set(labels.tolist()) - set(there)):
+        """The number of the record that each image is, int64 [n].
+
+        Raises:
+            ValueError: For a label of which there is no training record.
+        """
+        present = self.labels.unique().tolist()
+        if missing := sorted(set(labels.tolist()) - set(present)):
             raise ValueError(
-                f"expected labels of classes that have training records ({there}), got {missing}; ask for others, or "
-                "for the data's own (draw_labels)."
+                f"expected labels of classes that have training records ({present}), got {missing}; use other labels, "
+                "or the labels of the records (draw_labels)."
             )
-        place = torch.arange(len(labels)) % max(len(self.labels), 1)
-        chosen = torch.where(self.labels[place] == labels, place, self._order(seed)[place])
-        rest = self.labels[chosen] != labels
-        for k in labels[rest].unique().tolist():
+        position = torch.arange(len(labels)) % max(len(self.labels), 1)
+        chosen = torch.where(self.labels[position] == labels, position, self._order(seed)[position])
+        mismatched = self.labels[chosen] != labels
+        for k in labels[mismatched].unique().tolist():
             members = (self.labels == k).nonzero().flatten().numpy()
             members = public_rng(seed, "class", k).permutation(members)
-            where = (rest & (labels == k)).nonzero().flatten()
-            chosen[where] = torch.from_numpy(members[where.numpy() % len(members)])
+            rows = (mismatched & (labels == k)).nonzero().flatten()
+            chosen[rows] = torch.from_numpy(members[rows.numpy() % len(members)])
         return chosen
 
     def sample(self, labels: Tensor, seed: int) -> Tensor:
@@ -93,26 +98,26 @@ class RealRecords(Generator):
 
 
 class RealData:
-    """Releases the training records as they are. Guarantees nothing.
+    """Releases the training records as they are, without any guarantee of privacy.
 
     Raises:
-        BudgetExceeded: in `fit`, before any record is touched, unless the budget is infinite.
+        BudgetExceeded: In `fit`, before any record is read, unless the budget is infinite.
     """
 
-    version = 1  # raised when the same settings train something else
+    version = 1  # raise it when the same settings train a different generator
 
     def fit(self, data: PrivateData, ctx: Context) -> RealRecords:
         if not data.budget.without_privacy:
             raise BudgetExceeded(
-                "real_data releases the records themselves, which no finite epsilon covers, got privacy.epsilon="
-                f"{budget_text(data.budget.epsilon)}; set privacy.epsilon=inf."
+                "expected privacy.epsilon=inf, because real_data releases the records themselves, got "
+                f"privacy.epsilon={budget_text(data.budget.epsilon)}; set privacy.epsilon=inf."
             )
         size = math.prod(data.image_shape)
         bound = Whole(C=math.inf, shape=(data.n, size + 1))
         release = data.mechanism("records", sample=Full(), bound=bound, times=1, std=0.0)
 
         def rows(images: Tensor, labels: Tensor) -> Tensor:
-            """Pixels 0..255 and then the label, record by record; -1 where a smaller draw has no record."""
+            """One row for each record: its pixels 0..255, then its label. Rows without a record are -1."""
             joined = images.new_full((data.n, size + 1), -1.0)
             m = min(len(labels), data.n)
             torch.mul(images[:m].flatten(1), 255.0, out=joined[:m, :size])
@@ -121,6 +126,6 @@ class RealData:
             return joined
 
         released = release(rows).cpu()
-        there = released[:, size] >= 0
-        images = released[:, :size].to(torch.uint8).reshape(-1, *data.image_shape)[there]
-        return RealRecords(images, released[there, size].long(), data.num_classes)
+        filled = released[:, size] >= 0
+        images = released[:, :size].to(torch.uint8).reshape(-1, *data.image_shape)[filled]
+        return RealRecords(images, released[filled, size].long(), data.num_classes)

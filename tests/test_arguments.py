@@ -53,13 +53,13 @@ BAD = [
     ({"steps": 2.5}, "method.steps: expected an integer or null, got 2.5"),
     ({"n_d": "often"}, "method.n_d: expected an integer or 'adaptive', got 'often'"),
     ({"kind": "c"}, "method.kind: expected 'a' or 'b', got 'c'"),
-    ({"name": 3}, "method.name: expected a word, got 3"),
+    ({"name": 3}, "method.name: expected a string, got 3"),
     ({"on": 1}, "method.on: expected true or false, got 1"),
     ({"betas": 0.9}, "method.betas: expected a list of 2: a number, a number, got 0.9"),
     ({"betas": [0.9]}, r"method.betas: expected a list of 2: .* got \[0.9\]"),
     ({"betas": [0.9, "x"]}, "method.betas"),
-    ({"sizes": ["x"]}, "method.sizes: expected a list, each an integer"),
-    ({"widths": [1, None]}, "method.widths: expected a list, each an integer"),
+    ({"sizes": ["x"]}, "method.sizes: expected a list, each item an integer"),
+    ({"widths": [1, None]}, "method.widths: expected a list, each item an integer"),
 ]
 
 

@@ -23,7 +23,7 @@ from dpgen_bench.training.checkpoint import load_checkpoint
 from dpgen_bench.training.cost import PeakMemory, cost_values, trainable_parameters
 from tests.toys import MeanImage, Painter, release_painter
 
-MEASURABLE = cost._restart_host_peak()
+MEASURABLE = cost._reset_host_peak()
 
 
 class Killed(Exception):
@@ -180,7 +180,7 @@ def test_the_process_peak_has_the_systems_unit(monkeypatch, system):
 def test_the_larger_peak_counts_across_a_kill(monkeypatch):
     monkeypatch.setattr(cost, "_host_peak", lambda: 300.0)
     memory = PeakMemory()
-    memory._restarted = True
+    memory._host_was_reset = True
     assert memory.read({"host": 500.0, "accelerator": 7.0, "since": "run start"}) == {
         "host": 500.0,
         "accelerator": 7.0,
@@ -192,7 +192,7 @@ def test_the_larger_peak_counts_across_a_kill(monkeypatch):
 
 def test_the_peak_is_kept_in_the_checkpoint(tmp_path, monkeypatch):
     peak = [900.0]
-    monkeypatch.setattr(cost, "_restart_host_peak", lambda: True)
+    monkeypatch.setattr(cost, "_reset_host_peak", lambda: True)
     monkeypatch.setattr(cost, "_host_peak", lambda: peak[0])
     with pytest.raises(Killed):
         federated(Context(folder=tmp_path, due=lambda seconds: True, memory=PeakMemory()), die_at=3)

@@ -29,7 +29,7 @@ from dpgen_bench.data.fetch import FetchFailed, fetch
 
 
 @pytest.mark.parametrize(
-    ("images", "labels", "complaint"),
+    ("images", "labels", "message"),
     [
         (torch.zeros(2, 1, 4, 4).double(), torch.zeros(2, dtype=torch.int64), "uint8 or float32"),
         (torch.zeros(2, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), "n, c, h, w"),
@@ -38,8 +38,8 @@ from dpgen_bench.data.fetch import FetchFailed, fetch
         (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, -1]), "from 0"),
     ],
 )
-def test_records_refuse_what_are_no_labelled_images(images, labels, complaint):
-    with pytest.raises(ValueError, match=complaint):
+def test_records_refuse_what_are_no_labelled_images(images, labels, message):
+    with pytest.raises(ValueError, match=message):
         Records(images, labels)
 
 

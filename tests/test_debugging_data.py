@@ -135,16 +135,16 @@ def test_the_classifier_of_mnists_yaml(data_root):
 
 
 @pytest.mark.parametrize(
-    ("settings", "complaint"),
+    ("settings", "message"),
     [
         ({"inverted": 0.0, "select": "suspected"}, r"none of its 20 clients.*change dataset\.inverted \(now 0\)"),
         ({"inverted": 1.0, "select": "others"}, r"change dataset\.inverted \(now 1\)"),
         ({"threshold": 0.0, "select": "suspected", "by": "classifier"}, r"change dataset\.threshold \(now 0\)"),
     ],
 )
-def test_a_selection_without_clients_is_refused(settings, complaint):
+def test_a_selection_without_clients_is_refused(settings, message):
     spec = task(**settings)
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=message):
         spec.load("train")
     with pytest.raises(ValueError, match=r"dataset\.select=all"):
         _ = spec.num_clients
@@ -205,7 +205,7 @@ def test_identity_holds_what_matters_and_nothing_else():
         == task().identity()
     )
     assert task(root="there").identity() == task().identity()
-    assert task(root="there").federation.part.root == "there"
+    assert task(root="there").federation.source.root == "there"
 
 
 # Configs

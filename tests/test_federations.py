@@ -39,15 +39,15 @@ def test_clients_enter_the_content_hash_and_only_where_there_are_any():
 
 
 @pytest.mark.parametrize(
-    ("clients", "complaint"),
+    ("clients", "message"),
     [
         (torch.zeros(3, dtype=torch.int64), r"int64 clients \[2\]"),
         (torch.zeros(2, dtype=torch.int32), r"int64 clients \[2\]"),
         (torch.tensor([0, -1]), "clients from 0"),
     ],
 )
-def test_records_refuse_what_are_no_clients(clients, complaint):
-    with pytest.raises(ValueError, match=complaint):
+def test_records_refuse_what_are_no_clients(clients, message):
+    with pytest.raises(ValueError, match=message):
         Records(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), clients)
 
 
@@ -68,7 +68,7 @@ def test_data_import_no_evaluation():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "complaint"),
+    ("wrong", "message"),
     [
         ({"clients": 0}, "clients >= 1"),
         ({"clients": 2.5}, "clients >= 1"),
@@ -80,8 +80,8 @@ def test_data_import_no_evaluation():
         ({"base": 3}, "a dataset or the name of one"),
     ],
 )
-def test_bad_clients_are_refused_at_once(wrong, complaint):
-    with pytest.raises(ValueError, match=complaint):
+def test_bad_clients_are_refused_at_once(wrong, message):
+    with pytest.raises(ValueError, match=message):
         Clients(**{"base": "digits", "clients": 4, **wrong})
 
 
@@ -131,14 +131,14 @@ def test_clients_look_for_their_base_where_they_are_told(tmp_path):
     spec = Clients("mnist", 3, name="clients_mnist", root=str(tmp_path))
     with pytest.raises(MissingData, match=f"dpgen fetch dataset=mnist data_root={tmp_path}"):
         spec.load("train")
-    assert (Clients(Mnist(root="there"), 3).root, Clients(Mnist(root="there"), 3, root="here").part.root) == (
+    assert (Clients(Mnist(root="there"), 3).root, Clients(Mnist(root="there"), 3, root="here").source.root) == (
         "there",
         "here",
     )
 
 
 def test_a_federation_is_not_split_again():
-    with pytest.raises(ValueError, match="already has clients"):
+    with pytest.raises(ValueError, match="has clients already"):
         Clients(Clients("digits", 3), 4).load("train")
 
 
@@ -177,6 +177,6 @@ def test_a_base_may_be_a_dataset_of_its_own_settings():
     nested = {"_target_": "dpgen_bench.data.federations.Emnist", "split": "digits"}
     check_types(Clients, {"base": nested, "clients": 5}, "dataset")
     spec = instantiate({"_target_": "dpgen_bench.data.federations.Clients", "base": nested, "clients": 5, "root": "r"})
-    assert spec.part == Emnist(root="r", split="digits")
+    assert spec.source == Emnist(root="r", split="digits")
     with pytest.raises(ValueError, match=r"dataset\.clients: expected an integer"):
         check_types(Clients, {"clients": "many"}, "dataset")

@@ -99,7 +99,7 @@ def test_missing_celeba_files_are_named_with_the_manual_way(small_celeba):
     image = small_celeba / "celeba" / "img_align_celeba" / "000003.jpg"
     content = image.read_bytes()
     image.unlink()
-    with pytest.raises(MissingData, match=r"000003\.jpg is not there[\s\S]*dpgen fetch dataset=celeba_gender"):
+    with pytest.raises(MissingData, match=r"000003\.jpg does not exist[\s\S]*dpgen fetch dataset=celeba_gender"):
         spec.load("train")
     image.write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match=r"000003\.jpg is damaged"):
@@ -110,7 +110,7 @@ def test_missing_celeba_files_are_named_with_the_manual_way(small_celeba):
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "complaint"),
+    ("file", "old", "new", "message"),
     [
         ("list_attr_celeba.txt", "13\n", "14\n", "13 lines follow"),
         ("list_attr_celeba.txt", "Male", "Female", "does not name the attribute Male"),
@@ -121,11 +121,11 @@ def test_missing_celeba_files_are_named_with_the_manual_way(small_celeba):
         ("list_eval_partition.txt", "000002.jpg 0", "000002.jpg", "expected lines 'FILE 0"),
     ],
 )
-def test_damaged_celeba_lists(small_celeba, file, old, new, complaint):
+def test_damaged_celeba_lists(small_celeba, file, old, new, message):
     path = small_celeba / "celeba" / file
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new, 1))
-    with pytest.raises(ValueError, match=complaint) as caught:
+    with pytest.raises(ValueError, match=message) as caught:
         CelebaGender(root=str(small_celeba), subset=True).load("train")
     assert str(path) in str(caught.value)
 
@@ -181,7 +181,7 @@ def test_image_folder_takes_given_splits(tmp_path):
     assert spec.load("train").labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert spec.load("test").labels.tolist() == [0, 0, 1, 1]
     save_image(tmp_path / "test" / "c" / "0.png", level=0)
-    with pytest.raises(ValueError, match="classes that train/ has not: c"):
+    with pytest.raises(ValueError, match="classes that are not in train/: c"):
         ImageFolder(path=str(tmp_path), image_size=8).load("test")
 
 
@@ -198,7 +198,7 @@ def test_image_folder_center_crop_keeps_proportions(tmp_path):
 
 
 def test_image_folder_errors_say_where(tmp_path):
-    with pytest.raises(MissingData, match="nowhere is no folder"):
+    with pytest.raises(MissingData, match=r"expected a folder at .*nowhere"):
         ImageFolder(path=str(tmp_path / "nowhere"), image_size=8).load("train")
     with pytest.raises(ValueError, match="expected one folder of images for each class"):
         ImageFolder(path=str(tmp_path), image_size=8).load("train")
@@ -207,7 +207,7 @@ def test_image_folder_errors_say_where(tmp_path):
     with pytest.raises(ValueError, match="no image in the class folder 'bare'"):
         ImageFolder(path=str(tmp_path), image_size=8).load("train")
     (tmp_path / "bare").rmdir()
-    with pytest.raises(ValueError, match=r"gives no image to the (train|test) split"):
+    with pytest.raises(ValueError, match=r"got none in the (train|test) split"):
         ImageFolder(path=str(tmp_path), image_size=8).load("train")
     (tmp_path / "train").mkdir()
     with pytest.raises(ValueError, match="'train' without its counterpart"):

@@ -75,7 +75,7 @@ def test_every_table_has_known_keys_and_types(name: str) -> None:
     ("changes", "message"),
     [
         ({"metric": ["fid"]}, "table t: expected keys among title, protocol.*got \\['metric'\\]; correct the name"),
-        ({"title": None}, "table t.title: expected a word, got None"),
+        ({"title": None}, "table t.title: expected a string, got None"),
         ({"metrics": "fid"}, "table t.metrics: expected .*got 'fid'"),
         ({"published": 1}, "table t.published: expected .*got 1"),
         ({"kept_steps": ["first"]}, "table t.kept_steps: expected .*got \\['first'\\]"),

@@ -1,8 +1,8 @@
-"""The datasets of the papers, and the two that need no download: `Digits` and (in `folder`) `ImageFolder`.
+"""The datasets of the papers, and scikit-learn's `Digits`, which needs no download.
 
-Each class is the `_target_` of a yaml in conf/dataset. torchvision is imported where it is used, because that takes as
-long as importing torch, and listing runs or tables needs the specs alone. `PREPROCESSING` enters the run id: it is
-raised whenever the pixels that a spec gives change.
+Each class is the `_target_` of a yaml in conf/dataset. torchvision is imported inside functions, because its import is
+as slow as that of torch, and commands that list runs or tables need the specs alone. `PREPROCESSING` enters the run id:
+raise it whenever a change gives other pixels.
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ PREPROCESSING = 1
 def enlarge_8_to_28(images: Tensor) -> Tensor:
     """Bilinear enlargement of uint8 [n, 8, 8] with values 0..16 to uint8 [n, 28, 28] with values 0..255.
 
-    The weights of torch's `interpolate(..., mode="bilinear", align_corners=False)`, here in whole numbers: pixel i of
-    28 lies at (4 i - 5) / 14 of 8, so that each weight is a multiple of 1/14, and no processor's rounding can change
-    a pixel (value 8 lies exactly between 127 and 128; halves go up).
+    The weights are those of torch's `interpolate(..., mode="bilinear", align_corners=False)`, but computed with
+    integers: the centre of output pixel i is at (4 i - 5) / 14 in input pixels, so each weight is a multiple of 1/14.
+    Pixels therefore do not depend on the processor's rounding. Halves are rounded up (value 8 is 127.5, hence 128).
     """
-    weights = torch.zeros(28, 8, dtype=torch.int64)
+    weights = torch.zeros(28, 8, dtype=torch.int64)  # in units of 1/14
     for i in range(28):
         position = min(max(4 * i - 5, 0), 7 * 14)
-        left, share = divmod(position, 14)
-        weights[i, left] += 14 - share
-        weights[i, min(left + 1, 7)] += share
+        left, remainder = divmod(position, 14)
+        weights[i, left] += 14 - remainder
+        weights[i, min(left + 1, 7)] += remainder
     enlarged = weights @ images.long() @ weights.T
-    full = 14 * 14 * 16
-    return ((enlarged * 2 * 255 + full) // (2 * full)).to(torch.uint8)
+    largest = 14 * 14 * 16
+    return ((enlarged * 2 * 255 + largest) // (2 * largest)).to(torch.uint8)
 
 
 def stratified_test_ids(labels: np.ndarray, size: int) -> np.ndarray:
-    """Positions (bool [n]) of a test set of `size` records with every class in proportion.
+    """Which records (bool [n]) belong to a test set of `size` records with the class proportions of `labels`.
 
-    Each class gives its share of `size` rounded down, and the classes with the largest remainders (the lower class
-    number first) one more; within a class those records whose position has the smallest SHA-256 are taken.
+    Each class has its share of `size`, rounded down; the classes with the largest remainders (ties: the lower class
+    number first) have one more. Within a class, the records whose index has the smallest SHA-256 are chosen.
     """
     classes, counts = np.unique(labels, return_counts=True)
     quota, remainder = np.divmod(counts * size, len(labels))
     quota[np.argsort(-remainder, kind="stable")[: size - quota.sum()]] += 1
     chosen = np.zeros(len(labels), dtype=bool)
-    for label, take in zip(classes, quota, strict=True):
+    for label, count in zip(classes, quota, strict=True):
         members = np.flatnonzero(labels == label)
-        chosen[sorted(members, key=lambda i: hash_rank(f"digits/{i}"))[:take]] = True
+        chosen[sorted(members, key=lambda i: hash_rank(f"digits/{i}"))[:count]] = True
     return chosen
 
 
 @dataclass(frozen=True)
 class Digits(DatasetSpec):
-    """scikit-learn's 1,797 scanned digits, 8x8 enlarged to 28x28: 1,437 for training, 360 for testing.
+    """scikit-learn's 1,797 scanned digits, enlarged from 8x8 to 28x28: 1,437 for training, 360 for testing.
 
-    Ships with scikit-learn, so it is always there. The split is by `stratified_test_ids`, fixed for good.
+    The data is part of scikit-learn. `stratified_test_ids` chooses the test records, always the same ones.
     """
 
     name: str = "digits"
@@ -91,7 +91,7 @@ class Digits(DatasetSpec):
 
     def load(self, split: Split) -> Records:
         check_split(split)
-        from sklearn.datasets import load_digits  # half a second, which the other datasets need not wait for
+        from sklearn.datasets import load_digits  # not at the top of the module: it takes half a second
 
         scans = load_digits()
         keep = stratified_test_ids(scans.target, self.test_size) == (split == "test")
@@ -104,10 +104,10 @@ class Digits(DatasetSpec):
 
 @dataclass(frozen=True)
 class Mnist(DatasetSpec):
-    """MNIST: 60,000 training and 10,000 test images, 1x28x28, as published.
+    """MNIST: 60,000 training and 10,000 test images, 1x28x28.
 
-    Read from `root`/MNIST/raw, torchvision's layout. The checksums are those of the four canonical idx files, so a
-    mixed-up or shortened file is an error and not another benchmark.
+    The files are read from `root`/MNIST/raw, torchvision's layout. Their checksums must be those of the four published
+    idx files.
     """
 
     name: str = "mnist"
@@ -143,7 +143,7 @@ class Mnist(DatasetSpec):
 
         path = self.require(Path(self.root) / self.folder / "raw" / name)
         if not check_integrity(str(path), self.md5[name]):
-            raise self.damaged(path, f"its MD5 checksum is not {self.md5[name]} ({path.stat().st_size} bytes)")
+            raise self.damaged_error(path, f"its MD5 checksum is not {self.md5[name]} ({path.stat().st_size} bytes)")
         return path
 
     def identity(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class Mnist(DatasetSpec):
 
 @dataclass(frozen=True)
 class FashionMnist(Mnist):
-    """Fashion-MNIST: 60,000 training and 10,000 test images of clothes, 1x28x28, below `root`/FashionMNIST/raw."""
+    """Fashion-MNIST: 60,000 training and 10,000 test images of clothes, 1x28x28, read from `root`/FashionMNIST/raw."""
 
     name: str = "fashion_mnist"
     folder: ClassVar[str] = "FashionMNIST"
@@ -183,9 +183,10 @@ class FashionMnist(Mnist):
 
 @dataclass(frozen=True)
 class Cifar10(DatasetSpec):
-    """CIFAR-10: 50,000 training and 10,000 test images, 3x32x32, below `root`/cifar-10-batches-py.
+    """CIFAR-10: 50,000 training and 10,000 test images, 3x32x32, read from `root`/cifar-10-batches-py.
 
-    Read by torchvision, after its own checksums: the batches are pickles, which must not be opened unchecked.
+    The files are pickles, which can execute code when they are loaded. Their checksums are therefore compared with
+    torchvision's before torchvision reads them.
     """
 
     name: str = "cifar10"
@@ -210,7 +211,7 @@ class Cifar10(DatasetSpec):
         for name, md5 in files:
             path = self.require(Path(self.root) / self.folder / name)
             if not check_integrity(str(path), md5):
-                raise self.damaged(path, f"its MD5 checksum is not {md5} ({path.stat().st_size} bytes)")
+                raise self.damaged_error(path, f"its MD5 checksum is not {md5} ({path.stat().st_size} bytes)")
         data = reader(self.root, train=split == "train", download=False)
         images = torch.from_numpy(np.ascontiguousarray(data.data.transpose(0, 3, 1, 2)))
         return Records(images, torch.tensor(data.targets, dtype=torch.int64))
@@ -226,16 +227,18 @@ class Cifar10(DatasetSpec):
 
 @dataclass(frozen=True)
 class CelebaGender(DatasetSpec):
-    """CelebA at 3x32x32, labelled by its attribute Male (0 female, 1 male).
+    """CelebA at 3x32x32 (19,962 test images), labelled by its attribute Male (0 female, 1 male).
 
-    `variant="train"` trains on the official training partition (162,770, DP-Sinkhorn); `"trainval"` adds the validation
-    partition to it (182,637, DPGAN). Both test on the official test partition (19,962). As both papers do, the aligned
-    178x218 image is squashed to 32x32 whole (`crop="none"`, bilinear with antialiasing); `crop="center"` cuts the
-    central 178x178 first, which keeps the proportions and gives another dataset.
+    The files are read from `root`/celeba, torchvision's layout: img_align_celeba/, list_attr_celeba.txt and
+    list_eval_partition.txt. torchvision's own loader needs three more lists.
 
-    Read from `root`/celeba, torchvision's layout: img_align_celeba/, list_attr_celeba.txt and list_eval_partition.txt.
-    torchvision's own loader asks for three more lists that are not needed here. `subset=True` accepts lists of another
-    length, for trials; the lists' checksum then enters the identity, so that no such run passes for the real one.
+    Args:
+        variant: "train" trains on the official training partition (162,770 images, DP-Sinkhorn), "trainval" also on the
+            validation partition (182,637 images together, DPGAN).
+        crop: "none" resizes the whole aligned 178x218 image to 32x32, bilinearly with antialiasing, as both papers do.
+            "center" first crops the central 178x178, which keeps the proportions and is another dataset.
+        subset: Accept lists of another length, for tests on a part of CelebA. A hash of the lists then enters the
+            identity, so that such runs are not taken for runs on the whole dataset.
     """
 
     name: str = "celeba_gender"
@@ -270,14 +273,14 @@ class CelebaGender(DatasetSpec):
 
     def load(self, split: Split) -> Records:
         check_split(split)
-        partition, male = self._partition(), self._male()
-        wanted = (2,) if split == "test" else (0,) if self.variant == "train" else (0, 1)
-        files = [file for number in wanted for file, own in partition.items() if own == number]
-        unlabelled = next((file for file in files if file not in male), None)
+        partition_of, is_male = self._read_partitions(), self._read_labels()
+        partitions = (2,) if split == "test" else (0,) if self.variant == "train" else (0, 1)
+        files = [file for number in partitions for file, own in partition_of.items() if own == number]
+        unlabelled = next((file for file in files if file not in is_male), None)
         if unlabelled is not None:
-            raise self.damaged(self._base / "list_attr_celeba.txt", f"it has no line for {unlabelled}")
+            raise self.damaged_error(self._base / "list_attr_celeba.txt", f"it has no line for {unlabelled}")
         if not files:
-            raise self.damaged(self._base / "list_eval_partition.txt", f"it has no image of the {split} split")
+            raise self.damaged_error(self._base / "list_eval_partition.txt", f"it has no image of the {split} split")
         folder = self.require(self._base / "img_align_celeba")
         paths = [folder / file for file in files]
         for path in paths:
@@ -285,38 +288,41 @@ class CelebaGender(DatasetSpec):
         try:
             images = read_images(paths, size=self.image_shape[1], channels=3, crop=self.crop)
         except BadImage as error:
-            raise self.damaged(error.path, error.problem) from error
-        return Records(images, torch.tensor([male[file] for file in files], dtype=torch.int64))
+            raise self.damaged_error(error.path, error.problem) from error
+        return Records(images, torch.tensor([is_male[file] for file in files], dtype=torch.int64))
 
-    def _partition(self) -> dict[str, int]:
-        """{image file: 0 train, 1 valid, 2 test}."""
+    def _read_partitions(self) -> dict[str, int]:
+        """The partition of each image file: 0 training, 1 validation, 2 test."""
         path = self.require(self._base / "list_eval_partition.txt")
         rows = [line.split() for line in path.read_text().splitlines() if line.strip()]
         if not all(len(row) == 2 and row[1] in ("0", "1", "2") for row in rows):
-            raise self.damaged(path, "expected lines 'FILE 0|1|2'")
-        partition = {file: int(number) for file, number in rows}
-        counts = {number: sum(own == number for own in partition.values()) for number in self.partitions}
+            raise self.damaged_error(path, "expected lines 'FILE 0|1|2'")
+        partition_of = {file: int(number) for file, number in rows}
+        counts = {number: sum(own == number for own in partition_of.values()) for number in self.partitions}
         if counts != self.partitions and not self.subset:
-            raise self.damaged(
+            raise self.damaged_error(
                 path,
-                f"expected {self.partitions} images in partitions 0, 1, 2, got {counts} (for a trial on a part of "
-                "CelebA set dataset.subset=true)",
+                f"expected {self.partitions} images in partitions 0, 1, 2, got {counts} (to use a part of CelebA, set "
+                "dataset.subset=true)",
             )
-        return partition
+        return partition_of
 
-    def _male(self) -> dict[str, int]:
-        """{image file: 1 if its attribute Male is 1, 0 if it is -1}. Line 1 is the count, line 2 the names."""
+    def _read_labels(self) -> dict[str, int]:
+        """The label of each image file: 1 if its attribute Male is 1, 0 if it is -1.
+
+        Line 1 of the list has the number of images, line 2 the names of the attributes.
+        """
         path = self.require(self._base / "list_attr_celeba.txt")
         lines = path.read_text().splitlines()
         names = lines[1].split() if len(lines) > 1 else []
         if "Male" not in names:
-            raise self.damaged(path, "its second line does not name the attribute Male")
+            raise self.damaged_error(path, "its second line does not name the attribute Male")
         column = 1 + names.index("Male")
         rows = [line.split() for line in lines[2:] if line.strip()]
         if lines[0].strip() != str(len(rows)):
-            raise self.damaged(path, f"its first line says {lines[0].strip()!r} images, {len(rows)} lines follow")
+            raise self.damaged_error(path, f"its first line says {lines[0].strip()!r} images, {len(rows)} lines follow")
         if not all(len(row) == len(names) + 1 and row[column] in ("-1", "1") for row in rows):
-            raise self.damaged(path, f"expected lines of a file name and {len(names)} values -1 or 1")
+            raise self.damaged_error(path, f"expected lines of a file name and {len(names)} values -1 or 1")
         return {row[0]: int(row[column] == "1") for row in rows}
 
     def identity(self) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""The debugging task of GS-WGAN, section 5.4 (after Augenstein et al., ICLR 2020): devices that invert their pixels.
+"""The data of GS-WGAN's debugging task (section 5.4, after Augenstein et al., ICLR 2020): clients with inverted images.
 
-`DebuggingClients` makes the data: some clients of a federation have inverted images, and one generator is trained on
-the clients that are suspected of it, another on the others. `dpgen_bench.evaluate.inversion` tells from samples which
-generator saw the bug.
+In this task, a bug inverts the pixels of some clients. One generator is trained on the clients that are suspected of
+the bug, another on the other clients. `dpgen_bench.evaluate.inversion` then detects inverted images in samples.
 """
 
 from __future__ import annotations
@@ -15,51 +14,58 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpgen_bench.data.federations import Derived, placed
+from dpgen_bench.data.federations import Derived, with_root
 from dpgen_bench.data.records import DatasetSpec, Records, Split
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.utils.environment import one_thread
 
-# Enters the run id: raised whenever the same arguments give other records.
+# It enters the run id: raise it whenever the same arguments give other records.
 REVISION = 1
 
 
 class FittedClassifier(Protocol):
+    """A trained classifier of images."""
+
     def predict(self, images: Tensor) -> Tensor:
         """Labels int64 [n] of images uint8 [n, c, h, w]."""
         ...
 
 
 class Classifier(Protocol):
-    """What chooses the suspected clients, such as `dpgen_bench.evaluate.networks.RecordClassifier`; hashable."""
+    """A hashable classifier that can be trained, such as `dpgen_bench.evaluate.networks.RecordClassifier`."""
 
     def identity(self) -> list[Any]:
-        """Everything that its answers depend on, JSON-able: it enters the run id."""
+        """All settings that change its predictions, which enter the run id; can be stored as JSON."""
         ...
 
-    def fit(self, records: Records, num_classes: int) -> FittedClassifier: ...
+    def fit(self, records: Records, num_classes: int) -> FittedClassifier:
+        """Train on labelled images."""
+        ...
 
     def __hash__(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class DebuggingClients(Derived):
-    """A federation of which some clients hold inverted images (255 - p), training split only, and a choice of clients.
+    """A federation with inverted images (255 - p) on some clients, or a selection of its clients.
 
-    The clients that are kept are numbered 0.. anew, in their old order. The test split is the federation's.
+    Only the training split is changed. The selected clients are renumbered from 0, in their order in the federation.
 
     Args:
-        federation: a dataset whose training records belong to clients.
-        inverted: the share of clients with the bug, rounded to whole clients. The papers' is not known.
-        bug_seed: of which clients these are; the list is public.
-        select: keep "all" clients, the "suspected" ones or the "others".
-        by: how suspects are told. "flag": they are the clients with the bug. "classifier": those on whose records the
-            accuracy of a classifier is below `threshold`; a client without records is none. The classifier is trained
-            on the test split as it is, which counts as public, on a CPU with one thread. Another processor may round
-            otherwise and so judge differently of a client that is very close to the threshold.
-        threshold: an accuracy in [0, 1].
-        classifier: for by="classifier".
-        root: where the federation's files are; empty: wherever the federation says.
+        federation: A dataset whose training records belong to clients.
+        inverted: The share of clients with the bug, rounded to whole clients. The paper does not state its share.
+        bug_seed: Seed of the choice of these clients, which is public.
+        select: Keep "all" clients, the "suspected" ones or the "others".
+        by: How suspected clients are chosen. "flag": they are the clients with the bug. "classifier": they are the
+            clients on whose records a classifier's accuracy is below `threshold`; a client without records is not
+            suspected. The classifier is trained on the test split, which counts as public, on a CPU with one thread.
+            Its rounding depends on the processor, which can matter for a client very close to the threshold.
+        threshold: An accuracy in [0, 1].
+        classifier: The classifier for by="classifier".
+        root: Folder of the federation's files; if empty, the root of `federation`.
+
+    Raises:
+        ValueError: For a setting outside its range.
     """
 
     federation: DatasetSpec
@@ -75,11 +81,11 @@ class DebuggingClients(Derived):
     def __post_init__(self) -> None:
         if not isinstance(self.federation, DatasetSpec):
             raise ValueError(f"expected dataset.federation to be a dataset with clients, got {self.federation!r}.")
-        object.__setattr__(self, "federation", placed(self.federation, self.root))
+        object.__setattr__(self, "federation", with_root(self.federation, self.root))
         object.__setattr__(self, "root", self.federation.root)
-        for field, known in (("select", ("all", "suspected", "others")), ("by", ("flag", "classifier"))):
-            if getattr(self, field) not in known:
-                raise ValueError(f"expected dataset.{field} among {', '.join(known)}, got {getattr(self, field)!r}.")
+        for field, options in (("select", ("all", "suspected", "others")), ("by", ("flag", "classifier"))):
+            if getattr(self, field) not in options:
+                raise ValueError(f"expected dataset.{field} among {', '.join(options)}, got {getattr(self, field)!r}.")
         for field in ("inverted", "threshold"):
             if not 0 <= getattr(self, field) <= 1:
                 raise ValueError(f"expected dataset.{field} within [0, 1], got {getattr(self, field)!r}.")
@@ -87,7 +93,7 @@ class DebuggingClients(Derived):
             raise ValueError(f"expected dataset.classifier with dataset.by=classifier, got {self.classifier!r}.")
 
     @property
-    def part(self) -> DatasetSpec:
+    def source(self) -> DatasetSpec:
         return self.federation
 
     @property
@@ -95,57 +101,59 @@ class DebuggingClients(Derived):
         if self.select == "all":
             return self._population
         if self.by == "flag":
-            bugs = len(self.inverted_clients())
-            return self._some(bugs if self.select == "suspected" else self._population - bugs)
+            suspected = len(self.inverted_clients())
+            count = suspected if self.select == "suspected" else self._population - suspected
+            self._expect_clients(count)
+            return count
         return len(self.chosen_clients())
 
     @property
     def unaccounted(self) -> str | None:
         if self.select == "all" or self.by == "flag":
             return self.federation.unaccounted
-        own = (
+        reason = (
             "which clients take part was decided by a classifier's accuracy on their private data "
-            f"(suspected below {self.threshold:g}), a release that nobody accounted for"
+            f"(suspected below {self.threshold:g}), a release that no accountant covers"
         )
-        return "; ".join(reason for reason in (self.federation.unaccounted, own) if reason)
+        return "; ".join(filter(None, (self.federation.unaccounted, reason)))
 
     def inverted_clients(self) -> np.ndarray:
-        """Numbers in the federation, int64 ascending, of the clients with the bug; public."""
-        return _with_bug(self._population, self.inverted, self.bug_seed)
+        """Numbers in the federation, int64 ascending, of the clients with the bug. They are public."""
+        return _clients_with_bug(self._population, self.inverted, self.bug_seed)
 
     def chosen_clients(self) -> np.ndarray:
-        """Numbers in the federation, int64 ascending, of the clients that are kept: entry k is client k here.
+        """Numbers in the federation, int64 ascending, of the selected clients: entry k is client k of this dataset.
 
-        Private where `unaccounted` says so: by="classifier" reads the training records.
+        With by="classifier" they are private, because they depend on the training records.
 
         Raises:
-            ValueError: if there is none, or the federation has no clients.
+            ValueError: If no client is selected, or the federation has no clients.
         """
-        everyone = np.arange(self._population)
+        all_clients = np.arange(self._population)
         if self.select == "all":
-            return everyone
+            return all_clients
         if self.by == "flag":
-            suspected = np.isin(everyone, self.inverted_clients())
+            suspected = np.isin(all_clients, self.inverted_clients())
         else:
             suspected = self.accuracies() < self.threshold
         chosen = np.flatnonzero(suspected if self.select == "suspected" else ~suspected)
-        self._some(len(chosen))
+        self._expect_clients(len(chosen))
         return chosen
 
     def accuracies(self) -> np.ndarray:
-        """The classifier's accuracy on each client's records, 1 where there are none, float64 [N]; private."""
+        """The classifier's accuracy on each client's records, float64 [N], 1 for a client without records; private."""
         assert self.classifier is not None
         return _accuracies(self.federation, self.inverted, self.bug_seed, self.classifier)
 
     def load(self, split: Split) -> Records:
         if split != "train":
             return self.federation.load(split)
-        records = _inverted(self.federation.load(split), self.inverted_clients())
+        records = _invert_clients(self.federation.load(split), self.inverted_clients())
         chosen = self.chosen_clients()
-        number = torch.full((self._population,), -1)
-        number[torch.from_numpy(chosen)] = torch.arange(len(chosen))
+        new_number = torch.full((self._population,), -1)
+        new_number[torch.from_numpy(chosen)] = torch.arange(len(chosen))
         assert records.clients is not None
-        clients = number[records.clients]
+        clients = new_number[records.clients]
         kept = clients >= 0
         return Records(records.images[kept], records.labels[kept], clients[kept])
 
@@ -169,6 +177,7 @@ class DebuggingClients(Derived):
 
     @property
     def _population(self) -> int:
+        """The number of clients of the federation."""
         clients = self.federation.num_clients
         if clients is None:
             raise ValueError(
@@ -177,32 +186,35 @@ class DebuggingClients(Derived):
             )
         return clients
 
-    def _some(self, chosen: int) -> int:
-        if not chosen:
-            way = "dataset.threshold" if self.by == "classifier" else "dataset.inverted"
+    def _expect_clients(self, count: int) -> None:
+        """Raise ValueError if the selection has no client."""
+        if not count:
+            setting, value = ("threshold", self.threshold) if self.by == "classifier" else ("inverted", self.inverted)
             raise ValueError(
-                f"dataset {self.name!r}: none of its {self._population} clients is among the {self.select} by "
-                f"{self.by}; change {way} (now {getattr(self, way.split('.')[1]):g}), or set dataset.select=all."
+                f"dataset {self.name!r}: expected at least one client, got none of {self._population} with "
+                f"dataset.select={self.select} and dataset.by={self.by}; change dataset.{setting} (now {value:g}), or "
+                "set dataset.select=all."
             )
-        return chosen
 
 
-def _with_bug(clients: int, share: float, seed: int) -> np.ndarray:
+def _clients_with_bug(clients: int, share: float, seed: int) -> np.ndarray:
+    """Ascending numbers of a random `share` of the clients."""
     order = Key.seeded(f"inverted clients:{seed}").generator("order").permutation(clients)
     return np.sort(order[: int(share * clients + 0.5)])
 
 
-def _inverted(records: Records, clients: np.ndarray) -> Records:
+def _invert_clients(records: Records, clients: np.ndarray) -> Records:
     """`records` with the pixels of `clients` inverted."""
     assert records.clients is not None
-    hit = torch.isin(records.clients, torch.from_numpy(clients))
+    has_bug = torch.isin(records.clients, torch.from_numpy(clients))
     images = records.images.clone()
-    images[hit] = 255 - images[hit]
+    images[has_bug] = 255 - images[has_bug]
     return Records(images, records.labels, records.clients)
 
 
 @lru_cache(maxsize=2)
 def _fitted(federation: DatasetSpec, classifier: Classifier) -> FittedClassifier:
+    """The classifier, trained on the test split of the federation."""
     with one_thread():
         return classifier.fit(federation.load("test"), federation.num_classes)
 
@@ -212,13 +224,13 @@ def _accuracies(federation: DatasetSpec, share: float, seed: int, classifier: Cl
     """Read-only float64 [N]; see `DebuggingClients.accuracies`."""
     fitted = _fitted(federation, classifier)
     clients = federation.num_clients or 0
-    records = _inverted(federation.load("train"), _with_bug(clients, share, seed))
+    records = _invert_clients(federation.load("train"), _clients_with_bug(clients, share, seed))
     assert records.clients is not None
     with one_thread():
-        right = (fitted.predict(records.images) == records.labels).numpy()
-    holder = records.clients.numpy()
-    of = np.bincount(holder, minlength=clients)
-    correct = np.bincount(holder, weights=right, minlength=clients)
-    found = np.where(of > 0, correct / np.maximum(of, 1), 1.0)
-    found.setflags(write=False)
-    return found
+        is_correct = (fitted.predict(records.images) == records.labels).numpy()
+    client_of_record = records.clients.numpy()
+    total = np.bincount(client_of_record, minlength=clients)
+    correct = np.bincount(client_of_record, weights=is_correct, minlength=clients)
+    accuracies = np.where(total > 0, correct / np.maximum(total, 1), 1.0)
+    accuracies.setflags(write=False)  # the cache hands out this array
+    return accuracies

@@ -1,8 +1,8 @@
-"""Datasets whose training records belong to clients: Federated EMNIST by writer, and any other, split.
+"""Datasets whose training records belong to clients: Federated EMNIST by writer, and any dataset split over clients.
 
-`Records.clients` of the training split says which client holds each record; test splits know no clients. EMNIST
-without its writers is here, too. `PREPROCESSING` enters the run id: it is raised whenever the pixels, labels or
-clients that a spec gives change.
+`Records.clients` of the training split says which client holds each record; test splits have no clients. EMNIST without
+its writers is here, too. `PREPROCESSING` enters the run id: raise it whenever a change gives other pixels, labels or
+clients.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ DIGITS, UPPER, LOWER = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijkl
 class FederatedEmnist(DatasetSpec):
     """Handwritten digits and letters, 1x28x28, by writer: 3,400 clients, 671,585 training and 77,483 test images.
 
-    Client k is the k-th writer in the order of the id strings; a client's records keep their order. Both splits have
-    records of every writer. Unlike MNIST's, the images are neither cut to size nor centred, and both layouts have 1.0
-    for the white background and 0.0 for ink (TensorFlow Federated's documentation of `emnist.load_data`). Here ink is
-    bright on black, as MNIST's: pixel = round(255 * (1 - value)).
+    Client k is the k-th writer in the order of the id strings. Records of a client keep their order, and both splits
+    have records of every writer. Unlike MNIST's, the images are not centred. In the files, 1.0 is the white background
+    and 0.0 is ink (TensorFlow Federated's documentation of `emnist.load_data`). Here ink is bright on black as in
+    MNIST: pixel = round(255 * (1 - value)).
 
     Args:
-        layout: "tff": TensorFlow Federated's HDF5, `root`/fed_emnist/fed_emnist_{train,test}.h5. "leaf": the files of
-            LEAF's own script, `root`/femnist/{train,test}/*.json. Its split is another, and so is what is trained on.
-        classes: 62: digits, upper case, lower case, as published. 36: upper and lower case are one class. 10: digits
-            alone; other records are left out, and a writer without digits is a client without records.
-        complete: demand the numbers above. If false, any part will do, for trials, and a hash of the files enters the
-            identity, so that no such run passes for the real one.
+        layout: "tff": TensorFlow Federated's HDF5 files, `root`/fed_emnist/fed_emnist_{train,test}.h5. "leaf": the
+            files of LEAF's script, `root`/femnist/{train,test}/*.json, which splits the records in another way.
+        classes: 62: digits, upper case and lower case, as published. 36: upper and lower case are one class. 10: digits
+            only; other records are dropped, and a writer without digits is a client without records.
+        complete: Whether the files must have the numbers above. If false, a part is accepted, and a hash of the files
+            enters the identity, so that such runs are not taken for runs on the whole dataset.
     """
 
     name: str = "federated_emnist"
@@ -54,10 +54,10 @@ class FederatedEmnist(DatasetSpec):
     examples: ClassVar[dict[str, int]] = {"train": 671_585, "test": 77_483}
 
     def __post_init__(self) -> None:
-        for field, known in (("layout", ("tff", "leaf")), ("classes", (62, 36, 10))):
-            if getattr(self, field) not in known:
+        for field, options in (("layout", ("tff", "leaf")), ("classes", (62, 36, 10))):
+            if getattr(self, field) not in options:
                 raise ValueError(
-                    f"expected dataset.{field} {' or '.join(map(repr, known))}, got {getattr(self, field)!r}."
+                    f"expected dataset.{field} {' or '.join(map(repr, options))}, got {getattr(self, field)!r}."
                 )
 
     @property
@@ -89,14 +89,14 @@ class FederatedEmnist(DatasetSpec):
         check_split(split)
         files = self._files(split)
         writers = read_tff(self, files[0]) if self.layout == "tff" else read_leaf(self, files)
-        self._expect_all(split, writers)
+        self._check_counts(split, writers)
         images, labels, clients = [], [], []
         for client, user in enumerate(sorted(writers)):
-            pixels, own = writers.pop(user)  # so that no image is kept twice
-            own = np.where(own >= 36, own - 26, own) if self.classes == 36 else own
-            kept = own < self.classes
+            pixels, classes = writers.pop(user)  # pop frees the images, which would otherwise be in memory twice
+            classes = np.where(classes >= 36, classes - 26, classes) if self.classes == 36 else classes
+            kept = classes < self.classes
             images.append(pixels[kept])
-            labels.append(own[kept])
+            labels.append(classes[kept])
             clients.append(np.full(int(kept.sum()), client, dtype=np.int64))
         return Records(
             torch.from_numpy(np.concatenate(images)).unsqueeze(1),
@@ -111,18 +111,19 @@ class FederatedEmnist(DatasetSpec):
         folder = self.require(Path(self.root) / "femnist" / split)
         files = tuple(sorted(folder.glob("*.json")))
         if not files:
-            raise self.damaged(folder, "it holds no .json file")
+            raise self.damaged_error(folder, "it holds no .json file")
         return files
 
-    def _expect_all(self, split: Split, writers: Writers) -> None:
-        found = sum(len(labels) for _, labels in writers.values())
-        if not found:
-            raise self.damaged(self._files(split)[0], "it holds no record")
-        if self.complete and (len(writers), found) != (self.users, self.examples[split]):
-            raise self.damaged(
+    def _check_counts(self, split: Split, writers: Writers) -> None:
+        """Raise ValueError if there is no record, or if `complete` and the numbers are not the published ones."""
+        examples = sum(len(labels) for _, labels in writers.values())
+        if not examples:
+            raise self.damaged_error(self._files(split)[0], "it holds no record")
+        if self.complete and (len(writers), examples) != (self.users, self.examples[split]):
+            raise self.damaged_error(
                 self._files(split)[0],
                 f"expected {self.users} users with {self.examples[split]} examples in the {split} split, got "
-                f"{len(writers)} with {found} (for a trial on a part, or on LEAF's own choice of writers, set "
+                f"{len(writers)} with {examples} (to use a part, or other writers chosen by LEAF's script, set "
                 "dataset.complete=false)",
             )
 
@@ -141,10 +142,10 @@ class FederatedEmnist(DatasetSpec):
 
 @dataclass(frozen=True)
 class Emnist(DatasetSpec):
-    """EMNIST without its writers, 1x28x28, in one of its six published splits; upright, as MNIST.
+    """EMNIST without its writers, 1x28x28, in one of its six published splits.
 
-    Read from `root`/EMNIST/raw, torchvision's layout. The files hold each image transposed, which is undone, and the
-    labels of "letters" from 1, which are made to count from 0.
+    The files are read from `root`/EMNIST/raw, torchvision's layout. They hold transposed images, which are transposed
+    back, and the labels of "letters" start at 1, which is subtracted.
 
     Args:
         split: "byclass" (62 classes; 697,932 training and 116,323 test images), "bymerge" (47; the same images),
@@ -191,18 +192,19 @@ class Emnist(DatasetSpec):
         check_split(split)
         base = Path(self.root) / self.folder / "raw"
         paths = [base / f"emnist-{self.split}-{split}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")]
-        read = []
+        tensors = []
         for path, reader in zip(paths, (read_image_file, read_label_file), strict=True):
             try:
-                read.append(reader(str(self.require(path))))
+                tensor = reader(str(self.require(path)))
             except (RuntimeError, ValueError, TypeError, AssertionError, KeyError, IndexError) as error:
-                raise self.damaged(path, f"it is no whole idx file ({type(error).__name__})") from error
-            expected = (self.sizes[self.split][split], 28, 28)[: read[-1].ndim]
-            if tuple(read[-1].shape) != expected:
-                raise self.damaged(path, f"expected the shape {expected}, got {tuple(read[-1].shape)}")
-        images, labels = read[0], read[1] - int(self.split == "letters")
+                raise self.damaged_error(path, f"it is not a complete idx file ({type(error).__name__})") from error
+            expected = (self.sizes[self.split][split], 28, 28)[: tensor.ndim]
+            if tuple(tensor.shape) != expected:
+                raise self.damaged_error(path, f"expected the shape {expected}, got {tuple(tensor.shape)}")
+            tensors.append(tensor)
+        images, labels = tensors[0], tensors[1] - int(self.split == "letters")
         if int(labels.min()) < 0 or int(labels.max()) >= self.num_classes:
-            raise self.damaged(paths[1], f"expected labels of {self.num_classes} classes")
+            raise self.damaged_error(paths[1], f"expected labels of {self.num_classes} classes")
         return Records(images.transpose(1, 2).unsqueeze(1).contiguous(), labels)
 
     def identity(self) -> dict[str, Any]:
@@ -221,40 +223,41 @@ class Emnist(DatasetSpec):
 
 
 class Derived(DatasetSpec):
-    """A dataset made of another one, `part`: its test records, shape and classes, and fetched where it is."""
+    """A dataset made from another one, `source`, with the same image shape, classes and download."""
 
     @property
     @abstractmethod
-    def part(self) -> DatasetSpec: ...
+    def source(self) -> DatasetSpec:
+        """The dataset whose records are used."""
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        return self.part.image_shape
+        return self.source.image_shape
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        return self.part.class_names
+        return self.source.class_names
 
     @property
     def unaccounted(self) -> str | None:
-        return self.part.unaccounted
+        return self.source.unaccounted
 
     @property
     def folder(self) -> str | None:  # type: ignore[override]
-        return self.part.folder
+        return self.source.folder
 
     @property
     def how(self) -> str:  # type: ignore[override]
-        return self.part.how
+        return self.source.how
 
     def download(self, into: Path) -> None:
-        self.part.download(into)
+        self.source.download(into)
 
 
-def placed(part: DatasetSpec, root: str) -> DatasetSpec:
-    """`part`, looked for below `root`; unchanged if that is empty, or if its place is no root (an `ImageFolder`'s)."""
-    rooted = root and any(field.name == "root" for field in fields(cast(Any, part)))
-    return dataclasses.replace(cast(Any, part), root=root) if rooted else part
+def with_root(spec: DatasetSpec, root: str) -> DatasetSpec:
+    """`spec` with another root; unchanged if `root` is empty, or if `spec` has no such field (an `ImageFolder`)."""
+    has_root = any(field.name == "root" for field in fields(cast(Any, spec)))
+    return dataclasses.replace(cast(Any, spec), root=root) if root and has_root else spec
 
 
 BASES: Mapping[str, type[Any]] = {cls.name: cls for cls in (Mnist, FashionMnist, Digits, Cifar10, Emnist)}
@@ -262,20 +265,24 @@ BASES: Mapping[str, type[Any]] = {cls.name: cls for cls in (Mnist, FashionMnist,
 
 @dataclass(frozen=True)
 class Clients(Derived):
-    """Any dataset, its training records split over N clients; only a simulation of a federation.
+    """A simulated federation: the training records of any dataset, split over N clients.
 
-    The split is public and drawn from `partition_seed` alone; see `dpgen_bench.data.partition` for its laws. One by
-    labels depends on them, which is part of making the data set and no release. The test split is that of `base`.
+    The partition depends on `partition_seed` and the labels alone; see `dpgen_bench.data.partition`. It counts as part
+    of the dataset, not as a release. The test split is that of `base`.
 
     Args:
         base: "mnist", "fashion_mnist", "digits", "cifar10" or "emnist" with its default settings, or another dataset.
         clients: N.
-        partition: "iid": equally many records each. "dirichlet": each class by proportions drawn from a symmetric
-            Dirichlet(alpha); some clients may hold nothing. "classes": `classes_per_client` classes each; if N times
-            that is less than the number of classes, the records of some classes are not used.
-        alpha: of "dirichlet" only.
-        classes_per_client: of "classes" only.
-        root: where the base's files are; empty: wherever the base says.
+        partition: "iid": each client has the same number of records. "dirichlet": each class is divided by proportions
+            drawn from a symmetric Dirichlet(alpha); some clients may have no record. "classes": each client has
+            `classes_per_client` classes; with too few clients, the records of some classes are not used.
+        alpha: Concentration of "dirichlet".
+        classes_per_client: Number of classes of "classes".
+        partition_seed: Seed of the partition.
+        root: Folder of the base's files; if empty, the root of `base`.
+
+    Raises:
+        ValueError: For a setting outside its range.
     """
 
     base: DatasetSpec | str
@@ -295,16 +302,16 @@ class Clients(Derived):
             base = BASES[base]()
         if not isinstance(base, DatasetSpec):
             raise ValueError(f"expected dataset.base to be a dataset or the name of one, got {base!r}.")
-        object.__setattr__(self, "base", placed(base, self.root))
-        object.__setattr__(self, "root", self.part.root)
+        object.__setattr__(self, "base", with_root(base, self.root))
+        object.__setattr__(self, "root", self.source.root)
         if self.partition not in ("iid", "dirichlet", "classes"):
             raise ValueError(f"expected dataset.partition iid, dirichlet or classes, got {self.partition!r}.")
-        # On no record yet, so that bad settings are said at once, unless the classes are known from files alone.
+        # Partition an empty list to raise errors of settings at once. It fails if the classes are in missing files.
         with contextlib.suppress(MissingData):
             self._owners(np.empty(0, np.int64))
 
     @property
-    def part(self) -> DatasetSpec:
+    def source(self) -> DatasetSpec:
         return cast(DatasetSpec, self.base)
 
     @property
@@ -312,11 +319,14 @@ class Clients(Derived):
         return self.clients
 
     def load(self, split: Split) -> Records:
-        records = self.part.load(split)
+        records = self.source.load(split)
         if split == "test":
             return records
         if records.clients is not None:
-            raise ValueError(f"dataset {self.part.name!r} already has clients; take it as it is (dataset=NAME).")
+            raise ValueError(
+                f"expected a base dataset without clients, got {self.source.name!r}, which has clients already; use it "
+                "directly (dataset=NAME)."
+            )
         owners = torch.from_numpy(self._owners(records.labels.numpy()))
         used = owners != partition.UNUSED
         if bool(used.all()):
@@ -324,6 +334,7 @@ class Clients(Derived):
         return Records(records.images[used], records.labels[used], owners[used])
 
     def _owners(self, labels: np.ndarray) -> np.ndarray:
+        """The client of each record, int64 [n], or `partition.UNUSED`."""
         if self.partition == "iid":
             return partition.iid(labels, self.clients, self.partition_seed)
         if self.partition == "dirichlet":
@@ -333,16 +344,16 @@ class Clients(Derived):
         )
 
     def identity(self) -> dict[str, Any]:
-        of_partition: dict[str, dict[str, Any]] = {
+        partition_settings: dict[str, dict[str, Any]] = {
             "dirichlet": {"alpha": self.alpha},
             "classes": {"classes_per_client": self.classes_per_client},
         }
         return {
             "name": self.name,
-            "base": self.part.identity(),
+            "base": self.source.identity(),
             "clients": self.clients,
             "partition": self.partition,
-            **of_partition.get(self.partition, {}),
+            **partition_settings.get(self.partition, {}),
             "partition_seed": self.partition_seed,
             "revision": partition.REVISION,
         }

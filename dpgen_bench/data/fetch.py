@@ -1,4 +1,4 @@
-"""`dpgen fetch`: download a dataset once, whole or not at all."""
+"""`dpgen fetch`: download a dataset, completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from dpgen_bench.data.records import SPLITS, DatasetSpec, MissingData
 
 
 class FetchFailed(RuntimeError):
-    """A download did not come through; nothing of it was kept."""
+    """Raised when a download failed or cannot be read; nothing of it is kept."""
 
 
 def fetch(spec: DatasetSpec) -> Path:
-    """Download `spec` to its place below `spec.root` and return that folder.
+    """Download `spec` to its folder below `spec.root` and return that folder.
 
-    The download goes to a temporary folder beside it, is read there in full, and takes its name only then: whatever
-    happens on the way, no half-written dataset is left behind. Data that is already there and sound is kept;
-    unsound data is put aside under the name FOLDER.damaged, not deleted.
+    The download is written to a temporary folder, and renamed when all its records could be read, so that an error
+    leaves no incomplete dataset. A readable dataset is not downloaded again; an unreadable one is not deleted, but
+    renamed to FOLDER.damaged.
 
     Raises:
-        ValueError: if the dataset has nothing to download.
-        FetchFailed: if the download fails, or what came cannot be read.
+        ValueError: If the dataset has nothing to download.
+        FetchFailed: If the download fails, or cannot be read.
     """
     if spec.folder is None:
-        raise ValueError(f"dataset {spec.name!r} has nothing to be downloaded by this command. {spec.how}".rstrip())
+        raise ValueError(f"dataset {spec.name!r} cannot be downloaded by this command. {spec.how}".rstrip())
     target = Path(spec.root) / spec.folder
     if target.exists() and _readable(spec):
         return target
@@ -36,18 +36,18 @@ def fetch(spec: DatasetSpec) -> Path:
     try:
         try:
             spec.download(temporary)
-            arrived = dataclasses.replace(cast(Any, spec), root=str(temporary))
+            downloaded = dataclasses.replace(cast(Any, spec), root=str(temporary))
             for split in SPLITS:
-                arrived.load(split)
+                downloaded.load(split)
         except Exception as error:
-            by_hand = f"\nOr get it {spec.how}." if spec.how else ""
+            by_hand = f"\nOr get the data {spec.how}." if spec.how else ""
             raise FetchFailed(
                 f"dataset {spec.name!r} could not be downloaded: {type(error).__name__}: {error}\n"
                 f"Nothing was written to {target.absolute()}. Check this machine's network and try again, or copy the "
                 f"folder {spec.folder} there from another machine.{by_hand}"
             ) from error
         if target.exists():
-            target.rename(_free_name(target))
+            target.rename(_unused_name(target))
         (temporary / spec.folder).rename(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -55,6 +55,7 @@ def fetch(spec: DatasetSpec) -> Path:
 
 
 def _readable(spec: DatasetSpec) -> bool:
+    """Whether all records can be read."""
     try:
         for split in SPLITS:
             spec.load(split)
@@ -63,9 +64,9 @@ def _readable(spec: DatasetSpec) -> bool:
     return True
 
 
-def _free_name(target: Path) -> Path:
-    """A name beside `target` for what it held, that nothing has yet."""
-    aside, number = target.with_name(f"{target.name}.damaged"), 2
-    while aside.exists():
-        aside, number = target.with_name(f"{target.name}.damaged-{number}"), number + 1
-    return aside
+def _unused_name(target: Path) -> Path:
+    """A path FOLDER.damaged, FOLDER.damaged-2, ... in the same folder as `target` that does not exist yet."""
+    path, number = target.with_name(f"{target.name}.damaged"), 2
+    while path.exists():
+        path, number = target.with_name(f"{target.name}.damaged-{number}"), number + 1
+    return path

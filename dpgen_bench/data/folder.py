@@ -1,4 +1,4 @@
-"""A user's own images: one folder for each class."""
+"""`ImageFolder`: a dataset of image files, with one folder for each class."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ PREPROCESSING = 1
 
 @dataclass(frozen=True)
 class ImageFolder(DatasetSpec):
-    """Images below `path`, whose labels are the names of their folders in sorted order.
+    """Images below `path`. The classes are the names of their folders in sorted order.
 
-    Two layouts: `path`/train/CLASS/... with `path`/test/CLASS/..., or `path`/CLASS/... alone. In the second an image
-    is for testing if the SHA-256 of its path below `path`, read as a number in [0, 1), is under `test_fraction`:
-    adding or removing one file moves no other one. Class names and the number of images count as public.
+    There are two layouts: `path`/train/CLASS/... with `path`/test/CLASS/..., or only `path`/CLASS/.... In the second
+    layout an image is in the test split if the SHA-256 of its path below `path`, as a number in [0, 1), is below
+    `test_fraction`: adding or removing a file does not move other files between the splits. Class names and the number
+    of images count as public.
 
     Args:
-        path: the folder.
-        image_size: side of the square images, in pixels.
+        path: The folder.
+        image_size: Side of the square images, in pixels.
         channels: 1 (grey) or 3 (RGB).
-        crop: "center" cuts the central square before resizing, "none" squashes the whole image.
-        test_fraction: expected share of the test split, in (0, 1); of no effect with train/ and test/.
+        crop: "center" crops the central square before resizing, "none" resizes the whole image.
+        test_fraction: Expected share of the test split, in (0, 1). It has no effect with train/ and test/.
+
+    Raises:
+        ValueError: For a setting outside its range.
     """
 
     path: str
@@ -71,7 +75,7 @@ class ImageFolder(DatasetSpec):
         return Records(images, torch.tensor(labels, dtype=torch.int64))
 
     def identity(self) -> dict[str, Any]:
-        """As for every spec, with `content`: a hash of every image's path below `path` and of its bytes."""
+        """See `DatasetSpec.identity`; `content` is a hash of each image's path below `path` and its bytes."""
         digest = hashlib.sha256()
         for split, paths in sorted(self._files.items()):
             for path in paths:
@@ -90,16 +94,22 @@ class ImageFolder(DatasetSpec):
     def _base(self) -> Path:
         base = Path(self.path)
         if not base.is_dir():
-            raise MissingData(f"dataset {self.name!r}: {base.absolute()} is no folder. {self.how}")
+            raise MissingData(f"dataset {self.name!r}: expected a folder at {base.absolute()}, found none. {self.how}")
         return base
 
     @cached_property
     def _split_by_folders(self) -> bool:
+        """Whether there are folders train/ and test/.
+
+        Raises:
+            ValueError: If there is only one of them.
+        """
         present = [split for split in ("train", "test") if (self._base / split).is_dir()]
         if len(present) == 1:
             raise ValueError(
-                f"dataset {self.name!r}: {self._base.absolute()} has a folder {present[0]!r} without its counterpart. "
-                "Give both train/ and test/, or class folders alone."
+                f"dataset {self.name!r}: expected both or none of the folders train/ and test/ in "
+                f"{self._base.absolute()}, got {present[0]!r} without its counterpart. Make both, or class folders "
+                "only."
             )
         return bool(present)
 
@@ -108,31 +118,37 @@ class ImageFolder(DatasetSpec):
 
     @cached_property
     def _files(self) -> dict[Split, list[Path]]:
-        """{split: its image files, sorted by path}.
+        """The image files of each split, sorted by path.
 
         Raises:
-            ValueError: if a class or a split has no image, or the test split has a class of its own.
+            ValueError: If a class or a split has no image, or the test split has a class that is not in train/.
         """
         base, files = self._base, {}
         if self._split_by_folders:
             extra = set(_subfolders(base / "test")) - set(self.class_names)
             if extra:
                 raise ValueError(
-                    f"dataset {self.name!r}: {(base / 'test').absolute()} has classes that train/ has not: "
-                    f"{', '.join(sorted(extra))}."
+                    f"dataset {self.name!r}: {(base / 'test').absolute()} has classes that are not in train/: "
+                    f"{', '.join(sorted(extra))}. Add training images of these classes, or remove them from test/."
                 )
             files = {split: _images(base / split) for split in ("train", "test")}
         else:
-            everything = _images(base)
-            ranks = [hash_rank(path.relative_to(base).as_posix()) for path in everything]
-            pairs = list(zip(everything, ranks, strict=True))
+            paths = _images(base)
+            ranks = [hash_rank(path.relative_to(base).as_posix()) for path in paths]
+            pairs = list(zip(paths, ranks, strict=True))
             files = {
                 "train": [path for path, rank in pairs if rank >= self.test_fraction],
                 "test": [path for path, rank in pairs if rank < self.test_fraction],
             }
-        filled = {self._class_of(path) for paths in files.values() for path in paths}
-        empty = [name for name in self.class_names if name not in filled]
-        if empty or not filled:
+        self._expect_images(files)
+        return files
+
+    def _expect_images(self, files: dict[Split, list[Path]]) -> None:
+        """Raise ValueError if a class or a split has no image."""
+        base = self._base
+        nonempty = {self._class_of(path) for paths in files.values() for path in paths}
+        empty = [name for name in self.class_names if name not in nonempty]
+        if empty or not nonempty:
             where = f" in the class folder {empty[0]!r}" if empty else ""
             raise ValueError(
                 f"dataset {self.name!r}: expected one folder of images for each class below {base.absolute()}, found "
@@ -141,22 +157,22 @@ class ImageFolder(DatasetSpec):
         for split, paths in files.items():
             if not paths:
                 raise ValueError(
-                    f"dataset {self.name!r}: {base.absolute()} gives no image to the {split} split. Give train/ and "
-                    "test/ folders, more images, or another dataset.test_fraction."
+                    f"dataset {self.name!r}: expected images in both splits, got none in the {split} split of "
+                    f"{base.absolute()}. Add images, make folders train/ and test/, or change dataset.test_fraction."
                 )
-        return files
 
 
 def _subfolders(folder: Path) -> list[str]:
+    """Names of the folders in `folder`, sorted, without hidden ones."""
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _images(folder: Path) -> list[Path]:
-    """Image files inside the class folders of `folder`, at any depth, sorted by path; hidden ones left out."""
-    found = [
+    """Image files inside the class folders of `folder`, at any depth, sorted by path, without hidden ones."""
+    paths = [
         path
         for name in _subfolders(folder)
         for path in (folder / name).rglob("*")
         if path.suffix.lower() in SUFFIXES and path.is_file() and not path.name.startswith(".")
     ]
-    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+    return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())

@@ -1,4 +1,4 @@
-"""Image files to uint8 arrays: decoding, cropping and resizing, the same for every dataset made of files."""
+"""Decoding, cropping and resizing of image files to uint8 arrays, for all datasets that consist of image files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ WIDE_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 
 
 class BadImage(ValueError):
-    """An image file that cannot be decoded to 8-bit pixels. `path` is the file, `problem` what is wrong with it."""
+    """Raised for an image file that cannot be decoded to 8-bit pixels.
+
+    Attributes:
+        path: The file.
+        problem: The reason, as a clause for a message.
+    """
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"cannot read the image {path.absolute()}: {problem}.")
@@ -26,7 +31,7 @@ class BadImage(ValueError):
 
 
 def check_crop(crop: str) -> None:
-    """Raises ValueError unless `crop` is one that `read_image` knows."""
+    """Raise ValueError unless `crop` is a value that `read_image` accepts."""
     if crop not in ("none", "center"):
         raise ValueError(f"expected crop 'none' or 'center', got {crop!r}.")
 
@@ -34,11 +39,11 @@ def check_crop(crop: str) -> None:
 def read_image(path: Path, size: int, channels: int, crop: Crop) -> np.ndarray:
     """One image file as uint8 [channels, size, size].
 
-    Turned upright by its EXIF tag, made grey (ITU-R 601) or RGB, cut to the central square (`crop="center"`) or
-    left whole and squashed (`"none"`), then resized by Pillow's bilinear filter with antialiasing.
+    The image is rotated by its EXIF tag, converted to grey (ITU-R 601) or RGB, cropped to the central square
+    (`crop="center"`) or not (`crop="none"`), and resized with Pillow's bilinear filter with antialiasing.
 
     Raises:
-        BadImage: if the file is no image, is cut short, or has more than 8 bits per channel.
+        BadImage: If the file is not an image, is incomplete, or has more than 8 bits per channel.
     """
     try:
         with Image.open(path) as file:
@@ -50,17 +55,17 @@ def read_image(path: Path, size: int, channels: int, crop: Crop) -> np.ndarray:
     if crop == "center":
         side = min(image.size)
         left, top = (image.width - side) // 2, (image.height - side) // 2
-        # Not resize(box=...): that filter also reads the pixels around the box.
+        # resize(box=...) would not do: its filter also reads the pixels around the box.
         image = image.crop((left, top, left + side, top + side))
     pixels = np.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
 def read_images(paths: Sequence[Path], size: int, channels: int, crop: Crop) -> Tensor:
-    """The images of `paths`, in order, as uint8 [n, channels, size, size]. Decoded by one thread for each CPU.
+    """The images of `paths`, in order, as uint8 [n, channels, size, size]; one thread for each CPU decodes them.
 
     Raises:
-        BadImage: for the first file, in order, that cannot be read.
+        BadImage: For the first file, in order, that cannot be read.
     """
     images = np.empty((len(paths), channels, size, size), dtype=np.uint8)
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:

@@ -1,8 +1,8 @@
-"""Splitting labelled records over clients, to simulate a federation of a data set that is none.
+"""Partitions of labelled records over clients, to simulate a federation with a dataset that has no clients.
 
-Each function takes labels int64 [n] to client numbers int64 [n]; -1 is a record that no client holds. A partition by
-labels depends on them, which is no release but part of making the data set: a real federation comes with its clients.
-Nothing else of the records is looked at, and everything random is drawn from `seed`, by NumPy's Philox.
+The functions map labels int64 [n] to client numbers int64 [n]; -1 is a record of no client. They depend on nothing else
+of the records. A partition that depends on labels counts as part of the dataset, not as a release, because a real
+federation comes with its clients. All randomness is drawn from `seed` by NumPy's Philox.
 
 `REVISION` enters the run id: raise it whenever the same arguments give another partition.
 """
@@ -18,10 +18,10 @@ UNUSED = -1
 
 
 def iid(labels: np.ndarray, clients: int, seed: int) -> np.ndarray:
-    """Every client the same number of records, up to one, whatever their labels.
+    """A random partition in which the numbers of records differ by at most one between clients.
 
     Raises:
-        ValueError: for no client, or labels that are no vector of integers from 0.
+        ValueError: If `clients` is below 1, or `labels` is not a vector of integers >= 0.
     """
     _check(labels, clients)
     owner = np.full(len(labels), UNUSED, dtype=np.int64)
@@ -30,41 +30,41 @@ def iid(labels: np.ndarray, clients: int, seed: int) -> np.ndarray:
 
 
 def dirichlet(labels: np.ndarray, clients: int, alpha: float, seed: int) -> np.ndarray:
-    """Each class's records divided by proportions [N] drawn from a symmetric Dirichlet(alpha), apart for each class.
+    """For each class, proportions [N] of the clients are drawn from a symmetric Dirichlet(alpha).
 
-    A client gets its share of the class up to one record. Small alpha gives each class to few clients, and some
-    clients nothing at all; alpha -> inf gives every client the same share of each class.
+    A client gets its proportion of the class, up to one record. A small alpha gives each class to a few clients, and
+    some clients no record at all; alpha -> inf gives all clients the same share of each class.
 
     Raises:
-        ValueError: as `iid`, or for an alpha that is not a finite number above 0.
+        ValueError: As `iid`, or if alpha is not a finite number above 0.
     """
     _check(labels, clients)
     if not 0 < alpha < np.inf:
-        raise ValueError(f"expected a finite concentration alpha > 0, got {alpha!r}; for the limit inf take iid.")
+        raise ValueError(f"expected a finite concentration alpha > 0, got {alpha!r}; use iid for the limit inf.")
     owner = np.full(len(labels), UNUSED, dtype=np.int64)
     for label in np.unique(labels):
         rng = _rng(seed, "dirichlet", int(label))
         members = rng.permutation(np.flatnonzero(labels == label))
         ends = np.floor(np.cumsum(rng.dirichlet(np.full(clients, float(alpha)))) * len(members) + 0.5).astype(np.int64)
-        ends[-1] = len(members)  # the sum of the proportions is 1 up to rounding only
+        ends[-1] = len(members)  # the proportions sum to 1 only up to rounding
         owner[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
     return owner
 
 
 def classes_of_clients(clients: int, num_classes: int, per_client: int, seed: int) -> np.ndarray:
-    """Which classes each client holds, int64 [N, per_client], each row ascending.
+    """The classes of each client, int64 [N, per_client], each row ascending.
 
-    Client after client takes the classes with the fewest holders so far, ties by lot. So the numbers of holders differ
-    by one at most, every class has one when N * per_client >= num_classes, and each client's set is uniform over all
-    sets of its size.
+    One client after another takes the classes that the fewest clients have so far; ties are broken at random. The
+    numbers of clients of two classes therefore differ by at most one, each class has a client if
+    N * per_client >= num_classes, and each client's set is uniform over all sets of its size.
 
     Raises:
-        ValueError: for no client, or per_client outside 1..num_classes.
+        ValueError: If `clients` is below 1, or `per_client` is outside 1..num_classes.
     """
     _check(np.empty(0, np.int64), clients)
     if not 1 <= per_client <= num_classes:
         raise ValueError(
-            f"expected between 1 and {num_classes} classes per client (the data set has {num_classes}), "
+            f"expected between 1 and {num_classes} classes per client (the dataset has {num_classes}), "
             f"got {per_client!r}."
         )
     rng = _rng(seed, "classes")
@@ -77,13 +77,13 @@ def classes_of_clients(clients: int, num_classes: int, per_client: int, seed: in
 
 
 def by_classes(labels: np.ndarray, clients: int, num_classes: int, per_client: int, seed: int) -> np.ndarray:
-    """Each client holds records of `per_client` classes, those of `classes_of_clients`.
+    """Each client has records of the `per_client` classes that `classes_of_clients` returns.
 
-    The records of a class are divided evenly, up to one, among its holders. Those of a class without a holder are not
-    used; that happens only if N * per_client < num_classes.
+    The records of a class are divided evenly, up to one, among the clients of the class. If N * per_client is below
+    num_classes, some classes have no client, and their records are not used.
 
     Raises:
-        ValueError: as `classes_of_clients`, or for a label that is not below num_classes.
+        ValueError: As `classes_of_clients`, or if a label is not below num_classes.
     """
     _check(labels, clients)
     if len(labels) and labels.max() >= num_classes:
@@ -98,7 +98,7 @@ def by_classes(labels: np.ndarray, clients: int, num_classes: int, per_client: i
 
 
 def _deal(owner: np.ndarray, members: np.ndarray, holders: np.ndarray, rng: np.random.Generator) -> None:
-    """Deal `members`, shuffled, to `holders` in turn; which of them get one more is by lot, too."""
+    """Assign the shuffled records `members` to the clients `holders` in turn, which are shuffled, too."""
     owner[rng.permutation(members)] = np.resize(rng.permutation(holders), len(members))
 
 

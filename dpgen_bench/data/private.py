@@ -1,4 +1,4 @@
-"""`PrivateData`: the only door to training records. It hands out mechanisms, never tensors."""
+"""`PrivateData`: the training records, which a method can use through approved mechanisms only."""
 
 from __future__ import annotations
 
@@ -29,21 +29,25 @@ from dpgen_bench.privacy.warn import warn_of_settings
 
 
 class PrivateData:
-    """Training records behind approved mechanisms.
+    """Training records that only functions inside approved mechanisms can read.
 
-    Public attributes: `n` (number of records), `num_classes`, `image_shape` (c, h, w), `budget`,
-    `device`. There is no way to read a record but inside the function given to a mechanism.
+    Public attributes are `n` (the number of records), `num_classes`, `image_shape` (c, h, w), `budget`, `device` and
+    `mechanisms`.
 
     Args:
-        images: [n, c, h, w], uint8; float in [0, 1] is accepted for the conformance suite's odd records.
+        images: [n, c, h, w], uint8; or float in [0, 1], for unusual records of the conformance suite.
         labels: int64 [n].
-        ids: record ids [n], distinct and non-negative; default 0..n-1. A record keeps its id, and hence its randomness,
-            when others come or go.
-        services: what the run's mechanisms share.
-        public_n: the number of records that is public; the number of labels if not given.
-        clients: client number [n] of each record, for `grouped`; None: the data know no clients.
-        num_clients: N, public; clients 0..N-1, of which some may have no record.
-        federation: where the programs of clients run, and which faults are played.
+        num_classes: The public number of classes.
+        services: The objects that all mechanisms of a run share, such as the ledger.
+        ids: Record ids [n], distinct and non-negative; the default is 0..n-1. The randomness of a record is keyed by
+            its id, so it does not change when other records are added or removed.
+        public_n: The public number of records; the default is the number of labels.
+        clients: The client of each record [n], for `grouped`; None if the dataset has no clients.
+        num_clients: N, the public number of clients 0..N-1, of which some may have no record.
+        federation: Where the programs of clients run, and which faults are simulated.
+
+    Raises:
+        ValueError: If the numbers of images, labels and distinct ids differ, or an id is negative.
     """
 
     def __init__(
@@ -88,41 +92,45 @@ class PrivateData:
 
     @property
     def mechanisms(self) -> Mapping[str, Allowance]:
-        """What was handed out, by name; read-only, because a second mechanism of a name would have the same noise."""
-        return MappingProxyType(dict(self._services.mechanisms))  # a proxy shows its mapping to __eq__ of others
+        """The approved mechanisms by name; read-only, because two mechanisms of one name would share their noise."""
+        # A copy: a comparison with a proxy passes the mapping itself to the other object's __eq__.
+        return MappingProxyType(dict(self._services.mechanisms))
 
     @property
     def n(self) -> int:
-        """Number of records, treated as public.
+        """The number of records, which counts as public.
 
         Raises:
-            ValueError: where the unit is the client: how many records there are depends on what one client holds.
+            ValueError: If the unit of privacy is the client: the number of records depends on each client's data.
         """
         if self._services.ledger.unit == "client":
-            raise ValueError("the number of records is private where the unit is the client; use that of clients.")
+            raise ValueError(
+                "the number of records is private because the unit is the client; use the number of clients."
+            )
         self._n_was_read = True
         return self._n
 
     def grouped(self, unit: Literal["client"]) -> ClientData:
         """The same records with the client as the unit of privacy (user-level DP).
 
-        From now on a neighbouring data set is one in which one client holds other records, or none, and mechanisms for
-        single records are refused. The ledger says so.
+        After this call, two datasets are neighbours if the records of one client differ or are missing, and mechanisms
+        for single records are refused. The ledger states the unit.
 
         Raises:
-            ValueError: for another unit, data without clients, or releases for single records before.
+            ValueError: For another unit, a dataset without clients, or after a mechanism for single records was made
+                or the number of records was read.
         """
         if unit != "client":
             raise ValueError(f"expected the unit 'client', got {unit!r}.")
         if self.__clients is None or self._num_clients is None:
             raise ValueError(
-                "expected a data set whose records belong to clients, got one without: take dataset=clients_mnist, or "
-                "another of conf/dataset that is a federation."
+                "expected a dataset whose records belong to clients, got one without clients: set "
+                "dataset=clients_mnist or another federation of conf/dataset."
             )
         if self._n_was_read:
             raise ValueError(
-                "the number of records was read, which is private where the unit is the client: group the data first, "
-                "and use the number of clients."
+                "the number of records was read, which is private if the unit is the client: group the data first, and "
+                "use the number of clients."
             )
         self._services.ledger.set_client_unit(self._num_clients)
         images, labels, clients = self.__images, self.__labels, self.__clients
@@ -153,28 +161,32 @@ class PrivateData:
         share: float | None = None,
         state: PrivateState | None = None,
     ) -> Mechanism:
-        """An allowance of `times` releases with noise `std` on the bounded value, checked against the budget.
+        """A mechanism of `times` releases with noise `std` on the bounded value, approved within the budget.
 
-        Give both (checked), `times` alone (the smallest noise that the remaining budget allows; none when it is
-        infinite), `std` alone (the largest number of releases that it allows), or `times` and a `share` of the budget.
-        No record is touched here.
+        There are four ways to set the noise. With `times` and `std`, their epsilon is compared with the budget. With
+        `times` alone, the noise is the smallest that the remaining budget allows (none if the budget is infinite). With
+        `std` alone, the number of releases is the largest that the remaining budget allows. With `times` and `share`,
+        the mechanism gets this share of the budget. No record is read here.
 
         Args:
-            name: unique within the run; names the allowance in the ledger.
-            std: ABSOLUTE standard deviation of the noise on the released value, in its units. A paper's noise
-                multiplier sigma is converted by the method, beside the formula it comes from.
-            share: of the run's whole budget, in (0, 1], for a method with several mechanisms; see
-                `dpgen_bench.privacy.planning`. The noise is fixed here, by what was declared before. Leave `share` out
-                of the last mechanism, which then takes all that is left.
-            state: private state of the shards that `sample` draws; see `private_state`.
+            name: Name of the mechanism in the ledger, unique within the run.
+            sample: How each release samples records.
+            bound: How the released value is bounded, which gives its sensitivity.
+            times: The number of releases.
+            std: ABSOLUTE standard deviation of the noise on the released value, in its units. A method converts the
+                noise multiplier sigma of a paper.
+            share: Share of the run's whole budget in (0, 1], for a method with several mechanisms; see
+                `dpgen_bench.privacy.planning`. The noise depends only on the mechanisms made before. The last mechanism
+                has no `share`, and gets the rest of the budget.
+            state: Private state of the shards that `sample` draws; see `private_state`.
 
         Raises:
-            BudgetExceeded: the allowance, with what was approved before, would exceed the budget, or less than 1 % of
-                it is left for a mechanism that is to take the rest.
-            ValueError: neither given, a request after the run's first release, a name used twice or that can name no
-                file, a number of the wrong type or out of range, a share out of (0, 1], with `std` or without `times`,
-                shares that sum to more than 1, C = inf with noise, or state that the accounting of `sample` and `bound`
-                does not cover.
+            BudgetExceeded: If this mechanism and those approved before would exceed the budget together, or if less
+                than 1 % of the budget is left for a mechanism that gets the rest.
+            ValueError: If neither `times` nor `std` is given; for a request after the run's first release; for a name
+                that is used already or cannot be a file name; for a number of the wrong type or outside its range; for
+                a share outside (0, 1], with `std` or without `times`; for shares that sum to more than 1; for noise
+                with C = inf; or for a state that the accounting of `sample` and `bound` does not cover.
         """
         request = Request(name, sample, bound, times, std, share)
         self._services.ledger.expect_new(name)
@@ -182,14 +194,14 @@ class PrivateData:
         _expect_proven(bound, (PerRecord, PerRecordGradient, PerRow, Whole), "bound")
         if self._services.ledger.unit == "client":
             raise ValueError(
-                f"mechanism {name!r} would protect single records, and the ledger's unit is the client: ask the "
-                "grouped data for mechanisms, or do not group them."
+                f"mechanism {name!r} would protect single records, but the unit is the client: make the mechanism from "
+                "the grouped data, or do not group the data."
             )
         if state is not None:
             _expect_covered(state, sample, bound)
         entry = plan_entry(self._services.ledger, request)
         if not math.isfinite(bound.C) and entry.event.std > 0:
-            raise ValueError(f"mechanism {name!r}: noise without clipping (C = inf) hides nothing; set a finite C.")
+            raise ValueError(f"mechanism {name!r}: noise without clipping (C = inf) gives no privacy; set a finite C.")
         if state is not None:
             entry = replace(entry, bound={**entry.bound, "private_state": state.name})
         self._services.ledger.approve(entry)
@@ -197,11 +209,12 @@ class PrivateData:
         return Mechanism(entry, bound, self._services, draw=self.__batch, ids=self.__ids, state=state)
 
     def __batch(self, index: np.ndarray, key: Key) -> Batch:
+        """The records at these positions."""
         ids = torch.as_tensor(self.__ids[index], dtype=torch.int64, device=self.device)
         return Batch(self.__images[index], self.__labels[index], ids, key)
 
     def close(self) -> None:
-        """Let go of what mechanisms hold open; for the harness, at the end of a run."""
+        """Close the resources of all mechanisms. The harness calls it at the end of a run."""
         for mechanism in self.mechanisms.values():
             if isinstance(mechanism, ClientMechanism):
                 mechanism.close()
@@ -215,26 +228,30 @@ class PrivateData:
         identity: dict[str, Any],
         stack: int = 1,
     ) -> PrivateState:
-        """State of each shard of `sample`, kept behind the handle of the mechanism that it is given to.
+        """Hidden state of each shard of `sample`, which only the mechanism that it is passed to can use.
 
-        No record is used here (but a hash of all, which names the cache's folder), nor before that mechanism is
-        approved. Then `start(i)` of what is returned makes the first states, `stack` shards at a time, or finds them
-        where an earlier run with the same identity left them.
+        Before that mechanism is approved, records are used only for a hash, which names the folder of the cache. Then
+        `start(i)` of the returned object computes the first states of `stack` shards, or reads them from the cache of
+        an earlier run with the same identity.
 
         Args:
-            start: start(records, rngs) -> float32 tensors [G, ...] by name, the first states of G <= stack shards;
-                records is a list of (images float32 [n_g, c, h, w] in [0, 1], labels int64 [n_g]), n_g >= 0, rngs one
-                CPU generator for each. It must depend on nothing else but what `identity` says, must treat each shard
-                apart from the others, and must not raise.
-            identity: what `start` depends on besides the records, the run's seed and the method's source; JSON-able.
+            name: Name of the state, unique within the run.
+            sample: The sampling of the mechanism.
+            start: start(records, rngs) -> float32 tensors [G, ...] by name, the first states of G <= stack shards.
+                `records` is a list of (images float32 [n_g, c, h, w] in [0, 1], labels int64 [n_g]) with n_g >= 0, and
+                `rngs` has one CPU generator for each shard. `start` must depend only on its arguments and on what
+                `identity` contains, must compute each shard's state from this shard alone, and must not raise.
+            identity: Everything that `start` depends on, except the records, the run's seed and the method's source; it
+                must be storable as JSON.
+            stack: The number of shards whose first states are computed together.
 
         Raises:
-            ValueError: for a sampling that is no OneShard, a stack below 1, a name that was given before or can name no
-                folder, or an identity that is not JSON-able.
+            ValueError: For a sampling other than OneShard, a stack below 1, a name that is used already or cannot be a
+                folder name, or an identity that cannot be stored as JSON.
         """
         _expect_proven(sample, (OneShard,), "sampling with shards")
         if name in self._state_names:
-            raise ValueError(f"private state named {name!r} was already made; give each its own name.")
+            raise ValueError(f"private state named {name!r} was already made; use another name.")
         self._state_names.add(name)
         return PrivateState(
             name,
@@ -249,26 +266,29 @@ class PrivateData:
         )
 
     def _fingerprint(self) -> str:
-        """Of the records; itself private."""
+        """A hash of the records, which is private."""
         digest = hashlib.sha256()
         for part in (self.__images.cpu().numpy(), self.__labels.cpu().numpy(), self.__ids):
             digest.update(f"{part.dtype}{part.shape}".encode() + np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()
 
 
-def _expect_proven(given: object, proven: tuple[type, ...], what: str) -> None:
-    """The privacy proof belongs to these exact classes: a subclass could draw or clip in another way."""
-    if type(given) not in proven:
+def _expect_proven(value: object, proven: tuple[type, ...], what: str) -> None:
+    """Raise ValueError unless `value` is exactly of one of these classes: a subclass could sample or clip otherwise."""
+    if type(value) not in proven:
         names = ", ".join(cls.__name__ for cls in proven)
-        raise ValueError(f"expected a {what} of the harness ({names}), got {type(given).__name__}.")
+        raise ValueError(f"expected a {what} of the harness ({names}), got {type(value).__name__}.")
 
 
 def _expect_covered(state: PrivateState, sample: Sampling, bound: Bound) -> None:
-    """State lets each record act on every value of its shard, at every later draw of that shard."""
+    """Raise ValueError unless the accounting of `sample` and `bound` covers hidden state.
+
+    With state, each record can change every value of its shard, at each later draw of the shard.
+    """
     if sample != state.sampling:
         raise ValueError(f"expected the sampling of private state {state.name!r} ({state.sampling}), got {sample}.")
     if not isinstance(bound, PerRow | Whole):
         raise ValueError(
             f"expected PerRow or Whole for a mechanism with private state, got {type(bound).__name__}: its sensitivity "
-            "holds for rows that depend on one record each, and state makes them depend on all of a shard."
+            "holds for rows that depend on one record each, but with state each row depends on its whole shard."
         )

@@ -1,7 +1,7 @@
-"""What a dataset is made of: `Records`, and `DatasetSpec`, the description from which they are loaded.
+"""Labelled images in memory (`Records`), and the base class of datasets that load them (`DatasetSpec`).
 
-A spec is cheap: it knows the shape of its records and where their files lie, and reads none of them before
-`load` is called. Only `PrivateData` and the metrics call `load`; a method never sees a spec's records.
+A spec knows the shape of its images and where its files are, and reads no record before `load` is called. Only the
+harness calls `load`, for `PrivateData` and for metrics; a method does not get a spec.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Records:
     """Labelled images in memory.
 
     Args:
-        images: uint8 [n, c, h, w], c = 1 or 3, 0 = black, 255 = full intensity. A generator's samples may be float32 on
-            the same scale, where a protocol asks for unrounded ones.
+        images: uint8 [n, c, h, w] with c = 1 or 3; 0 is black, 255 is full intensity. A generator's samples may be
+            float32 on the same scale, if a protocol uses unrounded samples.
         labels: int64 [n], class numbers from 0.
-        clients: int64 [n], the number from 0 of the client that holds each record; None where there are no clients.
+        clients: int64 [n], the number from 0 of the client of each record; None if the dataset has no clients.
 
     Raises:
-        ValueError: if a dtype or a shape differs, a label or a client is negative, or a pixel is not within 0..255.
+        ValueError: For another dtype or shape, a negative label or client, or a pixel outside 0..255.
     """
 
     images: Tensor
@@ -46,7 +46,7 @@ class Records:
                 "expected images [n, c, h, w], uint8 or float32 within 0..255, "
                 f"got {self.images.dtype} {tuple(self.images.shape)}."
             )
-        # Written so that NaN fails it too.
+        # This form of the condition is false for NaN, too.
         if self.images.is_floating_point() and not bool(((self.images >= 0) & (self.images <= 255)).all()):
             raise ValueError("expected pixels within 0..255, got others (or NaN).")
         for what, numbers in (("labels", self.labels), ("clients", self.clients)):
@@ -65,7 +65,7 @@ class Records:
 
     @cached_property
     def images_hash(self) -> str:
-        """SHA-256 (hex) of the images' shape and pixels; nothing else enters. Whole pixels count as uint8."""
+        """SHA-256 (hex) of the images' shape and pixels alone. float32 images of integers have the hash of uint8."""
         images = self.images.cpu()
         if images.is_floating_point() and torch.equal(images, images.round()):
             images = images.to(torch.uint8)
@@ -77,7 +77,7 @@ class Records:
 
     @cached_property
     def content_hash(self) -> str:
-        """SHA-256 (hex) of the images, their labels and, where there are any, their clients."""
+        """SHA-256 (hex) of the images, the labels and, if there are any, the clients."""
         digest = hashlib.sha256(self.images_hash.encode())
         digest.update(np.ascontiguousarray(self.labels.cpu().numpy()).tobytes())
         if self.clients is not None:
@@ -86,14 +86,17 @@ class Records:
 
 
 class MissingData(FileNotFoundError):
-    """A dataset's files are not where they were looked for; the message says where, and how to get them."""
+    """Raised if a file of a dataset does not exist; the message says where it was expected and how to get it."""
 
 
 class DatasetSpec(ABC):
-    """One named dataset: `dataclass` it, give it the fields of its yaml and the four members below.
+    """Base class of a dataset: a frozen dataclass with the fields of its yaml and the four abstract members below.
 
-    `folder` is what `dpgen fetch` creates below `root` (None: nothing to fetch). `how` says in words how to get
-    the data by hand where a download is not to be had.
+    Attributes:
+        name: The name of its yaml in conf/dataset.
+        root: The folder of all datasets, `data_root`.
+        folder: The folder that `dpgen fetch` creates below `root`; None if there is no download.
+        how: How to get the data without `dpgen fetch`, as a part of messages.
     """
 
     name: str
@@ -114,16 +117,16 @@ class DatasetSpec(ABC):
 
     @abstractmethod
     def load(self, split: Split) -> Records:
-        """All records of one split, in an order that never changes.
+        """All records of one split, always in the same order.
 
         Raises:
-            MissingData: if the files are not there.
-            ValueError: if they are there and damaged, or `split` is neither "train" nor "test".
+            MissingData: If a file does not exist.
+            ValueError: If a file is damaged, or `split` is neither "train" nor "test".
         """
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """What a run's id says of its data: name, variant, shape and version of the preprocessing; no path."""
+        """What enters the run id: name, variant, image shape and version of the preprocessing, but no path."""
 
     @property
     def num_classes(self) -> int:
@@ -131,57 +134,59 @@ class DatasetSpec(ABC):
 
     @property
     def num_clients(self) -> int | None:
-        """N, a public number: the training records' clients are 0..N-1, and some may hold none. None: no federation."""
+        """N, the public number of clients 0..N-1, of which some may have no record. None if there are no clients."""
         return None
 
     @property
     def unaccounted(self) -> str | None:
-        """Why choosing these records was itself a release, in words, if no accountant covers it; None if it was not.
+        """If the choice of these records was itself a release that no accountant covers, the reason; else None.
 
-        Where it is not None, no finite epsilon is proven of anything made from these records.
+        If it is not None, no finite epsilon is proven for anything made from these records.
         """
         return None
 
     def download(self, into: Path) -> None:
-        """Download the whole dataset into `into`, as `into / folder`. Called by `dpgen_bench.data.fetch.fetch` only."""
+        """Download the whole dataset to `into / folder`. Only `dpgen_bench.data.fetch.fetch` calls it."""
         raise ValueError(f"dataset {self.name!r} has nothing to download. {self.how}".rstrip())
 
     @property
     def fetch_command(self) -> str:
-        """The shell command that fetches this dataset to the place it is looked for."""
+        """The shell command that downloads this dataset to the folder it is read from."""
         return f"dpgen fetch dataset={self.name} data_root={shlex.quote(str(Path(self.root).absolute()))}"
 
     def require(self, path: Path) -> Path:
-        """`path`, if it is a file or a folder.
+        """`path`, if it exists.
 
         Raises:
-            MissingData: if it is not there.
+            MissingData: If it does not exist.
         """
         if not path.exists():
             hint = f" ({self.how})" if self.how else ""
-            way = f"with\n    {self.fetch_command}\n" if self._downloads else "by hand, "
+            command = f"with\n    {self.fetch_command}\n" if self._has_download else "by hand, "
             raise MissingData(
-                f"dataset {self.name!r}: {path.absolute()} is not there. Get the data {way}"
-                f"or name the folder that holds it by data_root=FOLDER or the variable DPGEN_DATA.{hint}"
+                f"dataset {self.name!r}: {path.absolute()} does not exist. Get the data {command}"
+                f"or set the folder that holds it with data_root=FOLDER or the variable DPGEN_DATA.{hint}"
             )
         return path
 
-    def damaged(self, path: Path, found: str) -> ValueError:
-        """The error for a file that is there and cannot be what it should be."""
-        way = f"Fetch it anew with\n    {self.fetch_command}" if self._downloads else f"Get it anew ({self.how})."
-        return ValueError(f"dataset {self.name!r}: {path.absolute()} is damaged: {found}. {way}")
+    def damaged_error(self, path: Path, problem: str) -> ValueError:
+        """The error for a corrupt or unexpected file; the caller raises it."""
+        advice = (
+            f"Fetch it again with\n    {self.fetch_command}" if self._has_download else f"Get it again ({self.how})."
+        )
+        return ValueError(f"dataset {self.name!r}: {path.absolute()} is damaged: {problem}. {advice}")
 
     @property
-    def _downloads(self) -> bool:
+    def _has_download(self) -> bool:
         return type(self).download is not DatasetSpec.download
 
 
 def check_split(split: str) -> None:
-    """Raises ValueError unless `split` is "train" or "test"."""
+    """Raise ValueError unless `split` is "train" or "test"."""
     if split not in SPLITS:
         raise ValueError(f"expected the split 'train' or 'test', got {split!r}.")
 
 
 def hash_rank(text: str) -> float:
-    """A number in [0, 1) that depends on `text` alone, for splits that no library's random stream can change."""
+    """A number in [0, 1) that depends on `text` alone, for splits that do not depend on a library's random numbers."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6], "big") / 2.0**48

@@ -1,4 +1,4 @@
-"""A checkpoint: all that a killed run needs to go on as if nothing had happened."""
+"""Checkpoints: the state from which an interrupted run continues with the same results as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ from dpgen_bench.utils.files import atomic
 
 @dataclass(frozen=True)
 class PhaseState:
-    """Where one loop stood after a step.
+    """The state of one loop (phase) after a step.
 
-    stateful: state dicts by name. randomness: every public generator. executed: releases made so far, by mechanism.
-    bytes_sent, counters: counted so far in the run. A finished phase keeps its own: what a method does between two
-    loops is done again on resume, and must find the randomness and the release numbers it had the first time, or a
-    noise value would be used twice (and a byte counted twice).
+    A finished phase keeps its state in the checkpoint. On resumption, `fit` runs again what it does between two loops.
+    This code must see the same randomness and release numbers as the first time: otherwise a noise value would be used
+    for two queries, and bytes would be counted twice.
+
+    Attributes:
+        steps: Steps done.
+        stateful: State dicts by name.
+        randomness: States of all public generators, as `public_randomness` returns them.
+        executed: Releases so far, by mechanism.
+        bytes_sent, counters: Counts of the run so far, by direction and by name.
     """
 
     steps: int
@@ -33,10 +39,14 @@ class PhaseState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The phases entered so far, in order; the run stands in the last. log_bytes: length of the log at that moment.
+    """The state of a run. Checkpoints of older versions lack the attributes that have a default.
 
-    seconds: of each phase; seconds_outside: of `fit` between them. peak_memory: as `PeakMemory.read` gave it, or None.
-    Checkpoints of older versions lack what has a default.
+    Attributes:
+        phases: The phases entered so far, in order; the run is in the last one.
+        seconds: Seconds by phase.
+        log_bytes: Length of the log file in bytes.
+        seconds_outside: Seconds of `fit` outside the phases.
+        peak_memory: What `PeakMemory.read` returned, or None if memory was not measured.
     """
 
     phases: dict[str, PhaseState]
@@ -47,37 +57,41 @@ class Checkpoint:
 
     @property
     def current(self) -> str:
+        """The name of the last phase."""
         return list(self.phases)[-1]
 
 
 def public_randomness(generator: torch.Generator) -> dict[str, Any]:
-    """State of the context's generator and of PyTorch's, NumPy's and Python's global ones."""
-    kind, words, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    """States of the context's generator and of the global generators of PyTorch, NumPy and Python.
+
+    They are plain tensors, numbers and lists, because checkpoints are loaded without unpickling code.
+    """
+    kind, key, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, internal, gauss_next = random.getstate()
     return {
         "context": generator.get_state(),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (kind, torch.from_numpy(np.asarray(words).astype(np.int64)), position, has_gauss, gauss),
+        "numpy": (kind, torch.from_numpy(np.asarray(key).astype(np.int64)), position, has_gauss, gauss),
         "python": (version, list(internal), gauss_next),
     }
 
 
 def restore_randomness(state: dict[str, Any], generator: torch.Generator) -> None:
-    """Inverse of `public_randomness`."""
+    """Set all public generators to the states that `public_randomness` returned."""
     generator.set_state(state["context"])
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
-    kind, words, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((kind, words.numpy().astype(np.uint32), position, has_gauss, gauss))
+    kind, key, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((kind, key.numpy().astype(np.uint32), position, has_gauss, gauss))
     version, internal, gauss_next = state["python"]
     random.setstate((version, tuple(internal), gauss_next))
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep_as: str | None = None) -> None:
-    """Write last.pt (and a copy that stays, if named), each atomically."""
-    # Not `asdict`, which copies once more and spoils a Counter, such as a schedule's milestones.
+    """Write last.pt, and a copy under the name `keep_as` that later checkpoints do not overwrite. Writes are atomic."""
+    # `asdict` would copy the tensors once more, and it cannot rebuild a Counter (the milestones of a schedule).
     content = {**vars(checkpoint), "phases": {name: dict(vars(phase)) for name, phase in checkpoint.phases.items()}}
     for name in ["last", *([keep_as] if keep_as else [])]:
         with atomic(folder / f"{name}.pt") as temporary:
@@ -85,10 +99,10 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep_as: str | None = 
 
 
 def load_checkpoint(path: Path) -> Checkpoint | None:
-    """A checkpoint, or None where there is no file. Loaded without unpickling code (weights_only).
+    """The checkpoint of a file, loaded without unpickling code (weights_only), or None if there is no file.
 
     Raises:
-        ValueError: if the file is damaged.
+        ValueError: If the file cannot be read.
     """
     if not path.exists():
         return None
@@ -98,6 +112,6 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
         return Checkpoint(phases, **content)
     except Exception as error:
         raise ValueError(
-            f"the checkpoint {path} cannot be read ({type(error).__name__}: {error}). If it is lost, delete the run's "
-            "folder and start the run again; with privacy.noise=os that spends its epsilon a second time."
+            f"the checkpoint {path} cannot be read ({type(error).__name__}: {error}). If you have no copy, delete "
+            "the run's folder and start the run again; with privacy.noise=os this spends its epsilon a second time."
         ) from error

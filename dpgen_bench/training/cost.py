@@ -1,4 +1,4 @@
-"""What a run cost: its peak memory, and training.json as columns of a table."""
+"""The cost of a run: a measurement of its peak memory, and the content of training.json as columns of a table."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from torch import nn
 
 MIB = 2**20
 
-# Linux: "5" written to the first makes VmHWM in the second start again from the memory held at that moment.
+# Linux: writing "5" to the first file resets VmHWM in the second one to the present memory.
 CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
 class PeakMemory:
-    """The largest memory held since this object was made, in MiB.
+    """Measures the peak memory since this object was made, in MiB, on the host and on the accelerator.
 
-    host: resident memory of the process, which includes what it held before (the interpreter, PyTorch, what earlier
-    runs of the same process left behind). Where the system cannot start that measurement anew, it is the peak of the
-    whole process, and `since` says so. accelerator: memory of live tensors on a CUDA device; None elsewhere.
+    On the host it is the resident memory of the process, which includes the interpreter, PyTorch, and memory that
+    earlier runs of the process did not free. If the system cannot reset this measurement, it is the peak since the
+    process started, and `since` says so. On a CUDA device it is the memory of live tensors.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._device = torch.device(device)
-        self._restarted = _restart_host_peak()
+        self._host_was_reset = _reset_host_peak()
         if self._device.type == "cuda":
             torch.cuda.init()
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def read(self, earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """{"host": MiB, "accelerator": MiB or None, "since": "run start" or "process start"}.
+        """The peaks as {"host": MiB, "accelerator": MiB or None, "since": "run start" or "process start"}.
 
         Args:
-            earlier: what this said before the run was killed; the larger figures count, and the vaguer `since`.
+            earlier: The result before the run was interrupted, if it was. The larger values are returned, with
+                "process start" if either result has it.
         """
         accelerator = torch.cuda.max_memory_allocated(self._device) / MIB if self._device.type == "cuda" else None
-        host = _host_peak() if self._restarted else None
+        host = _host_peak() if self._host_was_reset else None
         now = {
             "host": _process_peak() if host is None else host,
             "accelerator": accelerator,
@@ -55,8 +56,8 @@ class PeakMemory:
         }
 
 
-def _restart_host_peak() -> bool:
-    """Whether the system's figure for the process's peak could be set back to what it holds now."""
+def _reset_host_peak() -> bool:
+    """Reset the system's peak of the process to its present memory; whether the system could."""
     try:
         CLEAR_REFS.write_text("5")
     except OSError:  # not Linux, or a /proc that cannot be written
@@ -65,7 +66,7 @@ def _restart_host_peak() -> bool:
 
 
 def _host_peak() -> float | None:
-    """Peak resident memory in MiB since it was last set back, or None where /proc does not tell."""
+    """Peak resident memory in MiB since the last reset, or None if /proc does not have it."""
     try:
         lines = STATUS.read_text().splitlines()
     except OSError:
@@ -75,25 +76,27 @@ def _host_peak() -> float | None:
 
 
 def _process_peak() -> float:
-    """Peak resident memory in MiB since the process began."""
+    """Peak resident memory in MiB since the process started."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / MIB if sys.platform == "darwin" else peak / 1024  # bytes there, KiB elsewhere
+    return peak / MIB if sys.platform == "darwin" else peak / 1024  # macOS counts bytes, Linux KiB
 
 
 def trainable_parameters(module: nn.Module) -> int:
-    """How many numbers of a network training may change."""
+    """The number of trainable parameters of a network."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
 def cost_values(training: Mapping[str, Any]) -> dict[str, float]:
-    """The columns of a run's training.json; what an older one does not hold has no column.
+    """The columns of a table for the content of a run's training.json. Missing entries of older files have no column.
 
-    seconds_total: of the whole fit. seconds_<phase>, steps_<phase>: of one loop; seconds_outside_loops: of the rest.
-    peak_memory_mib: of the process's resident memory during the run; peak_memory_since_process_start_mib instead, where
-    it could not be measured for the run alone. peak_memory_accelerator_mib: of tensors on the accelerator, if one was
-    used. parameters_<name>, bytes_<direction>: as in the file; rounds, clients_asked, generator_updates: as counted.
-    comm_cost_bytes: bytes in both directions for one update of the generator, by the average client that takes part
-    (GS-WGAN's Table 2).
+    - seconds_total: Seconds of `fit`. seconds_<phase>, steps_<phase>: Seconds and steps of one loop.
+      seconds_outside_loops: Seconds of the rest of `fit`.
+    - peak_memory_mib: Peak of the process's resident memory during the run. If it could not be measured for the run
+      alone, the column is peak_memory_since_process_start_mib. peak_memory_accelerator_mib: Peak of tensors on the
+      accelerator, if one was used.
+    - parameters_<name>, bytes_<direction>: As in the file. rounds, clients_asked, generator_updates: The counters.
+    - comm_cost_bytes: Bytes in both directions for one update of the generator, for the average client that takes part
+      (GS-WGAN's Table 2).
     """
     values: dict[str, float] = {}
     if "seconds" in training:
@@ -104,8 +107,8 @@ def cost_values(training: Mapping[str, Any]) -> dict[str, float]:
             values["seconds_outside_loops"] = outside
     values.update({f"steps_{phase}": steps for phase, steps in training.get("steps", {}).items()})
     if memory := training.get("peak_memory_mib"):
-        of_the_run = memory["since"] == "run start"
-        values["peak_memory_mib" if of_the_run else "peak_memory_since_process_start_mib"] = memory["host"]
+        since_run_start = memory["since"] == "run start"
+        values["peak_memory_mib" if since_run_start else "peak_memory_since_process_start_mib"] = memory["host"]
         if memory["accelerator"] is not None:
             values["peak_memory_accelerator_mib"] = memory["accelerator"]
     values.update({f"parameters_{name}": count for name, count in training.get("parameters", {}).items()})
@@ -113,6 +116,6 @@ def cost_values(training: Mapping[str, Any]) -> dict[str, float]:
     counters = training.get("counters", {})
     values.update(counters)
     if counters.get("clients_asked") and counters.get("generator_updates"):
-        of_a_client = sum(training["bytes"].values()) / counters["clients_asked"]
-        values["comm_cost_bytes"] = of_a_client * counters["rounds"] / counters["generator_updates"]
+        bytes_per_client = sum(training["bytes"].values()) / counters["clients_asked"]
+        values["comm_cost_bytes"] = bytes_per_client * counters["rounds"] / counters["generator_updates"]
     return {name: float(value) for name, value in values.items()}

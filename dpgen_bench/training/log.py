@@ -1,4 +1,4 @@
-"""The public log of a run: one JSON object per line, cut back to the last checkpoint when a run is resumed."""
+"""The public log of a run, log.jsonl: one JSON object per line. Resumption truncates it to the last checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from typing import Any
 
 
 class Log:
-    """Rows kept in memory and, with a path, appended to log.jsonl."""
+    """Rows in memory which, if a path is given, are also appended to a file.
+
+    Attributes:
+        rows: The rows written by this process.
+        muted: Whether `write` does nothing.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -17,7 +22,7 @@ class Log:
         self._file: Any = None
 
     def truncate(self, length: int) -> None:
-        """Drop what was logged after the last checkpoint: those steps are about to be made again."""
+        """Open the file and keep its first `length` bytes: the steps after the last checkpoint are made again."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -25,7 +30,7 @@ class Log:
         self._file.truncate(length)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Add a row, unless muted."""
+        """Add a row, unless the log is muted."""
         if self.muted:
             return
         self.rows.append(row)
@@ -33,7 +38,7 @@ class Log:
             self._file.write(json.dumps(row).encode() + b"\n")
 
     def flush(self) -> int:
-        """Push everything to the file; its length in bytes."""
+        """Write all buffered rows to the file, and return its length in bytes."""
         if self._file is None:
             return 0
         self._file.flush()

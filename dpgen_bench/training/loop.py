@@ -1,4 +1,4 @@
-"""The resumable loops of a run: counting steps, checkpoints, clocks."""
+"""The resumable loops of a run: they count steps, write checkpoints, restore them, and measure time."""
 
 from __future__ import annotations
 
@@ -26,33 +26,37 @@ from dpgen_bench.training.signals import Preempted
 
 
 class LoopState:
-    """Whether the run is within one of its loops. Where nobody counts steps, it is."""
+    """Whether the run is within one of its loops. Without a `Loop`, `inside` stays True."""
 
     inside = True
 
 
 class Releases(Protocol):
-    """The releases of a run as its loops see them; `dpgen_bench.privacy.services.Services` is one."""
+    """What loops need of a run's releases; `dpgen_bench.privacy.services.Services` implements it."""
 
     def refuse_if_invalidated(self) -> None:
-        """Raise after a private function has raised."""
+        """Raise `Invalidated` if a private function has raised an exception."""
         ...
 
     def executed(self) -> dict[str, int]:
-        """Releases made so far, by mechanism."""
+        """The number of releases so far, by mechanism."""
         ...
 
     def resume_at(self, executed: dict[str, int]) -> None:
-        """Set the numbers of the next releases."""
+        """Set the numbers of the next releases, by mechanism."""
         ...
 
-    def before_checkpoint(self) -> None: ...
+    def before_checkpoint(self) -> None:
+        """Called before a checkpoint is written."""
+        ...
 
-    def after_checkpoint(self) -> None: ...
+    def after_checkpoint(self) -> None:
+        """Called after a checkpoint was written."""
+        ...
 
 
 class NoReleases:
-    """For a loop without private data."""
+    """`Releases` of a run without private data."""
 
     def refuse_if_invalidated(self) -> None:
         return
@@ -71,22 +75,25 @@ class NoReleases:
 
 
 class Loop:
-    """Counts the steps of a run's phases and makes checkpoints from which a killed run goes on.
+    """Counts the steps of a run's phases, and writes checkpoints from which an interrupted run continues.
 
     Args:
-        generator: the run's public generator; its state is part of each checkpoint.
-        releases: moved back to the releases of the checkpoint when a run is resumed.
-        public: the log and counters, which are part of each checkpoint.
-        state: told whether the run is within a loop.
-        folder: the run's folder; None makes no checkpoints.
-        due: whether a checkpoint is due, given the seconds since the last one.
-        keep_steps: steps whose checkpoint is kept under its own name.
-        should_stop: asked after every step; the number of a signal means checkpoint and raise `Preempted`.
-        memory: measures the run's peak memory; None does not.
+        generator: The run's public generator of random numbers; its state is part of each checkpoint.
+        releases: The run's releases. On resumption their numbers are set to those of the checkpoint.
+        public: The log and the counters, which are part of each checkpoint.
+        state: Its attribute `inside` is set while the run is within a loop.
+        folder: The run's folder; None writes no checkpoints.
+        due: Whether a checkpoint is due, given the seconds since the last one.
+        keep_steps: Steps whose checkpoint is also kept under its own name.
+        progress: Shows the progress of a loop.
+        should_stop: Called after every step. If it returns the number of a signal, a checkpoint is written and
+            `Preempted` is raised.
+        memory: Measures the run's peak memory; None does not measure it.
 
     Attributes:
-        seconds: by phase, up to its last step. steps_done: by phase. parameters: the largest number of trainable
-            parameters of each network that was passed to `steps`, by name.
+        seconds: Seconds by phase, up to the last step that was counted.
+        steps_done: Steps by phase.
+        parameters: The largest number of trainable parameters of each network passed to `steps`, by name.
     """
 
     def __init__(
@@ -111,7 +118,7 @@ class Loop:
         self.parameters: dict[str, int] = {}
         self._state.inside = False
         self._saved = load_checkpoint(folder / "checkpoints" / "last.pt") if folder else None
-        # What comes before the point of resumption was logged the first time.
+        # Until the run reaches its checkpoint, the log is muted: these rows were written before the interruption.
         public.open(
             folder / "log.jsonl" if folder else None, self._saved.log_bytes if self._saved else 0, bool(self._saved)
         )
@@ -128,29 +135,39 @@ class Loop:
         return self._seconds_outside + time.monotonic() - self._outside_since
 
     def peak_memory(self) -> dict[str, Any] | None:
+        """Peak memory over all attempts as `PeakMemory.read` returns it, None if it is not measured."""
         earlier = self._saved.peak_memory if self._saved else None
         return earlier if self._memory is None else self._memory.read(earlier)
 
     def steps(self, total: int, phase: str, stateful: Mapping[str, Any]) -> Iterator[int]:
-        """Count t = 0 .. total-1; see `dpgen_bench.method.Context.steps`."""
+        """Count t = 0 .. total-1; see `dpgen_bench.method.Context.steps`.
+
+        Raises:
+            ValueError: If `total` is below 1, if the checkpoint of the phase has other states than `stateful`, or if a
+                state cannot be stored in a checkpoint.
+            Preempted: After a stop signal, when the checkpoint is written.
+        """
         if total < 1:
             raise ValueError(f"expected a loop of at least one step in phase {phase!r}, got {total}.")
         public = self._public
         public.phase = phase
-        for name, thing in stateful.items():
-            if issubclass(type(thing), nn.Module):  # isinstance would also run a property `__class__` of the thing
-                self.parameters[name] = max(self.parameters.get(name, 0), trainable_parameters(thing))
+        for name, owner in stateful.items():
+            if issubclass(
+                type(owner), nn.Module
+            ):  # isinstance would also run a property `__class__` of the plugin's class
+                self.parameters[name] = max(self.parameters.get(name, 0), trainable_parameters(owner))
         first = self._restore(phase, stateful)
         public.step = max(first - 1, 0)
         self._progress.start(phase, total, first)
+        # Time in the loop is not outside time: every step moves the start of the outside clock to its end.
         began, saved_at = time.monotonic(), time.monotonic()
-        before = self.seconds.get(phase, 0.0)
+        earlier_seconds = self.seconds.get(phase, 0.0)
         self._seconds_outside += began - self._outside_since
         self._outside_since = began
         self._state.inside = True
         for t in range(first, total):
             public.step = t
-            yield t
+            yield t  # the method makes step t
             self._releases.refuse_if_invalidated()
             self._progress.step(t + 1)
             signal = self._should_stop()
@@ -158,7 +175,7 @@ class Loop:
             due = self._due(now - saved_at)
             keep = t + 1 in self._keep_steps
             self._outside_since = now
-            self.seconds[phase] = before + now - began
+            self.seconds[phase] = earlier_seconds + now - began
             self.steps_done[phase] = t + 1
             if due or signal is not None or keep or t + 1 == total:
                 self._save(phase, t + 1, stateful, keep)
@@ -169,6 +186,7 @@ class Loop:
         self._progress.finish()
 
     def _restore(self, phase: str, stateful: Mapping[str, Any]) -> int:
+        """Load the checkpoint of a phase, if there is one, and return the number of its steps that are done."""
         log = self._public.log
         if self._saved is None or phase not in self._saved.phases:
             log.muted = False
@@ -176,14 +194,14 @@ class Loop:
         saved = self._saved.phases[phase]
         if saved.stateful.keys() != stateful.keys():
             raise ValueError(
-                f"the checkpoint of phase {phase!r} holds {sorted(saved.stateful)}, the method now names "
-                f"{sorted(stateful)}; a resumed run must name the same. Start a new run instead."
+                f"expected the states {sorted(saved.stateful)} of the checkpoint of phase {phase!r}, got "
+                f"{sorted(stateful)} from the method; a resumed run must use the same names. Start a new run instead."
             )
-        for name, thing in stateful.items():
-            thing.load_state_dict(saved.stateful[name])
+        for name, owner in stateful.items():
+            owner.load_state_dict(saved.stateful[name])
         restore_randomness(saved.randomness, self._generator)
         self._releases.resume_at(saved.executed)
-        # What was counted before this loop, in this process, is part of the saved count.
+        # This replaces what this process counted before the loop, because the saved counts include it.
         self._public.restore(saved.bytes_sent, saved.counters)
         self.seconds[phase] = self._saved.seconds[phase]
         self.steps_done[phase] = saved.steps
@@ -192,20 +210,24 @@ class Loop:
         return saved.steps
 
     def _save(self, phase: str, step: int, stateful: Mapping[str, Any], keep: bool) -> None:
+        """Write a checkpoint after `step` steps of a phase; if `keep`, also under a name of its own."""
         if self._folder is None:
             return
         state = PhaseState(
-            step,
-            # A copy: state dicts point at live tensors, which later phases may change.
-            plain({name: thing.state_dict() for name, thing in stateful.items()}),
-            public_randomness(self._generator),
-            self._releases.executed(),
-            dict(self._public.bytes_sent),
-            dict(self._public.counters),
+            steps=step,
+            # A copy: state dicts share memory with the networks, which later phases may change.
+            stateful=plain({name: owner.state_dict() for name, owner in stateful.items()}),
+            randomness=public_randomness(self._generator),
+            executed=self._releases.executed(),
+            bytes_sent=dict(self._public.bytes_sent),
+            counters=dict(self._public.counters),
         )
-        phases = {**(self._saved.phases if self._saved else {}), phase: state}
         self._saved = Checkpoint(
-            phases, dict(self.seconds), self._public.log.flush(), self._seconds_outside, self.peak_memory()
+            phases={**(self._saved.phases if self._saved else {}), phase: state},
+            seconds=dict(self.seconds),
+            log_bytes=self._public.log.flush(),
+            seconds_outside=self._seconds_outside,
+            peak_memory=self.peak_memory(),
         )
         self._releases.before_checkpoint()
         save_checkpoint(self._folder / "checkpoints", self._saved, f"step-{step}" if keep else None)

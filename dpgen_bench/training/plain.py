@@ -1,4 +1,4 @@
-"""`plain`: a copy of what a checkpoint is to hold, that has its values and nothing else of the objects they lie in."""
+"""`plain`: a deep copy of states for a checkpoint, which has their values and no other memory of their objects."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ SCALARS = (bool, int, float, complex, bytes, type(None), torch.dtype, torch.devi
 def plain(value: Any, path: str = "") -> Any:
     """A deep copy of nested dicts, lists, tuples, tensors and scalars, for `torch.save`.
 
-    A checkpoint is public, and `torch.save` writes more than values: the whole memory under a slice, attributes set on
-    a tensor or a mapping, which of two equal texts are one object. A tensor of the copy owns exactly its entries.
+    A checkpoint is public, and `torch.save` writes more than values: the whole storage of a slice, attributes of a
+    tensor or a mapping, and whether two equal strings are the same object. A tensor of the copy owns exactly its
+    entries.
 
     Args:
-        path: where `value` lies, for the message.
+        value: The states.
+        path: The position of `value` in the states, for the message.
 
     Raises:
-        ValueError: for anything else, which a checkpoint could not hand back: it is loaded without unpickling code.
+        ValueError: For an object of another type, which could not be loaded without unpickling code.
     """
     return _plain(value, path, ())
 
 
-def _plain(value: Any, path: str, above: tuple[int, ...]) -> Any:
+def _plain(value: Any, path: str, ancestors: tuple[int, ...]) -> Any:
+    """See `plain`. `ancestors` has the id of each container around `value`, so that a cycle is found."""
     kind = type(value)
     if kind in SCALARS:
         return value
@@ -36,13 +39,13 @@ def _plain(value: Any, path: str, above: tuple[int, ...]) -> Any:
     if kind in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_quantized:
         copied = value.detach().resolve_conj().resolve_neg().clone()
         return nn.Parameter(copied, value.requires_grad) if kind is nn.Parameter else copied
-    if kind in (dict, OrderedDict, Counter, list, tuple, torch.Size) and id(value) not in above:
-        above = (*above, id(value))
+    if kind in (dict, OrderedDict, Counter, list, tuple, torch.Size) and id(value) not in ancestors:
+        ancestors = (*ancestors, id(value))
         if isinstance(value, dict):
-            return kind({_plain(k, path, above): _plain(v, f"{path}/{k}", above) for k, v in value.items()})
-        return kind([_plain(inner, f"{path}/{place}", above) for place, inner in enumerate(value)])
-    what = "a container within itself" if id(value) in above else f"{kind.__module__}.{kind.__qualname__}"
+            return kind({_plain(k, path, ancestors): _plain(v, f"{path}/{k}", ancestors) for k, v in value.items()})
+        return kind([_plain(item, f"{path}/{position}", ancestors) for position, item in enumerate(value)])
+    what = "a container within itself" if id(value) in ancestors else f"{kind.__module__}.{kind.__qualname__}"
     raise ValueError(
-        "expected states of dicts, lists, tuples, dense tensors, texts and numbers, which a checkpoint can hold, got "
+        "expected states of dicts, lists, tuples, dense tensors, strings and numbers, which a checkpoint can hold, got "
         f"{what} at {path!r}: let state_dict() return its content as one of these, and load_state_dict rebuild it."
     )

@@ -1,4 +1,4 @@
-"""What a person sees while a run trains or is measured: how far it is, how long it took, and how long it will take."""
+"""Progress on the terminal while a run is trained or evaluated: steps done, time elapsed, and estimated time left."""
 
 from __future__ import annotations
 
@@ -11,17 +11,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
-QUIET_S = 5.0  # what takes less time than this shows nothing
+QUIET_S = 5.0  # nothing is shown in the first seconds of a loop
 
 
 class Progress(Protocol):
-    """`Context.steps` reports to it where a loop stands."""
+    """Gets the progress of a loop from `Context.steps`."""
 
-    def start(self, phase: str, total: int, done: int) -> None: ...
+    def start(self, phase: str, total: int, done: int) -> None:
+        """A loop of `total` steps begins, of which `done` were made before an interruption."""
+        ...
 
-    def step(self, done: int) -> None: ...
+    def step(self, done: int) -> None:
+        """`done` steps of the loop have been made."""
+        ...
 
-    def finish(self) -> None: ...
+    def finish(self) -> None:
+        """The loop has ended."""
+        ...
 
 
 class NoProgress:
@@ -38,11 +44,11 @@ class NoProgress:
 
 
 class ProgressBar:
-    """A bar on a terminal; elsewhere (a log file, a cluster), where rich shows no bar, one line per tenth.
+    """Shows a bar on a terminal, and prints one line for each tenth of the loop elsewhere (a log file, a cluster).
 
     Args:
-        title: whose progress this is.
-        note: more to show, such as the epsilon spent. It may take a moment, so it is asked ten times per loop.
+        title: Name of the run, in front of the name of the phase.
+        note: Returns a text to show, such as the epsilon spent. It may be slow, so it is called ten times per loop.
     """
 
     def __init__(self, title: str, note: Callable[[], str] = lambda: "") -> None:
@@ -58,20 +64,20 @@ class ProgressBar:
 
     def step(self, done: int) -> None:
         tenth = 10 * done // self._total
-        moved, self._tenth = tenth > self._tenth, max(tenth, self._tenth)
-        gone = time.monotonic() - self._began
-        if gone < QUIET_S:
+        is_new_tenth, self._tenth = tenth > self._tenth, max(tenth, self._tenth)
+        elapsed = time.monotonic() - self._began
+        if elapsed < QUIET_S:
             return
         if sys.stderr.isatty():
             if self._bar is None:
-                self._bar, moved = self._open(), True
-            if moved:
+                self._bar, is_new_tenth = self._open(), True
+            if is_new_tenth:
                 self._bar.update(self._task, note=self._note())
             self._bar.update(self._task, completed=done)
-        elif moved:
-            left = gone * (self._total - done) / max(done - self._first, 1)
-            words = [f"{done}/{self._total}", self._note(), f"{gone:.0f} s gone", f"{left:.0f} s left"]
-            print(f"  {self._name}: {', '.join(filter(None, words))}", file=sys.stderr, flush=True)
+        elif is_new_tenth:
+            left = elapsed * (self._total - done) / max(done - self._first, 1)
+            parts = [f"{done}/{self._total}", self._note(), f"{elapsed:.0f} s elapsed", f"{left:.0f} s left"]
+            print(f"  {self._name}: {', '.join(filter(None, parts))}", file=sys.stderr, flush=True)
 
     def finish(self) -> None:
         if self._bar is not None:

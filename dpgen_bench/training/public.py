@@ -1,4 +1,4 @@
-"""What a run tells everybody while it trains: its log, its counters, and the bytes that clients would exchange."""
+"""The public record of a run: its log, its counters, and the bytes that clients and the server would exchange."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from dpgen_bench.training.log import Log
 
 
 class PublicRecord:
-    """Public by rule: only functions of releases and public inputs may enter. Exact across a kill, see `Loop`.
+    """Log and counters, which are public: only functions of releases and public inputs may be written.
+
+    Checkpoints contain both, so that an interrupted run has the same log and counts as an uninterrupted one.
 
     Attributes:
-        log: rows of scalars. phase, step: where the run stands, for the log.
-        bytes_sent: by direction. counters: by name.
+        log: Rows of scalars.
+        phase, step: The current phase and step, which are part of each row.
+        bytes_sent: Numbers of bytes by direction.
+        counters: Counts by name.
     """
 
     def __init__(self) -> None:
@@ -23,20 +27,20 @@ class PublicRecord:
         self.counters: dict[str, int] = {}
 
     def open(self, path: Path | None, length: int, muted: bool) -> None:
-        """Write the log to a file from now on, after its first `length` bytes; `muted` until the run has resumed."""
+        """Append the log to a file after its first `length` bytes; `muted` until the run has resumed."""
         self.log = Log(path)
         self.log.truncate(length)
         self.log.muted = muted
 
     def write(self, **scalars: float | str) -> None:
-        """Write scalars of the current step into the log."""
+        """Write a row of the current phase and step with these scalars into the log."""
         self.log.write({"phase": self.phase, "step": self.step, **scalars})
 
     def count_bytes(self, *, server_to_client: int = 0, client_to_server: int = 0) -> None:
-        """Add to the bytes that are sent.
+        """Add to the numbers of bytes sent.
 
         Raises:
-            ValueError: for anything but integers >= 0.
+            ValueError: For anything but integers >= 0.
         """
         for direction, count in (("server_to_client", server_to_client), ("client_to_server", client_to_server)):
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
@@ -47,7 +51,7 @@ class PublicRecord:
         """Add to named counters.
 
         Raises:
-            ValueError: for anything but integers >= 0.
+            ValueError: For anything but integers >= 0.
         """
         for name, count in counters.items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
@@ -55,5 +59,5 @@ class PublicRecord:
             self.counters[name] = self.counters.get(name, 0) + count
 
     def restore(self, bytes_sent: dict[str, Any], counters: dict[str, Any]) -> None:
-        """Set the counts to those of a checkpoint."""
+        """Set bytes and counters to those of a checkpoint."""
         self.bytes_sent, self.counters = dict(bytes_sent), dict(counters)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1, a cluster's ways to say that the machine is wanted: checkpoint, leave, be requeued."""
+"""Stop signals of a cluster (SIGTERM, SIGUSR1): the run writes a checkpoint and exits, so that it can be requeued."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from typing import Any
 
 
 class Preempted(SystemExit):
-    """The process was asked to stop (SIGTERM, SIGUSR1); a checkpoint is on disk."""
+    """Raised when the process got a stop signal. When started again, the run continues from its last checkpoint."""
 
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopSignals:
-    """While entered, a stop signal waits for the next checkpoint if `in_loop()`, else raises Preempted at once.
+    """A context in which a stop signal waits for the end of the step if `in_loop()`, and else raises `Preempted`.
 
-    A handler that a launcher had installed before (submitit's, which requeues the job) is called on the way out.
+    On exit, the handler that was installed before is called, because a launcher's handler requeues the job (submitit).
+
+    Attributes:
+        received: The number of the signal, or None.
     """
 
     def __init__(self, in_loop: Callable[[], bool]) -> None:
@@ -30,10 +33,10 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
-                self._before[number] = signal.signal(number, self._caught)
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def _caught(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self.received = number
         if not self._in_loop():
             raise Preempted(128 + number)

@@ -1,4 +1,4 @@
-"""Where a run was made: versions, machine and commit, so that a figure can be traced; device and threads."""
+"""The environment of a run: its description for environment.json, the choice of the device, and PyTorch's threads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ _PACKAGES = [
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Library versions, machine, device, and git commit of the source (with `+changes`)."""
+    """Versions of Python and the libraries, the machine, the device, and the git commit of the source.
+
+    The commit ends with `+changes` if the working tree differs from it, and is None outside a git repository.
+    """
     return {
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in _PACKAGES},
@@ -46,24 +49,25 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def choose_device(wanted: str) -> torch.device:
-    """`auto` is a GPU where there is one.
+def choose_device(name: str) -> torch.device:
+    """The device of a name such as "cpu" or "cuda:0"; "auto" is the first GPU, or the CPU if there is no GPU.
 
     Raises:
-        ValueError: for a device this machine does not have.
+        ValueError: For a CUDA device if PyTorch sees none.
     """
-    if wanted == "auto":
+    if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if wanted.startswith("cuda") and not torch.cuda.is_available():
+    if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(
-            f"runtime.device={wanted}, but PyTorch sees no CUDA device here; use runtime.device=auto or cpu."
+            f"expected a device of this machine, got runtime.device={name}, but PyTorch sees no CUDA device here; use "
+            "runtime.device=auto or cpu."
         )
-    return torch.device(wanted)
+    return torch.device(name)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let PyTorch compute on one thread: sums, and so the last bits of figures and networks, depend on their number."""
+    """Let PyTorch compute on one thread, because the rounding of sums depends on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -77,5 +81,5 @@ def _commit() -> str | None:
     if git is None:
         return None
     here = Path(__file__).parent
-    found = subprocess.run([git, "describe", "--always", "--dirty=+changes"], cwd=here, capture_output=True, text=True)
-    return found.stdout.strip() or None
+    result = subprocess.run([git, "describe", "--always", "--dirty=+changes"], cwd=here, capture_output=True, text=True)
+    return result.stdout.strip() or None

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: everything a run leaves is written beside its place and renamed."""
+"""Atomic writes and private files: a file is written under a temporary name and renamed when it is complete."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from pathlib import Path
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """A temporary path in the same folder; renamed to `path` if the block succeeds, removed if it raises."""
+    """Give a temporary path in the same folder, which is renamed to `path` if the block succeeds, and removed if not.
+
+    The folder is made if it does not exist. The file and its name are on disk when the block ends.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=f".tmp{path.suffix}", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
     try:
         yield temporary
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
         os.replace(temporary, path)
         _sync_folder(path.parent)
     finally:
@@ -28,7 +31,7 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Push the folder's list of names to disk, so that a rename outlives a power cut; where the system can."""
+    """Write the folder's entries to disk, so that a rename survives a power failure, if the system supports it."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -38,22 +41,22 @@ def _sync_folder(folder: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Make the folder, and its parent if need be, readable by their owner only."""
+    """Make the folder and its parent, if they do not exist, with access for their owner only."""
     for path in (folder.parent, folder):
         if not path.exists():
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def append_private(path: Path, text: str) -> None:
-    """Append text to a file that its owner alone can read, in a folder that its owner alone can enter."""
+    """Append text to a file that only its owner can read, in a folder that only its owner can enter."""
     make_private(path.parent)
     path.parent.chmod(0o700)
-    # An error's text may hold half a character, which must not stop the run.
+    # The text of an error may contain a lone surrogate, which must not stop the run.
     with open(path, "a", errors="backslashreplace", opener=lambda name, flags: os.open(name, flags, 0o600)) as out:
         out.write(text)
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write text or bytes to `path` so that a reader sees the old file or the new one, never half."""
+    """Write text or bytes to `path` such that a reader sees either the old file or the complete new one."""
     with atomic(path) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)

@@ -1,4 +1,4 @@
-"""Whether the values that a config gives to a dataclass are of the types and in the intervals that it declares."""
+"""Validation of a dataclass's values, which come from a config, against the types and intervals of its fields."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
-_SIMPLE = {float: "a number", int: "an integer", str: "a word", bool: "true or false", type(None): "null"}
+_SIMPLE = {float: "a number", int: "an integer", str: "a string", bool: "true or false", type(None): "null"}
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a number lies, as in `lr: Annotated[float, Interval("(0, inf)")]`. A square bracket includes its end."""
+    """The interval of a field's values, as in `lr: Annotated[float, Interval("(0, inf)")]`.
+
+    A square bracket includes its end, a round one excludes it. NaN is in no interval.
+    """
 
     text: str
 
     def __contains__(self, value: float) -> bool:
         low, high = (float(end) for end in self.text[1:-1].split(","))
         above = value >= low if self.text[0] == "[" else value > low
-        return above and (value <= high if self.text[-1] == "]" else value < high)  # a NaN is in no interval
+        below = value <= high if self.text[-1] == "]" else value < high
+        return above and below
 
 
 Count = Annotated[int, Interval("[1, inf)")]
@@ -31,10 +35,10 @@ Decay = Annotated[float, Interval("[0, 1)")]
 
 
 class Checked:
-    """Base class of a dataclass that checks its values when it is made, and turns the lists of a config into tuples.
+    """Base class of dataclasses that validate their values in `__post_init__` and store lists as tuples.
 
     Raises:
-        ValueError: for a value that is not of its field's type, or outside its field's interval.
+        ValueError: For a value that is not of its field's type, or outside its field's interval.
     """
 
     config_group: ClassVar[str] = "method"
@@ -46,114 +50,123 @@ class Checked:
                 object.__setattr__(self, name, tuple(value))
 
     def expect_one_of(self, *names: str) -> None:
-        """Refuse to leave all of the named fields open.
+        """Check that at least one of the named fields is not None.
 
         Raises:
-            ValueError: if all of them are None.
+            ValueError: If all of them are None.
         """
         if all(getattr(self, name) is None for name in names):
             keys = " and ".join(f"{self.config_group}.{name}" for name in names)
             raise ValueError(f"{keys} are both null: give one of them, or both.")
 
 
-def check_types(cls: type, given: Mapping[str, Any], where: str) -> None:
-    """Compare each given value with its field's type and interval. Unknown types, and classes without fields, pass.
+def check_types(cls: type, values: Mapping[str, Any], group: str) -> None:
+    """Check each value against the type and the interval of its field.
 
-    Yaml's lists stand for tuples, and integers for numbers; true and false are no numbers.
+    Lists may stand for tuples, and integers for floats; true and false are not numbers. Fields of other types than
+    numbers, strings, null, literals, unions and sequences are not checked, and neither are classes that are no
+    dataclasses.
 
     Args:
-        where: the config group that the fields are in, for the message.
+        cls: The dataclass.
+        values: Values by the name of the field.
+        group: The config group of the fields, for the message.
 
     Raises:
-        ValueError: naming the first field whose value is of another type, or outside its interval.
+        ValueError: For the first field whose value is of another type, or outside its interval.
     """
     if not is_dataclass(cls):
         return
     hints = get_type_hints(cls, include_extras=True)
-    for name, value in given.items():
-        if name in hints and not _fits(value, hints[name]):
-            raise ValueError(f"{where}.{name}: expected {_words(hints[name])}, got {value!r}.")
-        if name in hints and (interval := _missed(value, hints[name])) is not None:
-            raise ValueError(f"{where}.{name}: expected a number in {interval.text}, got {value!r}.")
+    for name, value in values.items():
+        if name not in hints:
+            continue
+        if not _has_type(value, hints[name]):
+            raise ValueError(f"{group}.{name}: expected {_describe_type(hints[name])}, got {value!r}.")
+        if (interval := _violated_interval(value, hints[name])) is not None:
+            raise ValueError(f"{group}.{name}: expected a number in {interval.text}, got {value!r}.")
 
 
 def check_keys(cls: type, content: Any, where: str) -> None:
-    """Compare the keys of a mapping with the fields of a dataclass that will be made of it.
+    """Check that a mapping has the keys that a dataclass needs, and no others.
 
     Args:
-        where: what the mapping is, for the message.
+        cls: The dataclass.
+        content: The mapping.
+        where: A name of the mapping, for the message.
 
     Raises:
-        ValueError: for something other than a mapping, a key that is not a field, or a field without default that is
-            missing.
+        ValueError: For something other than a mapping, a key that is not a field, or a missing field without default.
     """
     if not isinstance(content, Mapping):
         raise ValueError(f"{where}: expected a mapping of keys to values, got {content!r}; write it as `key: value`.")
-    known = [each for each in fields(cls) if each.init]
-    names = [each.name for each in known]
+    init_fields = [field for field in fields(cls) if field.init]
+    names = [field.name for field in init_fields]
     if unknown := sorted(set(map(str, content)) - set(names)):
         raise ValueError(f"{where}: expected keys among {', '.join(names)}, got {unknown}; correct the name.")
-    required = [each.name for each in known if each.default is MISSING and each.default_factory is MISSING]
+    required = [field.name for field in init_fields if field.default is MISSING and field.default_factory is MISSING]
     if missing := [name for name in required if name not in content]:
         raise ValueError(f"{where}: expected the keys {', '.join(required)}, got none of {missing}; add them.")
 
 
 def frozen(value: Any) -> Any:
-    """The value with tuples in place of lists, at every depth."""
+    """The value with tuples instead of lists, at every depth."""
     if isinstance(value, Mapping):
         return {key: frozen(item) for key, item in value.items()}
     return tuple(map(frozen, value)) if isinstance(value, list | tuple) else value
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _has_type(value: Any, hint: Any) -> bool:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _fits(value, arguments[0])
+        return _has_type(value, arguments[0])
     if origin is Literal:
-        return any(value == word and type(value) is type(word) for word in arguments)
+        return any(value == option and type(value) is type(option) for option in arguments)
     if origin in (Union, types.UnionType):
-        return any(_fits(value, argument) for argument in arguments)
+        return any(_has_type(value, argument) for argument in arguments)
     if origin in (tuple, list, Sequence):
         if not isinstance(value, list | tuple):
             return False
         if origin is tuple and Ellipsis not in arguments:
-            return len(value) == len(arguments) and all(map(_fits, value, arguments))
-        return all(_fits(item, arguments[0]) for item in value)
+            return len(value) == len(arguments) and all(map(_has_type, value, arguments))
+        return all(_has_type(item, arguments[0]) for item in value)
     if origin is dict:
-        key, item = arguments
-        return isinstance(value, Mapping) and all(_fits(k, key) and _fits(v, item) for k, v in value.items())
+        if not isinstance(value, Mapping):
+            return False
+        return all(_has_type(key, arguments[0]) and _has_type(item, arguments[1]) for key, item in value.items())
     if hint in (float, int):
         return isinstance(value, (int, hint)) and not isinstance(value, bool)
     return isinstance(value, hint) if hint in _SIMPLE else True
 
 
-def _missed(value: Any, hint: Any) -> Interval | None:
-    """The interval that a value of the right type is outside of, None if there is none."""
+def _violated_interval(value: Any, hint: Any) -> Interval | None:
+    """The first interval that a value of the right type is outside of, or None."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         intervals = [each for each in arguments[1:] if isinstance(each, Interval)]
         return next((each for each in intervals if value not in each), None)
     if origin in (Union, types.UnionType):
-        return _missed(value, next(argument for argument in arguments if _fits(value, argument)))
+        return _violated_interval(value, next(argument for argument in arguments if _has_type(value, argument)))
     if origin is tuple and Ellipsis not in arguments:
-        return next(filter(None, map(_missed, value, arguments)), None)
+        return next(filter(None, map(_violated_interval, value, arguments)), None)
     if origin in (tuple, list, Sequence):
-        return next(filter(None, (_missed(item, arguments[0]) for item in value)), None)
+        return next(filter(None, (_violated_interval(item, arguments[0]) for item in value)), None)
     return None
 
 
-def _words(hint: Any) -> str:
+def _describe_type(hint: Any) -> str:
+    """A type in a message for users, such as "a list of 2: a number, a number"."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _words(arguments[0])
+        return _describe_type(arguments[0])
     if origin is Literal:
         return " or ".join(map(repr, arguments))
     if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_words, arguments)))
+        return " or ".join(dict.fromkeys(map(_describe_type, arguments)))
     if origin is tuple and Ellipsis not in arguments:
-        return f"a list of {len(arguments)}: {', '.join(map(_words, arguments))}"
+        return f"a list of {len(arguments)}: {', '.join(map(_describe_type, arguments))}"
     if origin in (tuple, list, Sequence):
-        return f"a list, each {_words(arguments[0])}"
+        return f"a list, each item {_describe_type(arguments[0])}"
     if origin is dict:
-        return f"a mapping from {_words(arguments[0])} to {_words(arguments[1])}"
+        return f"a mapping from {_describe_type(arguments[0])} to {_describe_type(arguments[1])}"
     return _SIMPLE.get(hint, str(hint))
