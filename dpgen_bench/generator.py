@@ -1,4 +1,4 @@
-"""`Generator`: what a run may release. It samples labelled images and is saved as safetensors + a JSON config."""
+"""`Generator`, the released result of a run: it samples labelled images, and is saved as safetensors and JSON."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from dpgen_bench.nets.latents import Law
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.utils.files import atomic, write_atomic
 
-# Images are always made in blocks of this many rows, padded at the end: a row then goes through the same kernels
-# whatever the size of the request, so that image i depends on (seed, i, label i) alone, bit by bit.
+# Images are always generated in blocks of this size, and the last block is padded. The computation of a row is then the
+# same for every number of images, so that image i depends bit by bit on (seed, i, label i) alone.
 BLOCK = 250
 
 WEIGHTS, CONFIG = "generator.safetensors", "generator.json"
@@ -31,10 +31,10 @@ Config = dict[str, Any]  # `_target_` and arguments of a network
 
 
 class Generator(ABC):
-    """A trained sampler of labelled images. Holds nothing of the training data but what mechanisms released.
+    """A trained sampler of labelled images, which depends on the training data only through released values.
 
-    Guarantees: `sample` is deterministic in (labels, seed) on one machine, and image i depends on the seed, on i and on
-    labels[i] alone.
+    Guarantees: On one machine, `sample` is a deterministic function of (labels, seed), and image i depends on the seed,
+    on i and on labels[i] alone.
     """
 
     num_classes: int
@@ -45,47 +45,47 @@ class Generator(ABC):
         """uint8 images [n, c, h, w] for int64 labels [n]."""
 
     def sample_unrounded(self, labels: Tensor, seed: int) -> Tensor:
-        """The images of `sample` before they were rounded to whole pixels: float32 [n, c, h, w] within 0..255.
+        """The images of `sample` before they are rounded to integers: float32 [n, c, h, w] within 0..255.
 
         Raises:
-            ValueError: if the generator knows its images in whole pixels only.
+            ValueError: If the generator only has rounded pixels.
         """
         raise ValueError(
-            f"{type(self).__name__} gives whole pixels only: override sample_unrounded(labels, seed), such that "
-            "`sample` is its rounding, or measure by a protocol that rounds."
+            f"expected a generator of unrounded pixels, got {type(self).__name__}, which only has rounded ones: "
+            "override sample_unrounded(labels, seed) such that `sample` is its rounding, or use a protocol that rounds."
         )
 
     def sample_by_batch(self, labels: Tensor, seed: int, batch_size: int) -> Tensor:
-        """Images whose batch normalisation takes its statistics from them: float32 [n, c, h, w] within 0..255.
+        """Images with batch normalisation by the statistics of their batch: float32 [n, c, h, w] within 0..255.
 
-        They are made in consecutive batches of `batch_size` >= 2 (`batch_sizes`), from the latents of `sample`, so that
-        the two differ by the statistics alone. Image i depends on all latents and labels of its batch.
+        The batches are consecutive and have `batch_size` >= 2 rows (see `batch_sizes`). The latents are those of
+        `sample`, so the two methods differ by the statistics alone. Image i depends on all latents and labels of its
+        batch.
 
         Raises:
-            ValueError: if the generator has no batch normalisation, or for a batch that has no statistics.
+            ValueError: If the generator has no batch normalisation, or for a batch of one image.
         """
         raise ValueError(
             f"expected a generator with batch normalisation, got {type(self).__name__}, which does not normalise by "
-            "batches: measure by a protocol with batch_statistics null, or override sample_by_batch(labels, seed, "
-            "batch_size)."
+            "batches: use a protocol with batch_statistics null, or override sample_by_batch(labels, seed, batch_size)."
         )
 
     def draw_labels(self, n: int, seed: int) -> Tensor | None:
-        """The labels for which `sample(labels, seed)` is to be called by whoever wants `n` images.
+        """The labels with which to call `sample(labels, seed)` for `n` images.
 
-        None, the default, leaves the choice to the asker. A generator whose labels have a law of their own (a data set,
-        a coreset) returns int64 labels [m], m <= n; m < n where it has no more to give.
+        None, the default, leaves the choice to the caller. A generator that has its own distribution of labels (a
+        dataset, a coreset) returns int64 labels [m] with m <= n; m < n if it has only m images.
         """
         return None
 
     @property
     def num_parameters(self) -> int:
-        """How many trained numbers the generator holds; here all floating-point entries of `state()`."""
+        """The number of trained parameters; by default, of all floating-point entries of `state()`."""
         return sum(value.numel() for value in self.state().values() if value.is_floating_point())
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """JSON-able arguments that rebuild the generator without its weights."""
+        """Arguments that rebuild the generator without its weights; they can be stored as JSON."""
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
@@ -94,10 +94,10 @@ class Generator(ABC):
     @classmethod
     @abstractmethod
     def rebuild(cls, config: Mapping[str, Any], state: dict[str, Tensor]) -> Generator:
-        """Inverse of (`config`, `state`)."""
+        """The generator whose `config` and `state` returned these values."""
 
     def save(self, folder: Path) -> None:
-        """Write generator.safetensors and generator.json into `folder`, weights last."""
+        """Write generator.json, and then generator.safetensors, into `folder`."""
         kind = f"{type(self).__module__}.{type(self).__qualname__}"
         write_atomic(folder / CONFIG, json.dumps({"kind": kind, **self.config()}, indent=2))
         with atomic(folder / WEIGHTS) as temporary:
@@ -105,15 +105,15 @@ class Generator(ABC):
 
     @staticmethod
     def load(folder: Path) -> Generator:
-        """Read a generator back from a run's folder.
+        """The generator that was saved in a run's folder.
 
         Raises:
-            FileNotFoundError: if the folder holds no finished generator.
+            FileNotFoundError: If the folder has no trained generator.
         """
         if not (folder / WEIGHTS).exists():
             raise FileNotFoundError(
-                f"expected a trained generator at {folder / WEIGHTS}, found none; has the run finished training? "
-                "`dpgen runs` tells."
+                f"expected a trained generator at {folder / WEIGHTS}, found none; check with `dpgen runs` that the run "
+                "has finished training."
             )
         config = json.loads((folder / CONFIG).read_text())
         kind: type[Generator] = get_class(config.pop("kind"))
@@ -121,12 +121,19 @@ class Generator(ABC):
 
 
 class NetGenerator(Generator):
-    """A conditional network fed with latents: net(z [b, latent_dim], y int64 [b]) -> [b, c, h, w].
+    """A generator that is a conditional network of latents: net(z [b, latent_dim], y int64 [b]) -> [b, c, h, w].
 
     Args:
+        net: The network.
         net_config: `_target_` and arguments that build `net` again.
-        latent: law of z: standard normal, uniform on [0, 1], or Bernoulli(1/2).
-        value_range: what the net's output spans; mapped to 0..255 and rounded.
+        latent_dim: Dimension of z.
+        num_classes: The labels are 0..num_classes-1.
+        image_shape: (c, h, w).
+        latent: Distribution of z: "normal" (standard), "uniform" on [0, 1], or "bernoulli" with probability 1/2.
+        value_range: The interval of the network's outputs, which is mapped to 0..255 and rounded.
+
+    Raises:
+        ValueError: For an unknown distribution of latents.
     """
 
     def __init__(
@@ -160,24 +167,28 @@ class NetGenerator(Generator):
         latent: Law = "normal",
         **sizes: Any,
     ) -> NetGenerator:
-        """A fresh network, together with the config that builds it again. Train `net`, and the generator follows.
+        """A generator with a new network, whose attribute `net` is to be trained.
 
         Args:
-            net: its class, at the top of a module, with arguments image_shape, num_classes, latent_dim and `sizes`. Its
-                attribute `value_range` says what its output spans, (0.0, 1.0) if it has none.
-            images: the data, of which the shape of an image and the number of classes are taken.
-            sizes: further arguments of the class; None leaves one out, so that the class's default holds.
+            net: The network's class, at the top of a module, with the arguments image_shape, num_classes, latent_dim
+                and `sizes`. Its attribute `value_range` is the interval of its outputs, (0.0, 1.0) if it has none.
+            images: The data, which gives image_shape and num_classes.
+            device: Where the network is.
+            latent_dim, latent: Dimension and distribution of the latents.
+            sizes: Further arguments of the class; for those that are None, the default of the class is used.
         """
         config = config_of(net, images, latent_dim=latent_dim, **sizes)
-        built = make_net(config, device)
         value_range = getattr(net, "value_range", (0.0, 1.0))
-        return cls(built, config, latent_dim, images.num_classes, images.image_shape, latent, value_range)
+        return cls(
+            make_net(config, device), config, latent_dim, images.num_classes, images.image_shape, latent, value_range
+        )
 
     def releasing(self, net: nn.Module) -> NetGenerator:
-        """The same with another network of the same class, such as a moving average of the trained one."""
+        """This generator with another network of the same class, such as a moving average of the trained one."""
         return NetGenerator(net, **self.config())
 
     def _latents(self, seed: int, block: int) -> Tensor:
+        """The latents [BLOCK, latent_dim] of one block of images, on the CPU."""
         rng = Key.seeded(f"sample:{seed}").derive(block).generator("latents")
         shape = (BLOCK, self.latent_dim)
         if self.latent == "normal":
@@ -201,14 +212,14 @@ class NetGenerator(Generator):
             return self._sample(labels, seed, batches, lambda pixels: pixels)
 
     def _blocks(self, labels: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Latents and labels in blocks of BLOCK rows, the last padded with label 0."""
+        """Latents and labels in blocks of BLOCK rows; the last block is padded with label 0."""
         for block, start in enumerate(range(0, len(labels), BLOCK)):
             y = labels[start : start + BLOCK].cpu()
             yield self._latents(seed, block), torch.cat([y, y.new_zeros(BLOCK - len(y))])
 
     @property
     def num_parameters(self) -> int:
-        """Numbers in the net's parameters; its buffers, such as running means, do not count."""
+        """The number of parameters of the network, without its buffers, such as running means."""
         return sum(parameter.numel() for parameter in self.net.parameters())
 
     @torch.no_grad()
@@ -219,13 +230,15 @@ class NetGenerator(Generator):
         batches: Callable[[Tensor, int], Iterator[tuple[Tensor, Tensor]]],
         finish: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        """Images after `finish`, which gets the float32 pixels within 0..255 of one batch.
+        """Images for the labels.
 
         Args:
-            batches: from (labels, seed) to the (z, y) of each pass, in order; rows past len(labels) are padding.
+            batches: Maps (labels, seed) to the (z, y) of each forward pass, in order; rows after len(labels) are
+                padding.
+            finish: Maps the float32 pixels within 0..255 of one batch to the images to return.
 
         Raises:
-            ValueError: for labels of another type or range, or if the net draws pixels that are no finite numbers.
+            ValueError: For labels of another type or range, or if the network's pixels are NaN or infinite.
         """
         if labels.ndim != 1 or labels.dtype != torch.int64:
             raise ValueError(f"expected labels int64 [n], got {labels.dtype} {tuple(labels.shape)}.")
@@ -235,18 +248,18 @@ class NetGenerator(Generator):
             )
         device = next(self.net.parameters()).device
         low, high = self.value_range
-        images, made, broken = [], 0, 0
+        images, done, nonfinite = [], 0, 0
         with in_eval_mode(self.net):
             for z, y in batches(labels, seed) if len(labels) else ():
-                x = self.net(z.to(device), y.to(device))[: len(labels) - made]
-                made += len(x)
-                broken += int((~torch.isfinite(x).flatten(1).all(dim=1)).sum())
+                x = self.net(z.to(device), y.to(device))[: len(labels) - done]  # without the padding
+                done += len(x)
+                nonfinite += int((~torch.isfinite(x).flatten(1).all(dim=1)).sum())
                 images.append(finish(((x - low) / (high - low)).clamp(0.0, 1.0).mul(255.0).float()).cpu())
-        if broken:
+        if nonfinite:
             raise ValueError(
-                f"expected finite pixels, got NaN or infinite ones in {broken} of {len(labels)} images (seed {seed}): "
-                "the training probably diverged. Look at log.jsonl for the step, and train with a lower learning rate "
-                "or another seed."
+                f"expected finite pixels, got NaN or infinite ones in {nonfinite} of {len(labels)} images (seed "
+                f"{seed}): the training probably diverged. Look for the step in log.jsonl, and train with a lower "
+                "learning rate or another seed."
             )
         return torch.cat(images) if images else finish(torch.empty(0, *self.image_shape))
 
@@ -271,27 +284,27 @@ class NetGenerator(Generator):
 
 
 class ImageFormat(Protocol):
-    """What a network must know of a data set: `PrivateData` and `ClientData` have it."""
+    """The format of a dataset's images and labels; `PrivateData` and `ClientData` have it."""
 
     num_classes: int
     image_shape: tuple[int, int, int]
 
 
 def config_of(net: type[nn.Module], images: ImageFormat, **sizes: Any) -> Config:
-    """`_target_` and arguments of a network for these images; sizes that are None are left to the class's defaults."""
-    given = {name: size for name, size in sizes.items() if size is not None}
+    """`_target_` and arguments of a network for these images; for sizes that are None, the class's defaults hold."""
+    arguments = {name: size for name, size in sizes.items() if size is not None}
     shape = {"image_shape": list(images.image_shape), "num_classes": images.num_classes}
-    return {"_target_": f"{net.__module__}.{net.__qualname__}", **shape, **given}
+    return {"_target_": f"{net.__module__}.{net.__qualname__}", **shape, **arguments}
 
 
 def make_net(config: Config, device: torch.device) -> nn.Module:
-    """A fresh network of a config, on the device."""
+    """A new network of a config on the device, initialised from PyTorch's global generator."""
     net: nn.Module = instantiate(config)
     return net.to(device)
 
 
 def net_with_parameters(config: Config, values: Tensor) -> nn.Module:
-    """The network of a config with these parameters, one vector, on its device; PyTorch's generators are untouched."""
+    """The network of a config, with the parameters of one vector and on its device. It uses no global randomness."""
     with torch.random.fork_rng(devices=[]):
         net = make_net(config, values.device)
     vector_to_parameters(values.clone(), net.parameters())  # parameters become views of the vector
@@ -299,55 +312,56 @@ def net_with_parameters(config: Config, values: Tensor) -> nn.Module:
 
 
 def public_rng(seed: int, purpose: str, *path: int) -> np.random.Generator:
-    """Public randomness for a generator that shuffles or chooses: a function of the arguments alone."""
+    """A generator of public random numbers, which depend on the arguments alone."""
     key = Key.seeded(f"records:{seed}")
     return (key.derive(*path) if path else key).generator(purpose)
 
 
 def batch_sizes(n: int, batch_size: int) -> list[int]:
-    """Sizes of consecutive batches of n rows: `batch_size` each, then what is left; a single row left joins the last.
+    """Sizes of consecutive batches of n rows: `batch_size` each, and the rest. A rest of one row joins the last batch.
 
     Raises:
-        ValueError: if a batch would be of one row, which has no variance.
+        ValueError: If a batch would have one row, which has no variance.
     """
     if not isinstance(batch_size, int) or batch_size < 2:
         raise ValueError(
-            f"expected batches of two images or more, an integer, got {batch_size!r}: one has no variance."
+            f"expected an integer batch size of at least 2, got {batch_size!r}; set 2 or more, because one image has "
+            "no variance."
         )
     if n == 1:
-        raise ValueError("expected two images or more to take batch statistics of, got 1; ask for more samples.")
+        raise ValueError("expected at least 2 images for batch statistics, got 1; sample more images.")
     sizes = [batch_size] * (n // batch_size) + [n % batch_size] * (n % batch_size > 0)
     return [*sizes[:-2], batch_size + 1] if sizes[-1:] == [1] else sizes
 
 
 @contextmanager
 def in_eval_mode(net: nn.Module) -> Iterator[None]:
-    """Within it `net` is in eval mode; afterwards every module of it is in the mode in which it was."""
+    """A context in which `net` is in eval mode; afterwards each of its modules has the mode that it had before."""
     training = {module: module.training for module in net.modules()}
     net.eval()
     try:
         yield
     finally:
-        net.train(training[net])  # before the others: it may be overridden, and it sets them all alike
+        net.train(training[net])  # first, because it may be overridden, and sets the mode of all modules
         for module, mode in training.items():
             module.training = mode
 
 
 @contextmanager
 def batch_statistics(net: nn.Module) -> Iterator[None]:
-    """Within it `net` in eval mode normalises each batch by the batch's own mean and (biased) variance.
+    """A context in which `net` in eval mode normalises each batch by the batch's own mean and (biased) variance.
 
-    PyTorch's batch normalisation does so in eval mode where it finds no running statistics. They are put aside, and
-    back afterwards: no pass moves them, as it would in training mode, and all other layers stay in eval mode.
+    In eval mode, PyTorch's batch normalisation does this if it has no running statistics. They are removed and restored
+    afterwards. Unlike in training mode, no forward pass changes them, and all other layers stay in eval mode.
 
     Raises:
-        ValueError: if the net has no torch batch-norm layer.
+        ValueError: If the net has no BatchNorm layer of PyTorch.
     """
     layers = [module for module in net.modules() if isinstance(module, _BatchNorm)]
     if not layers:
         raise ValueError(
             f"expected a net with batch normalisation, got {type(net).__name__} without a torch BatchNorm layer, for "
-            "which batch statistics would change nothing: measure by a protocol with batch_statistics null."
+            "which batch statistics would change nothing: use a protocol with batch_statistics null."
         )
     running = [(layer.running_mean, layer.running_var) for layer in layers]
     try:

@@ -1,4 +1,4 @@
-"""What a plugin is (`Method`) and what it is given besides the data (`Context`)."""
+"""The interface of a method (`Method`), and what the harness passes to it together with the data (`Context`)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,33 @@ from dpgen_bench.training.public import PublicRecord
 
 
 class Method(Protocol):
-    """A plugin: one class in one file, named by `_target_` in conf/method/NAME.yaml.
+    """A method (plugin): one class in one file, named by `_target_` in conf/method/NAME.yaml.
 
-    `fit` may read records only inside the functions it gives to `data.mechanism(...)`, and takes public randomness from
-    `ctx.generator` or PyTorch's seeded global generator. It may also define
-    `epsilon_claimed(events, delta) -> float | None`: the paper's own count, kept beside the proven one; and
-    `epsilon_conditional(events, delta) -> (float, assumption in words) | None`: what an unproven assumption would give.
+    It may also define `epsilon_claimed(events, delta) -> float | None`, the paper's own count, which is reported next
+    to the proven epsilon, and `epsilon_conditional(events, delta) -> (float, text of the assumption) | None`, the
+    epsilon under an assumption that is not proven.
     """
 
-    def fit(self, data: PrivateData, ctx: Context) -> Generator: ...
+    def fit(self, data: PrivateData, ctx: Context) -> Generator:
+        """Train a generator.
+
+        Records may be read only inside the functions passed to the mechanisms of `data`. Public randomness comes from
+        `ctx.generator` or from PyTorch's global generator, which is seeded.
+        """
+        ...
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of the paper's training is run. `max_steps` caps every loop; None is the full number."""
+    """How much of the paper's training is run.
+
+    Args:
+        name: Name of the scale.
+        max_steps: Largest number of steps of each loop; None means no limit.
+
+    Raises:
+        ValueError: If `max_steps` is below 1.
+    """
 
     name: str = "paper"
     max_steps: int | None = None
@@ -47,21 +60,27 @@ class Scale:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the public randomness of a run: network initialisation, latents, labels. Never draws or noise."""
+    """Seed the public randomness of a run: initialisation, latents and labels, but neither sampling nor noise."""
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
 
 
 class Context:
-    """Everything `fit` needs that is not data: seeds, device, resumable loops, the public log.
+    """What `fit` needs besides the data: public randomness, the device, resumable loops and the public log.
 
     Args:
-        services: those of the run's `PrivateData`, so that its releases go along with the loops; None without data.
-        folder: the run's directory; None keeps everything in memory (tests, conformance).
-        parent: a checkpoint of another run to start from, see `warm_start`.
-        loops: further arguments of `dpgen_bench.training.loop.Loop`: `due`, `keep_steps`, `progress`, `should_stop`,
+        seed: Seed of all public randomness.
+        device: Where networks are trained.
+        scale: Limits of the numbers of steps; the default has none.
+        services: Those of the run's `PrivateData`, so that checkpoints include its releases; None without data.
+        folder: The run's folder; None writes no files (tests, conformance suite).
+        parent: A checkpoint of another run to start from, see `warm_start`.
+        loops: Further arguments of `dpgen_bench.training.loop.Loop`: `due`, `keep_steps`, `progress`, `should_stop`,
             `memory`.
+
+    Attributes:
+        generator: The run's generator of public random numbers, on the CPU.
     """
 
     def __init__(
@@ -88,36 +107,36 @@ class Context:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """What was logged in this process, oldest first; a copy, since what was logged stays as it was."""
+        """A copy of the rows that this process has logged, oldest first."""
         return [dict(row) for row in self._public.log.rows]
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Seconds by phase, up to its last step; a clock of the harness's own, which a method can read alone."""
+        """Seconds by phase, up to the last step of the phase; read-only."""
         return MappingProxyType(dict(self._loop.seconds))
 
     @property
     def steps_done(self) -> Mapping[str, int]:
-        """Steps by phase."""
+        """Steps by phase; read-only."""
         return MappingProxyType(dict(self._loop.steps_done))
 
     @property
     def bytes_sent(self) -> dict[str, int]:
-        """Bytes by direction."""
+        """A copy of the numbers of bytes by direction."""
         return dict(self._public.bytes_sent)
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters by name."""
+        """A copy of the counters by name."""
         return dict(self._public.counters)
 
     @property
     def in_loop(self) -> bool:
-        """Whether the run is within `steps`."""
+        """Whether the run is within a loop of `steps`."""
         return self._loop.inside
 
     def close(self) -> None:
-        """Push the log to its file; called by the harness after `fit`."""
+        """Write buffered rows of the log to its file. The harness calls it after `fit`."""
         self._public.log.flush()
 
     @overload
@@ -125,56 +144,61 @@ class Context:
     @overload
     def limit(self, steps: None) -> None: ...
     def limit(self, steps: int | None) -> int | None:
-        """`steps`, or the scale's cap if that is lower (scale=quick); None, an open number of steps, stays None."""
+        """The smaller of `steps` and the scale's `max_steps`; None, an open number of steps, stays None."""
         return steps if steps is None or self.scale.max_steps is None else min(steps, self.scale.max_steps)
 
     def latents(self, generator: NetGenerator, *shape: int) -> tuple[Tensor, Tensor]:
-        """Public latents [*shape, latent_dim] of the generator's law, and uniform labels int64 [*shape], on the device.
+        """Public latents [*shape, latent_dim] and uniform labels int64 [*shape], on the context's device.
 
-        They are drawn from `ctx.generator` on the CPU, so that they are the same on every device.
+        Both are drawn from `ctx.generator` on the CPU, so that they are the same on every device.
         """
         z = draw_latents(generator.latent, (*shape, generator.latent_dim), self.generator, self.device)
         return z, torch.randint(generator.num_classes, shape, generator=self.generator).to(self.device)
 
     def log(self, **scalars: float | str) -> None:
-        """Write public scalars of the current step into log.jsonl: only functions of releases and public inputs.
+        """Write scalars of the current step into log.jsonl, which is public.
+
+        They must be functions of releases and public inputs alone.
 
         Raises:
-            Invalidated: after a private function has raised: what a method logs then may be of that error.
+            Invalidated: If a private function has raised an exception, because the scalars may depend on it.
         """
         self._releases.refuse_if_invalidated()
         self._public.write(**scalars)
 
     def count_bytes(self, *, server_to_client: int = 0, client_to_server: int = 0) -> None:
-        """Add to the bytes that this method would send if its clients were machines of their own.
+        """Add to the numbers of bytes that the method would send if clients and server were separate machines.
 
-        Exact across a kill: what is counted in a step is part of its checkpoint. Like the log, the counts are public:
-        only functions of releases and public inputs.
+        The counts are part of checkpoints, so an interruption does not change them. They are public, and must be
+        functions of releases and public inputs alone.
 
         Raises:
-            ValueError: for anything but integers >= 0.
+            ValueError: For anything but integers >= 0.
         """
         self._public.count_bytes(server_to_client=server_to_client, client_to_server=client_to_server)
 
     def count(self, **counters: int) -> None:
-        """Add to named counters, such as generator_updates=1: public, and exact across a kill, like `count_bytes`.
+        """Add to named counters, such as generator_updates=1. Like those of `count_bytes`, they are public.
 
         Raises:
-            ValueError: for anything but integers >= 0.
+            ValueError: For anything but integers >= 0.
         """
         self._public.count(**counters)
 
     def cost(self, generator: Generator) -> dict[str, Any]:
-        """What the run cost so far: the content of training.json; `cost.cost_values` makes columns of it.
+        """The cost of the run so far, which is the content of training.json; see also `training.cost.cost_values`.
 
         Args:
-            generator: what `fit` returned.
+            generator: What `fit` returned.
 
         Returns:
-            seconds and steps by phase; seconds_outside_loops, the rest of `fit` (the time of every attempt counts, up
-            to its last checkpoint); device; parameters, the trainable numbers of each network handed to `steps` (the
-            largest count, where several had one name) and of the released generator; peak_memory_mib as
-            `PeakMemory.read` gives it, None if it was not measured; bytes by direction and counters, {} without any.
+            - seconds and steps by phase, and seconds_outside_loops, the rest of `fit`. The time of an interrupted
+              attempt counts up to its last checkpoint.
+            - device.
+            - parameters: The number of trainable parameters of each network passed to `steps` (the largest number, if
+              several networks had the same name), and of the released generator.
+            - peak_memory_mib: The result of `PeakMemory.read`, or None if it was not measured.
+            - bytes by direction, and counters; {} if nothing was counted.
         """
         return {
             "seconds": dict(self._loop.seconds),
@@ -188,12 +212,15 @@ class Context:
         }
 
     def warm_start(self, **stateful: Any) -> None:
-        """Load the named states from the checkpoint that the config's `restart` names; without one, do nothing.
+        """Load states from the checkpoint of the parent run (`restart` in the config); without one, do nothing.
 
-        An optimiser takes its parent's moments, and keeps its own settings (learning rate and so on).
+        An optimiser loads the moments of the parent run, but keeps its own settings, such as the learning rate.
+
+        Args:
+            stateful: Objects with load_state_dict, by their names in the checkpoint.
 
         Raises:
-            ValueError: if the checkpoint lacks one of the names.
+            ValueError: If the checkpoint does not exist, or has no state of one of the names.
         """
         if self._parent is None:
             return
@@ -203,22 +230,26 @@ class Context:
         saved = checkpoint.phases[checkpoint.current].stateful
         if missing := stateful.keys() - saved.keys():
             raise ValueError(f"expected states {sorted(stateful)} in {self._parent}, missing {sorted(missing)}.")
-        for name, thing in stateful.items():
-            own: list[dict[str, Any]] = []
-            if issubclass(type(thing), torch.optim.Optimizer):
-                own = [{key: value for key, value in group.items() if key != "params"} for group in thing.param_groups]
-            thing.load_state_dict(saved[name])
-            for group, settings in zip(thing.param_groups, own, strict=True) if own else ():
+        for name, owner in stateful.items():
+            if not issubclass(type(owner), torch.optim.Optimizer):
+                owner.load_state_dict(saved[name])
+                continue
+            own = [{key: value for key, value in group.items() if key != "params"} for group in owner.param_groups]
+            owner.load_state_dict(saved[name])
+            for group, settings in zip(owner.param_groups, own, strict=True):
                 group.update(settings)
 
     def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Iterator[int]:
-        """Count t = 0 .. total-1, resumable: the loop's whole state is `stateful` and the generators of randomness.
+        """Count t = 0 .. total-1 in a loop that can be resumed from a checkpoint.
 
         Args:
-            stateful: everything that changes in the loop and has state_dict/load_state_dict: networks, optimisers,
-                schedules. What is not listed is not restored.
+            total: The number of steps.
+            phase: Name of the loop, unique within `fit`.
+            stateful: All objects that change in the loop, with state_dict and load_state_dict: networks, optimisers,
+                schedules. Only these and the generators of public randomness are restored on resumption.
 
         Raises:
-            ValueError: at a checkpoint, if a state dict holds what no checkpoint can: see `training.plain`.
+            ValueError: If `total` is below 1, the checkpoint has other names of states, or a state cannot be stored in
+                a checkpoint (see `training.plain`).
         """
         return self._loop.steps(total, phase, stateful)

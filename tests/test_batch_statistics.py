@@ -239,10 +239,10 @@ def test_batches_are_consecutive_and_a_single_row_left_joins_the_one_before():
 
 
 def test_one_image_has_no_statistics():
-    with pytest.raises(ValueError, match=r"expected two images or more .* got 1"):
+    with pytest.raises(ValueError, match=r"expected at least 2 images .* got 1"):
         normed().sample_by_batch(some_labels(1), 3, 10)
     for wrong in (1, 0, -3, True, 2.5, "x"):
-        with pytest.raises(ValueError, match="expected batches of two images or more, an integer, got"):
+        with pytest.raises(ValueError, match="expected an integer batch size of at least 2, got"):
             normed().sample_by_batch(some_labels(20), 3, wrong)  # type: ignore[arg-type]
 
 

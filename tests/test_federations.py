@@ -73,7 +73,7 @@ def test_data_import_no_evaluation():
         ({"clients": 0}, "clients >= 1"),
         ({"clients": 2.5}, "clients >= 1"),
         ({"partition": "dirichlet", "alpha": 0.0}, "alpha > 0"),
-        ({"partition": "dirichlet", "alpha": float("inf")}, "take iid"),
+        ({"partition": "dirichlet", "alpha": float("inf")}, "use iid"),
         ({"partition": "classes", "classes_per_client": 11}, "between 1 and 10"),
         ({"partition": "shards"}, "iid, dirichlet or classes"),
         ({"base": "imagenet"}, "mnist, fashion_mnist, digits, cifar10, emnist"),

@@ -160,5 +160,5 @@ def test_parameters_are_counted():
 def test_what_a_generator_need_not_define():
     assert Bare().draw_labels(5, 0) is None
     assert painter().draw_labels(5, 0) is None
-    with pytest.raises(ValueError, match="Bare gives whole pixels only: override sample_unrounded"):
+    with pytest.raises(ValueError, match="got Bare, which only has rounded ones: override sample_unrounded"):
         Bare().sample_unrounded(torch.tensor([0, 1]), 0)

@@ -305,7 +305,7 @@ def test_later_calls_leave_earlier_results_alone():
 
 
 def test_a_call_in_inference_mode_does_not_spoil_later_ones(monkeypatch):
-    monkeypatch.setattr(transport, "_kept", threading.local())
+    monkeypatch.setattr(transport, "_workspaces", threading.local())
     with torch.inference_mode():
         inside = found(L1_L2, *points(5, 4))
     assert all(map(torch.equal, found(L1_L2, *points(5, 4)), inside))
@@ -357,6 +357,6 @@ REFUSED: list[Any] = [
 @pytest.mark.parametrize(("call", "words"), REFUSED)
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_bad_input_is_refused(call, words, monkeypatch):
-    monkeypatch.setattr(transport, "_kept", threading.local())
+    monkeypatch.setattr(transport, "_workspaces", threading.local())
     with pytest.raises(ValueError, match=words):
         call()

@@ -1,4 +1,4 @@
-"""Networks that more than one method may use. Each takes latents and labels to images: net(z, y).
+"""Networks, losses and optimal transport that methods use. Generators map latents and labels to images: net(z, y).
 
-Methods train them: raise `TRAINING_VERSION` in runs/config.py with any change of what one computes.
+After a change of what one of them computes, raise `TRAINING_VERSION` in runs/config.py, because methods train them.
 """

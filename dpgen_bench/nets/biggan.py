@@ -1,5 +1,5 @@
-"""DP-Sinkhorn's BigGAN-based generator (Cao et al., NeurIPS 2021, appendix D.3; Brock et al., "Large Scale GAN
-Training", ICLR 2019), and its parts."""
+"""DP-Sinkhorn's generator based on BigGAN (Cao et al., NeurIPS 2021, appendix D.3; Brock et al., "Large Scale GAN
+Training", ICLR 2019)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 
 def spectral(layer: nn.Conv2d | nn.Linear) -> nn.Module:
-    """The layer with orthogonal weights, divided from now on by an estimate of their largest singular value.
+    """The layer with orthogonal initial weights and spectral normalisation.
 
-    Each forward in training mode moves the estimate by one power iteration, kept in buffers; evaluation mode uses it as
-    it is.
+    Its weights are divided by an estimate of their largest singular value. Each forward pass in training mode updates
+    the estimate, which is kept in buffers, by one power iteration; evaluation mode does not change it.
     """
-    nn.init.orthogonal_(layer.weight)  # first: the estimate starts from the weights it finds
+    nn.init.orthogonal_(layer.weight)  # before spectral_norm, which computes the first estimate from the weights
     return spectral_norm(layer)
 
 
 class ClassBatchNorm(nn.Module):
-    """Class-conditional batch norm: (1 + gain[y]) · BN(h) + bias[y], one gain and bias per class and channel."""
+    """Class-conditional batch norm (1 + gain[y]) BN(h) + bias[y], with one gain and bias for each class and channel."""
 
     def __init__(self, num_channels: int, num_classes: int) -> None:
         super().__init__()
@@ -34,15 +34,15 @@ class ClassBatchNorm(nn.Module):
         nn.init.orthogonal_(self.bias.weight)
 
     def forward(self, h: Tensor, y: Tensor) -> Tensor:
-        """Features like h [b, num_channels, height, width], for labels y int64 [b]."""
+        """Features of the shape of h [b, num_channels, height, width], for labels y int64 [b]."""
         return (1.0 + self.gain(y)[:, :, None, None]) * self.norm(h) + self.bias(y)[:, :, None, None]
 
 
 class GBlock(nn.Module):
-    """BigGAN's residual block, twice as high and wide after it as before.
+    """BigGAN's residual block, which doubles the height and the width.
 
-    BN - ReLU - nearest x2 - conv 3x3 - BN - ReLU - conv 3x3, plus a shortcut of nearest x2 - conv 1x1; batch norms
-    class-conditional, convolutions spectrally normalised.
+    BN - ReLU - nearest x2 - conv 3x3 - BN - ReLU - conv 3x3, plus a shortcut of nearest x2 - conv 1x1. Batch norms are
+    class-conditional, convolutions are spectrally normalised.
     """
 
     def __init__(self, in_channels: int, out_channels: int, num_classes: int) -> None:
@@ -57,27 +57,29 @@ class GBlock(nn.Module):
         """Features [b, out_channels, 2 height, 2 width] of h [b, in_channels, height, width], labels y int64 [b]."""
         main = F.interpolate(F.relu(self.norm1(h, y)), scale_factor=2)
         main = self.conv2(F.relu(self.norm2(self.conv1(main), y)))
-        # A convolution of single pixels commutes with their repetition: before it, it costs a quarter.
+        # A 1x1 convolution commutes with nearest upsampling, and costs a quarter before it.
         return main + F.interpolate(self.shortcut(h), scale_factor=2)
 
 
 class BigGANGenerator(nn.Module):
     """Linear to width@4x4, three `GBlock`s to width@32x32, then BN - ReLU - conv 3x3 - tanh; only blocks see the label.
 
-    Spectrally normalised and orthogonally initialised as BigGAN, without its attention. 3,886,595 parameters at
-    3x32x32 with 2 classes. The text speaks of 4 residual blocks of depth 256 with three convolutional layers each; the
-    released code, followed here, has 3 blocks, each with conv1, conv2 and the shortcut's convolution.
+    Spectral normalisation and orthogonal initialisation are as in BigGAN; there is no attention. It has 3,886,595
+    parameters at 3x32x32 with 2 classes. The paper's text has 4 residual blocks of depth 256 with three convolutional
+    layers each. The released code, which is followed here, has 3 blocks with conv1, conv2 and the shortcut's
+    convolution.
 
-    What the biases of the blocks' convolutions add to all pixels alike, later batch norms take out: in training mode
-    they get no gradient. They are kept because the authors' network has them.
+    The biases of the blocks' convolutions get no gradient in training mode, because the batch norms after them subtract
+    the mean. They exist because the authors' network has them.
 
     Args:
         image_shape: (c, 32, 32).
-        latent_dim: dimension of z (the paper's CelebA: 32).
-        width: channels of all features.
+        num_classes: The labels are 0..num_classes-1.
+        latent_dim: Dimension of z (32 for the paper's CelebA).
+        width: Channels of all features.
 
     Raises:
-        ValueError: for images of another size.
+        ValueError: For images of another size.
     """
 
     value_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
@@ -99,8 +101,8 @@ class BigGANGenerator(nn.Module):
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         """Images in [-1, 1] [b, c, 32, 32] of latents z [b, latent_dim] and labels y int64 [b].
 
-        Training mode couples the images of a batch, and moves the running statistics and the spectral norms that
-        evaluation mode uses.
+        In training mode the images of a batch depend on each other, and the running statistics and spectral norms that
+        evaluation mode uses are updated.
         """
         h = self.linear(z).reshape(len(z), self.width, 4, 4)
         for block in self.blocks:

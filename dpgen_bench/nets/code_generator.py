@@ -1,4 +1,4 @@
-"""DP-MERF's generator (Harder, Adamczewski & Park 2021), as in the authors' code for images of 28x28."""
+"""DP-MERF's generator (Harder, Adamczewski & Park 2021), as in the authors' code for 28x28 images."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from torch import Tensor, nn
 
 
 class CodeGenerator(nn.Module):
-    """G(ζ [b, latent_dim], y [b]) -> images [b, c, h, w] in [0, 1]: two linear layers, then two 5x5 convolutions.
+    """G(z, y): two linear layers, then two 5x5 convolutions, each after a bilinear upsampling by 2.
 
-    166,161 parameters for 28x28 grey images, ten classes and latent_dim 5. Height and width are multiples of 4.
+    It has 166,161 parameters at 1x28x28 with 10 classes and latent_dim 5.
+
+    Args:
+        latent_dim: Dimension of z (zeta in the paper).
+        num_classes: The labels are 0..num_classes-1.
+        image_shape: (c, h, w), with h and w multiples of 4.
+        hidden: Width of the first linear layer.
+
+    Raises:
+        ValueError: For a height or width that is not a multiple of 4.
     """
 
     def __init__(self, latent_dim: int, num_classes: int, image_shape: tuple[int, int, int], hidden: int = 200) -> None:
@@ -28,5 +37,6 @@ class CodeGenerator(nn.Module):
         self.image = nn.Sequential(twice, coarse, nn.ReLU(), twice, fine, nn.Sigmoid())
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        """Images in [0, 1] [b, c, h, w] of latents z [b, latent_dim] and labels y int64 [b]."""
         code = self.code(torch.cat([z, F.one_hot(y, self.num_classes).to(z.dtype)], dim=1))
         return self.image(code.reshape(-1, *self.grid))

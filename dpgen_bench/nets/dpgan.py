@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Kernel between the 4x4 features and the next larger ones: k3 s2 p1 maps 4 <-> 7, k4 s2 p1 maps 4 <-> 8.
+# Kernel size between the 4x4 features and the next larger ones. With stride 2 and padding 1, kernel 3 maps 4 <-> 7, and
+# kernel 4 maps 4 <-> 8.
 INNER_KERNEL = {28: 3, 32: 4}
 
 
@@ -49,11 +50,11 @@ class GeneratorNet(nn.Module):
 
 
 class DiscriminatorNet(nn.Module):
-    """D: four convolutions, no normalisation, the label given as one-hot planes (appendices B.1, C, Table 4).
+    """D: four convolutions, no normalisation, the label as one-hot planes (appendices B.1, C, Table 4).
 
     `width` is d_D, the number of filters of the first layer: half of them see the image, half the label. With
-    width 128: 1,724,289 parameters at 1x28x28 with 10 classes; 2,635,649 at 3x32x32 with 2. Table 4's fourth size,
-    3.86M and 2.24 times the third, is width 192; the 196 printed beside it would have 4.03M.
+    width 128: 1,724,289 parameters at 1x28x28 with 10 classes; 2,635,649 at 3x32x32 with 2. The fourth size of Table 4,
+    3.86M and 2.24 times the third, is width 192; the printed width 196 would have 4.03M.
     """
 
     def __init__(self, image_shape: Sequence[int], num_classes: int, width: int = 128) -> None:

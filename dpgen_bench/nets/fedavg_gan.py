@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 
 class Norm(nn.Module):
-    """Batch normalisation with a learnt shift and no learnt scale, of features [b, width] or [b, width, h, w]."""
+    """Batch normalisation with a trained shift and no scale, of features [b, width] or [b, width, h, w].
+
+    Args:
+        width: Number of features.
+        running: Whether evaluation mode uses running statistics, or else those of the batch.
+    """
 
     def __init__(self, width: int, *, running: bool) -> None:
         super().__init__()
@@ -25,7 +30,12 @@ class Norm(nn.Module):
         return (self.norm(h) + self.shift[:, None, None]).reshape(shape)
 
 
-def _check_side(image_shape: Sequence[int]) -> int:
+def _quarter_side(image_shape: Sequence[int]) -> int:
+    """A quarter of the images' height and width.
+
+    Raises:
+        ValueError: For images that are not square, or whose side is not a multiple of 4.
+    """
     _, h, w = image_shape
     if h != w or h % 4:
         raise ValueError(
@@ -38,12 +48,18 @@ def _check_side(image_shape: Sequence[int]) -> int:
 class GeneratorNet(nn.Module):
     """Fully connected layers to 1024 and 256@7x7, two transposed convolutions to 32@28x28, a convolution, tanh.
 
-    Batch normalisation and ReLU between layers. With width 1 and latent_dim 128: 13,285,217 parameters at 1x28x28
-    without labels, as published; with labels a one-hot vector joins z.
+    Batch normalisation and ReLU are between layers. With width 1 and latent_dim 128 it has 13,285,217 parameters at
+    1x28x28 without labels, as published.
 
     Args:
-        width: all sizes are multiplied by it.
-        conditional: whether labels are used.
+        image_shape: (c, h, w) with h = w, a multiple of 4.
+        num_classes: The labels are 0..num_classes-1.
+        latent_dim: Dimension of z.
+        width: Factor of all layer sizes.
+        conditional: Whether the one-hot label is concatenated to z, or labels are ignored.
+
+    Raises:
+        ValueError: For images of another size.
     """
 
     def __init__(
@@ -55,7 +71,7 @@ class GeneratorNet(nn.Module):
         conditional: bool = True,
     ) -> None:
         super().__init__()
-        self.side, self.num_classes, self.conditional = _check_side(image_shape), num_classes, conditional
+        self.side, self.num_classes, self.conditional = _quarter_side(image_shape), num_classes, conditional
         hidden, deep, middle, shallow = (max(1, round(size * width)) for size in (1024, 256, 64, 32))
         self.fc1 = nn.Linear(latent_dim + (num_classes if conditional else 0), hidden, bias=False)
         self.norm1 = Norm(hidden, running=True)
@@ -75,14 +91,23 @@ class GeneratorNet(nn.Module):
         h = F.relu(self.norm2(self.fc2(h))).reshape(len(z), -1, self.side, self.side)
         h = F.relu(self.norm3(self.up1(h)))
         h = F.relu(self.norm4(self.up2(h)))
-        return (torch.tanh(self.image(F.pad(h, (1, 2, 1, 2)))) + 1.0) / 2.0  # an even kernel, padded to the same size
+        return (torch.tanh(self.image(F.pad(h, (1, 2, 1, 2)))) + 1.0) / 2.0  # the padding keeps the size with kernel 4
 
 
 class DiscriminatorNet(nn.Module):
     """Two convolutions to 64@14x14 and 128@7x7, fully connected layers to 1024 and 1; leaky ReLU of slope 0.01.
 
-    The layer of 1024 is normalised: "batch", by each pass's own batch (published), or "layer", each row by itself. With
-    width 1: 6,556,865 parameters at 1x28x28 without labels, as published; with labels one-hot planes join the image.
+    With width 1 it has 6,556,865 parameters at 1x28x28 without labels, as published.
+
+    Args:
+        image_shape: (c, h, w) with h = w, a multiple of 4.
+        num_classes: The labels are 0..num_classes-1.
+        width: Factor of all layer sizes.
+        conditional: Whether one-hot planes of the label are concatenated to the image, or labels are ignored.
+        norm: Normalisation of the layer of 1024: "batch", by the statistics of each pass (published), or "layer".
+
+    Raises:
+        ValueError: For images of another size.
     """
 
     def __init__(
@@ -94,7 +119,7 @@ class DiscriminatorNet(nn.Module):
         norm: Literal["batch", "layer"] = "batch",
     ) -> None:
         super().__init__()
-        side, self.num_classes, self.conditional = _check_side(image_shape), num_classes, conditional
+        side, self.num_classes, self.conditional = _quarter_side(image_shape), num_classes, conditional
         shallow, middle, hidden = (max(1, round(size * width)) for size in (64, 128, 1024))
         planes = num_classes if conditional else 0
         self.conv1 = nn.Conv2d(image_shape[0] + planes, shallow, 4, stride=2, padding=1)
@@ -116,7 +141,7 @@ class DiscriminatorNet(nn.Module):
 def make_optimizer(
     name: Literal["sgd", "adam"], net: nn.Module, lr: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """Plain SGD, or Adam with Gulrajani et al.'s betas."""
+    """SGD without momentum, or Adam with the betas (0.5, 0.9) of Gulrajani et al."""
     if name == "sgd":
         return torch.optim.SGD(net.parameters(), lr, weight_decay=weight_decay)
     return torch.optim.Adam(net.parameters(), lr, (0.5, 0.9), weight_decay=weight_decay)

@@ -1,6 +1,6 @@
-"""What GS-WGAN's centralized and federated settings share: settings, and a generator with its moving average.
+"""Shared parts of centralized and federated GS-WGAN: their settings, and the generator with its moving average.
 
-Chen, Orekondy & Fritz, "GS-WGAN" (NeurIPS 2020), Algorithms 1 and 2. Critics are trained in `nets.wasserstein`.
+Chen, Orekondy & Fritz, "GS-WGAN" (NeurIPS 2020), Algorithms 1 and 2. `nets.wasserstein` trains the critics.
 """
 
 from __future__ import annotations
@@ -26,20 +26,26 @@ class GSWGANSettings(Checked):
     """Settings of both algorithms.
 
     Args:
-        schedule: which critic a step asks: "random", uniform (paper), or "public_balanced", each equally often.
-        batch_size: B, of records and of generated images, in every update exactly (the released code's batches of
-            records alternate between 32 and 28, and its batches of images with them).
-        n_critic: updates of the asked critic in each step.
-        warm_start: iterations that prepare each critic, of n_critic updates against one of a throw-away generator (the
-            text's 2,000; the released code makes 2,001).
-        sigma: σ; each image's gradient gets noise N(0, (2Cσ)^2 I). None: calibrated to the budget, or, if that is
-            infinite, neither clipping nor noise.
-        clip_norm: C, of the gradient of -sum D(x) (paper: 1; the released code divides both by B).
-        gp_weight: λ of the gradient penalty. drift: weight of the critic's squared scores.
-        lr, betas: of Adam, for critics and generator.
-        latent_dim, latent: dimension and law of z, "bernoulli" on {0, 1} or "normal".
-        width, critic_width: of the layers; None is the paper's.
-        ema: largest decay of the moving average of the generator, which is what is released.
+        schedule: How the critic of a step is chosen: "random", uniformly (paper), or "public_balanced", each critic
+            equally often.
+        batch_size: B, the number of records and of generated images in every update (in the released code, batches
+            alternate between 32 and 28).
+        n_critic: Updates of the chosen critic in each step.
+        warm_start: Iterations that pretrain each critic against a temporary generator: n_critic updates of the critic,
+            then one of the generator (2,000 in the text; the released code makes 2,001).
+        sigma: The gradient in each image gets noise N(0, (2 C sigma)^2 I). None: calibrated to the budget; an infinite
+            budget means no clipping and no noise.
+        clip_norm: C, the bound on the gradient of -sum D(x) (paper: 1; the released code divides both by B).
+        gp_weight: Weight lambda of the gradient penalty.
+        drift: Weight of the critic's squared scores.
+        lr, betas: Settings of Adam, for critics and generator.
+        generator: Architecture of the generator, "resnet" (paper) or "dcgan".
+        latent_dim, latent: Dimension and distribution of z, "bernoulli" on {0, 1} or "normal".
+        width, critic_width: Widths of the layers; None means the paper's.
+        ema: Largest decay of the moving average of the generator's weights. The average is released.
+
+    Raises:
+        ValueError: For a value outside its range.
     """
 
     schedule: Literal["random", "public_balanced"]
@@ -78,44 +84,51 @@ class GSWGANSettings(Checked):
 
     @property
     def generator_sizes(self) -> dict[str, Any]:
-        """Arguments of the generator's class besides the format of images."""
+        """Arguments of the generator's class, except those for the format of images."""
         return {"latent_dim": self.latent_dim, "width": self.width}
 
     @property
     def std(self) -> float | None:
-        """Standard deviation 2Cσ of the noise in every pixel; None: calibrated to the budget."""
+        """Standard deviation 2 C sigma of the noise in every pixel; None means calibrated to the budget."""
         return None if self.sigma is None else 2.0 * self.clip_norm * self.sigma
 
     def warm_start_iterations(self, critics: int, limit: Callable[[int], int]) -> int:
-        """For each critic.
+        """Number of warm-start iterations of each critic.
 
         Args:
-            limit: a scale's cap (`Context.limit`). It holds for all critics together; each gets one iteration at least.
+            critics: The number of critics.
+            limit: The scale's limit (`Context.limit`) of the iterations of all critics together. Each critic has at
+                least one iteration, unless `warm_start` is 0.
         """
         return max(1, limit(critics * self.warm_start) // critics) if self.warm_start else 0
 
 
 class AveragedGenerator:
-    """The generator g, which Adam moves along sanitised gradients in its images, and its moving average.
+    """The generator g, which Adam trains with sanitised gradients in its images, and the moving average of its weights.
 
     Attributes:
-        states: what changes in the training loop, by name, for `Context.steps` and `Context.warm_start`.
+        states: All objects that change in the training loop, for `Context.steps` and `Context.warm_start`.
     """
 
     def __init__(self, g: nn.Module, settings: GSWGANSettings) -> None:
         self.g = g
         self.adam = torch.optim.Adam(g.parameters(), settings.lr, settings.betas)
-        most = settings.ema
-        self.ema = AveragedModel(g, avg_fn=lambda mean, new, n: mean + max(1.0 - most, 1.0 / (n + 1)) * (new - mean))
+        largest_decay = settings.ema
+
+        def average(mean: Tensor, new: Tensor, n: Tensor | int) -> Tensor:
+            """A plain mean of the first weights, and later an exponential average of the largest decay."""
+            return mean + max(1.0 - largest_decay, 1.0 / (n + 1)) * (new - mean)
+
+        self.ema = AveragedModel(g, avg_fn=average)
         self.states: dict[str, Any] = {"g": self.g, "adam": self.adam, "ema": self.ema}
 
     def descend(self, x: Tensor, gradient: Tensor) -> None:
-        """One step of Adam along the gradient [B, c, h, w] in the images x [B, c, h, w] that g has made."""
+        """One step of Adam with the gradient [B, c, h, w] in the images x [B, c, h, w], which g generated."""
         self.adam.zero_grad()
         x.backward(gradient / len(x))
         self.adam.step()
         self.ema.update_parameters(self.g)
 
     def average(self) -> nn.Module:
-        """The network whose parameters are the moving averages."""
+        """The network with the averaged weights."""
         return settle_spectral(self.ema.module)

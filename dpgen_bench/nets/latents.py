@@ -1,4 +1,4 @@
-"""Latents of conditional generators, by the law that they are drawn from."""
+"""Random latents of conditional generators."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ Law = Literal["normal", "uniform", "bernoulli"]
 
 
 def draw_latents(law: Law, shape: tuple[int, ...], rng: torch.Generator, device: torch.device) -> Tensor:
-    """Latents z of `shape`: standard normal, uniform on [0, 1], or Bernoulli(1/2) on {0, 1}.
+    """Latents z of this shape: standard normal, uniform on [0, 1], or Bernoulli(1/2) on {0, 1}.
 
     They are drawn on the CPU, so that they are the same on every device.
+
+    Args:
+        rng: A generator of random numbers on the CPU.
+        device: Where to move the latents.
     """
     if law == "normal":
         return torch.randn(shape, generator=rng).to(device)

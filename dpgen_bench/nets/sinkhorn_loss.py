@@ -1,6 +1,7 @@
-"""DP-Sinkhorn's loss on labelled images, its two terms apart (Cao et al., NeurIPS 2021, Definition 4.3).
+"""DP-Sinkhorn's loss on labelled images, whose two terms are computed separately (Cao et al., NeurIPS 2021,
+Definition 4.3).
 
-`transport.semi_debiased` is the same loss on points, both terms at once, as a reference for tests.
+`transport.semi_debiased` is the same loss on points with both terms in one computation, as a reference for tests.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from dpgen_bench.nets.transport import Transport
 class SinkhornLoss:
     """S = 2 W(X[0:n], Y) - W(X[0:n], X[n':n'+n]) of n + n' generated images X and the records Y.
 
-    An image in [-1, 1] and its label are one point: the pixels, followed by alpha_c times the one-hot label.
+    An image in [-1, 1] with its label is a point: the pixels, followed by alpha_c times the one-hot label.
 
     Args:
-        alpha_c: weight of the class.
-        n: images of the cross group.
+        transport: W.
+        alpha_c: Weight of the class.
+        num_classes, image_shape: Format of labels and images.
+        n: Number of images of the cross group.
     """
 
     transport: Transport
@@ -43,13 +46,13 @@ class SinkhornLoss:
         return gradient[:, : math.prod(self.image_shape)].reshape(-1, *self.image_shape)
 
     def gradient_without_records(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient [n + n', c, h, w] of the second term, -W(X[0:n], X[n':n'+n]), and that W.
+        """Gradient [n + n', c, h, w] of the second term, -W(X[0:n], X[n':n'+n]), and the value of this W.
 
-        The second term is solved apart from the first: rows n.. of its gradient leave without noise, and must not have
-        shared even their rounding with a secret batch.
+        The second term is solved separately from the first. Rows n.. of its gradient are released without noise, so
+        even their rounding must not depend on a secret batch.
 
         Args:
-            x: the points of X.
+            x: The points of X.
         """
         n_ = len(x) - self.n
         (own,) = self.transport.solve((x[: self.n], x[n_:]))
@@ -60,12 +63,12 @@ class SinkhornLoss:
         return gradient, own.value
 
     def gradient(self, own: Tensor, x: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        """Gradient of S in X[0:n]. It sees records, so it raises for none, and takes an empty batch.
+        """Gradient of S in X[0:n]. It runs inside a mechanism: no records make it raise, and the batch may be empty.
 
         Args:
-            own: the gradient of the second term in X[0:n], [n, c, h, w].
-            x: the points of X[0:n].
-            images, labels: the records Y, images in [0, 1].
+            own: The gradient of the second term in X[0:n], [n, c, h, w].
+            x: The points of X[0:n].
+            images, labels: The records Y, with images in [0, 1].
         """
         if len(labels) == 0:
             return own
@@ -76,18 +79,20 @@ class SinkhornLoss:
     def parameter_gradient(
         self, theta: Sequence[Tensor], X: Tensor, own: Tensor, x: Tensor, images: Tensor, labels: Tensor
     ) -> Tensor:
-        """Gradient of S in the parameters theta of the generator, as one vector; it sees records like `gradient`.
+        """Gradient of S in the generator's parameters, as one vector. Like `gradient`, it runs inside a mechanism.
 
         Args:
-            X: the generated images [n + n', c, h, w] as functions of theta.
-            own: the gradient of the second term in X.
+            theta: The parameters.
+            X: The generated images [n + n', c, h, w], with the graph of their computation from theta.
+            own: The gradient of the second term in X.
+            x, images, labels: As for `gradient`.
         """
         gradient = torch.cat([self.gradient(own[: self.n], x, images, labels), own[self.n :]])
         return parameters_to_vector(torch.autograd.grad(X, theta, gradient, retain_graph=True))
 
 
 def assign_gradient(theta: Sequence[Tensor], gradient: Tensor) -> None:
-    """Give the parameters theta their parts of a gradient in all of them, one vector."""
+    """Set the `grad` of each parameter to its part of a gradient that is one vector."""
     parts = gradient.split([parameter.numel() for parameter in theta])
     for parameter, part in zip(theta, parts, strict=True):
         parameter.grad = part.view_as(parameter)

@@ -1,8 +1,8 @@
-"""Power iterations of PyTorch's spectral norm as functions of state dicts, for networks that run in evaluation mode.
+"""Power iterations of PyTorch's spectral norm as functions of parameters and buffers, for stacks of networks.
 
-`torch.nn.utils.parametrizations.spectral_norm` writes its singular vectors in place at each training-mode forward,
-which a stack of networks under `torch.vmap` cannot do. Such a stack runs in evaluation mode instead, which leaves the
-vectors alone, and moves them between forwards with `advance_spectral`.
+`torch.nn.utils.parametrizations.spectral_norm` updates its singular vectors in place in each forward pass in training
+mode, which is not possible under `torch.vmap`. A stack of networks therefore runs in evaluation mode, which does not
+change the vectors, and updates them between forward passes with `advance_spectral`.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-U, V, WEIGHT = ".0._u", ".0._v", ".original"  # the ends of PyTorch's names; what precedes them is the parametrization
+U, V, WEIGHT = ".0._u", ".0._v", ".original"  # suffixes of PyTorch's names, after the name of the parametrization
 
 
 @torch.no_grad()
 def power_iteration(weight: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """One power iteration on matrices W: u' = W v / ||W v||, then v' = Wᵀ u' / ||Wᵀ u'||.
+    """One power iteration on matrices W: u' = W v / ||W v||, then v' = W^T u' / ||W^T u'||.
 
     Args:
-        weight: [..., o, i...], the same leading stack dimensions as u and v; each is flattened to W [o, prod(i...)].
-            Right for Linear, Embedding and convolutions; PyTorch flattens transposed convolutions along their inputs.
+        weight: [..., o, i...], with the same leading stack dimensions as u and v; it is flattened to W [o, prod(i...)].
+            This is correct for Linear, Embedding and convolutions, but not for transposed convolutions, which PyTorch
+            flattens along their inputs.
         u: [..., o], estimates of the left singular vectors of the largest singular values.
-        v: [..., prod(i...)], estimates of the right ones.
+        v: [..., prod(i...)], estimates of the right singular vectors.
 
     Returns:
-        New (u', v'); the estimate of the singular value, which evaluation mode divides by, is then u'ᵀ W v'.
+        (u', v'). The estimate of the singular value, by which evaluation mode divides, is then u'^T W v'.
 
     Raises:
-        ValueError: if the shapes do not fit each other.
+        ValueError: If the shapes do not fit each other.
     """
     matrix = weight.flatten(u.dim()) if weight.dim() > u.dim() else weight
     if matrix.shape != (*u.shape, v.shape[-1]) or u.shape[:-1] != v.shape[:-1]:
@@ -46,18 +47,18 @@ def power_iteration(weight: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tenso
 
 
 def advance_spectral(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The buffers after one power iteration for every spectrally normalised weight: what a training-mode forward does.
+    """The buffers after one power iteration for each spectrally normalised weight, as in a training-mode forward pass.
 
     Args:
-        parameters, buffers: by PyTorch's names, `LAYER.parametrizations.weight.original` and
+        parameters, buffers: Tensors by PyTorch's names, `LAYER.parametrizations.weight.original` and
             `LAYER.parametrizations.weight.0._u`, `._v`: of one network (`named_parameters`, `named_buffers`), or of a
-            stack of them with leading dimensions (`torch.func.stack_module_state`). Left as they are.
+            stack of networks with leading dimensions (`torch.func.stack_module_state`). They are not changed.
 
     Returns:
-        All buffers: vectors anew, without gradient; others the given tensors.
+        All buffers: new singular vectors, without gradient, and the other tensors as they are.
 
     Raises:
-        ValueError: if a vector's weight or partner is missing, or shapes do not fit.
+        ValueError: If the weight of a vector or the other vector is missing, or if shapes do not fit.
     """
     advanced = dict(buffers)
     for name, u in buffers.items():
@@ -77,7 +78,7 @@ def advance_spectral(parameters: Mapping[str, Tensor], buffers: Mapping[str, Ten
 
 
 def settle_spectral(net: nn.Module, iterations: int = 100) -> nn.Module:
-    """The net, its vectors moved by many power iterations: for weights that were set from elsewhere (averages)."""
+    """Make many power iterations in place, for weights that training did not produce (averages), and return the net."""
     parameters, buffers = dict(net.named_parameters()), dict(net.named_buffers())
     for _ in range(iterations):
         buffers = advance_spectral(parameters, buffers)

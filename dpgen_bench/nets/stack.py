@@ -1,4 +1,4 @@
-"""Several networks of one architecture trained side by side, as one batched network."""
+"""Several networks of one architecture, trained together as one batched network."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ADAM = ("exp_avg", "exp_avg_sq")
 class Stack:
     """G networks, each with its own parameters, spectral vectors and Adam moments, in tensors [G, ...].
 
-    A forward pass is one `torch.vmap` over the stack, a training step one Adam on the stacked tensors. Adam acts entry
-    by entry, so both equal G separate networks up to rounding. Networks run in evaluation mode: what training mode
-    would change, the spectral vectors, is moved by `power_iteration`.
+    A forward pass is one `torch.vmap` over the stack, and a training step is one step of Adam on the stacked tensors.
+    Adam acts on each entry separately, so the results equal those of G separate networks up to rounding. Networks run
+    in evaluation mode, and `power_iteration` updates the spectral vectors, as training mode would.
 
     Args:
-        template: a module of the architecture, pure in evaluation mode; its own numbers are not used.
-        tensors: as `initial` or `tensors` gives them; without Adam's moments, Adam starts anew.
-        lr, betas: of Adam.
+        template: A module of the architecture, which is a pure function in evaluation mode; its weights are not used.
+        tensors: What `initial` or `tensors` returned. Without Adam's moments, Adam starts from zero moments.
+        lr, betas: Settings of Adam.
     """
 
     def __init__(
@@ -40,7 +40,10 @@ class Stack:
 
     @staticmethod
     def initial(make: Callable[[], nn.Module], rngs: Sequence[torch.Generator]) -> dict[str, Tensor]:
-        """Tensors of one fresh network for each generator, initialised from it; PyTorch's own are untouched."""
+        """Tensors of one new network for each generator in `rngs`, from which it is initialised.
+
+        PyTorch's global generators are not changed.
+        """
         nets = []
         for rng in rngs:
             with torch.random.fork_rng(devices=[]):
@@ -50,7 +53,7 @@ class Stack:
         return {name: value.detach() for name, value in {**parameters, **buffers}.items()}
 
     def tensors(self, *, adam: bool) -> dict[str, Tensor]:
-        """What the stack is, [G, ...] by name: parameters, buffers, and Adam's moments and steps if asked."""
+        """The state of the stack, [G, ...] by name: parameters, buffers and, if `adam`, Adam's moments and steps."""
         tensors = {**self.parameters, **self.buffers}
         for name, parameter in self.parameters.items() if adam else ():
             state = self.adam.state[parameter]
@@ -61,19 +64,19 @@ class Stack:
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The networks' outputs [G, ...] for inputs [G, ...], one slice for each network."""
 
-        def one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], *slices: Tensor) -> Tensor:
+        def forward_one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], *slices: Tensor) -> Tensor:
             output: Tensor = functional_call(self.template, (parameters, buffers), slices)
             return output
 
-        return torch.vmap(one)(self.parameters, self.buffers, *inputs)
+        return torch.vmap(forward_one)(self.parameters, self.buffers, *inputs)
 
     def power_iteration(self) -> None:
-        """One power iteration for each spectrally normalised layer, as a forward pass in training mode makes it."""
+        """One power iteration for each spectrally normalised layer, as in a forward pass in training mode."""
         self.buffers = advance_spectral(self.parameters, self.buffers)
 
     def descend(self, losses: Tensor) -> None:
-        """One step of Adam for each network on its own of the losses [G]."""
-        # Networks share nothing, so the gradient of the sum is, in each network's slice, that of its own loss.
+        """One step of Adam for each network, with the gradient of its entry of the losses [G]."""
+        # Networks share no parameters, so each slice of the sum's gradient is the gradient of that network's loss.
         gradients = torch.autograd.grad(losses.sum(), list(self.parameters.values()))
         for parameter, gradient in zip(self.parameters.values(), gradients, strict=True):
             parameter.grad = gradient

@@ -1,11 +1,11 @@
-"""Wasserstein critics with gradient penalty, several at a time: what GS-WGAN's two settings share.
+"""Training of Wasserstein critics with gradient penalty, one or several at a time.
 
 Chen, Orekondy & Fritz, "GS-WGAN" (NeurIPS 2020), Algorithms 1 and 2; Gulrajani et al., "Improved Training of
-Wasserstein GANs" (NeurIPS 2017). What sees records here is called inside private functions: it draws its randomness
-from the generators that it is given, leaves PyTorch's global generators alone, and raises for no records whatever.
+Wasserstein GANs" (NeurIPS 2017). Functions that see records run inside mechanisms: they use only the given rng, and do
+not raise for any records.
 
-The ids of runs, and what warm starts are kept under, know a method's file but nothing of `nets`: raise
-TRAINING_VERSION (runs/config.py) when what they compute changes.
+After a change of what is computed here, raise `TRAINING_VERSION` in runs/config.py: run ids and the cache of warm starts
+do not depend on the source of `nets`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Critics = Callable[[Tensor, Tensor], Tensor]  # (images [G, B, c, h, w], labels 
 
 
 def draw_batch(records: Records, size: int, rng: torch.Generator) -> Records:
-    """Exactly `size` of the records: distinct ones where there are enough, else with repetition.
+    """Exactly `size` of the records: distinct ones if there are enough, else with repetition.
 
-    Where there is none, a black image of class 0 stands in, so that a critic's arithmetic has the same shape for any
-    records: in a stack, it is shared with other critics.
+    If there is no record, the batch has black images of class 0, so that it has the same shape for all records, as a
+    stack of critics needs.
     """
     images, labels = records
     if len(labels) == 0:
@@ -41,40 +41,45 @@ def draw_batch(records: Records, size: int, rng: torch.Generator) -> Records:
 
 
 def draw_matching(records: Records, labels: Tensor, size: int, rng: torch.Generator) -> tuple[Tensor, Tensor] | None:
-    """For given labels, records of the same labels: what a client answers to labels that it did not choose.
+    """Random records with the given labels, to be paired with generated images of these labels.
 
     Args:
-        labels: int64 [b], of the images that the records shall be set against.
-        size: how many pairs to make.
+        records: The records.
+        labels: int64 [b], the labels of the generated images.
+        size: The number of pairs.
+        rng: Generator of random numbers.
 
     Returns:
-        (places int64 [size] in `labels`, images [size, c, h, w] of those labels), places whose label no record has left
-        out and the others repeated in their stead; None if no record has any of the labels.
+        (positions int64 [size] in `labels`, images [size, c, h, w] of records with these labels). Positions whose label
+        no record has are left out, and others are repeated instead. None if no record has any of the labels.
     """
-    images, own = records
-    order = torch.argsort(own, stable=True)
-    ends = torch.searchsorted(own[order], labels, right=True)
-    starts = torch.searchsorted(own[order], labels)
-    held = torch.nonzero(ends > starts).flatten()
-    if len(held) == 0:
+    images, record_labels = records
+    # After sorting, the records of labels[i] are at starts[i] .. ends[i] - 1.
+    order = torch.argsort(record_labels, stable=True)
+    ends = torch.searchsorted(record_labels[order], labels, right=True)
+    starts = torch.searchsorted(record_labels[order], labels)
+    available = torch.nonzero(ends > starts).flatten()
+    if len(available) == 0:
         return None
-    places = held[torch.arange(size, device=held.device) % len(held)]
-    share = torch.rand(size, generator=rng, dtype=torch.float64).to(own.device)
-    chosen = starts[places] + (share * (ends - starts)[places]).long()
-    return places, images[order[chosen]].nan_to_num(0.0).clamp(0.0, 1.0)
+    positions = available[torch.arange(size, device=available.device) % len(available)]
+    uniform = torch.rand(size, generator=rng, dtype=torch.float64).to(record_labels.device)
+    chosen = starts[positions] + (uniform * (ends - starts)[positions]).long()
+    return positions, images[order[chosen]].nan_to_num(0.0).clamp(0.0, 1.0)
 
 
 @dataclass(frozen=True)
 class CriticTraining:
-    """How critics D are trained: n_critic updates for each of the generator (Algorithm 1, lines 4-9 and 16-21).
+    """Settings and steps of the training of critics D (Algorithm 1, lines 4-9 and 16-21).
+
+    G is the number of critics in a stack, B the batch size.
 
     Args:
-        batch_size: B, records and generated images in an update.
-        n_critic: updates in a round.
-        gp_weight: λ of the gradient penalty.
-        drift: weight of the mean squared score of records, which keeps scores from wandering (released code).
-        latent, latent_dim: law and dimension of z.
-        lr, betas: of Adam.
+        batch_size: B, the number of records and of generated images in an update.
+        n_critic: Updates of a critic for each update of the generator.
+        gp_weight: Weight lambda of the gradient penalty.
+        drift: Weight of the mean squared score of records, which keeps scores near 0 (released code).
+        latent, latent_dim: Distribution and dimension of z.
+        lr, betas: Settings of Adam.
     """
 
     batch_size: int = 32
@@ -87,28 +92,34 @@ class CriticTraining:
     betas: tuple[float, float] = (0.5, 0.9)
 
     def stack(self, template: nn.Module, tensors: dict[str, Tensor]) -> Stack:
+        """A stack of networks with these tensors, which is trained with these settings of Adam."""
         return Stack(template, tensors, lr=self.lr, betas=self.betas)
 
     def loss(self, critics: Critics, real: Tensor, fake: Tensor, labels: Tensor, mix: Tensor) -> Tensor:
-        """L_D of each critic, [G]: mean D(fake) - mean D(real) + λ mean (|∇D(x̃)| - 1)² + drift mean D(real)².
+        """L_D of each critic, [G].
+
+        L_D = mean D(fake) - mean D(real) + gp_weight mean (|grad D(x)| - 1)^2 + drift mean D(real)^2, with the gradient
+        at x = mix real + (1 - mix) fake.
 
         Args:
-            real, fake: images [G, B, c, h, w], of the same labels [G, B].
-            mix: [G, B, 1, 1, 1] in [0, 1]; x̃ = mix real + (1 - mix) fake.
+            critics: D.
+            real, fake: Images [G, B, c, h, w].
+            labels: The labels [G, B] of both.
+            mix: [G, B, 1, 1, 1] in [0, 1].
         """
         size = real.shape[1]
         real_scores, fake_scores = critics(torch.cat([real, fake], 1), torch.cat([labels, labels], 1)).split(size, 1)
         between = (mix * real + (1.0 - mix) * fake).requires_grad_()
-        # A pass of its own: differentiating the pass above twice would carry all of its rows along.
+        # A separate pass, because differentiating the pass above twice would include all of its rows.
         (slopes,) = torch.autograd.grad(critics(between, labels).sum(), between, create_graph=True)
         penalty = (slopes.flatten(2).norm(dim=2) - 1.0).square().mean(1)
         drift = self.drift * real_scores.square().mean(1)
         return fake_scores.mean(1) - real_scores.mean(1) + self.gp_weight * penalty + drift
 
     def loss_of_one(self, D: nn.Module, G: nn.Module, records: Records, rng: torch.Generator) -> Tensor:
-        """L_D of one network D, a scalar, on a batch of its records and images that G makes for their labels.
+        """L_D of one network D, a scalar, on a batch of its records and images that G generates for their labels.
 
-        Records and images go through D in passes of their own, because its batch normalisation may couple rows.
+        Records and generated images are separate passes through D, because D may have batch normalisation.
         """
         size = self.batch_size
 
@@ -129,12 +140,13 @@ class CriticTraining:
         generate: Callable[[Tensor, Tensor], Tensor],
         rngs: Sequence[torch.Generator],
     ) -> None:
-        """n_critic updates of each critic on its own records, against images with the labels of those records.
+        """Make n_critic updates of each critic on its own records, and generated images with the same labels.
 
         Args:
-            records: of each critic.
+            critics: The critics.
+            records: Records of each critic.
             generate: (z [G, B, latent_dim], labels [G, B]) -> images [G, B, c, h, w].
-            rngs: one generator for each critic.
+            rngs: One generator of random numbers for each critic.
         """
         for _ in range(self.n_critic):
             batches = [draw_batch(own, self.batch_size, rng) for own, rng in zip(records, rngs, strict=True)]
@@ -145,12 +157,12 @@ class CriticTraining:
             self.update(critics, real, fake, labels, torch.stack(mix).to(real.device))
 
     def update(self, critics: Stack, real: Tensor, fake: Tensor, labels: Tensor, mix: Tensor) -> None:
-        """One step of each critic on given batches; shapes as in `loss`."""
+        """One step of each critic on given batches; the shapes are those of `loss`."""
         critics.power_iteration()
         critics.descend(self.loss(critics, real, fake, labels, mix))
 
     def image_gradient(self, critics: Stack, images: Tensor, labels: Tensor) -> Tensor:
-        """Gradient of L_G = -sum D(x) in the images x [G, B, c, h, w] of labels [G, B], before it is sanitised."""
+        """Gradient of L_G = -sum D(x) in images x [G, B, c, h, w] with labels [G, B], neither clipped nor noised."""
         critics.power_iteration()
         x = images.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(-critics(x, labels).sum(), x)
@@ -165,14 +177,17 @@ class CriticTraining:
         records: Sequence[Records],
         rngs: Sequence[torch.Generator],
     ) -> dict[str, Tensor]:
-        """Critics after `iterations` rounds against throw-away generators of their own (Algorithm 1, lines 2-12).
+        """Critics after `iterations` rounds, each against its own temporary generator (Algorithm 1, lines 2-12).
 
         Args:
-            make_critic, make_generator: fresh networks on the device of the records.
-            records, rngs: of each critic.
+            make_critic, make_generator: Return a new network on the device of the records.
+            iterations: The number of rounds.
+            num_classes: The labels are 0..num_classes-1.
+            records, rngs: Records, and a generator of random numbers, of each critic.
 
         Returns:
-            The tensors of a stack of critics, without Adam's, which starts anew afterwards, as in the released code.
+            The tensors of a stack of critics, without Adam's moments: as in the released code, the training after the
+            warm start begins with new moments.
         """
         with torch.random.fork_rng(devices=[]):
             critic_template, generator_template = make_critic(), make_generator()
@@ -190,7 +205,7 @@ class CriticTraining:
         records: Sequence[Records],
         rngs: Sequence[torch.Generator],
     ) -> None:
-        """One round for each critic and its generator: n_critic updates of the one, then one of the other."""
+        """One round for each critic and its generator: n_critic updates of the critic, then one of the generator."""
         self.improve(critics, records, generators, rngs)
         y = [torch.randint(num_classes, (self.batch_size,), generator=rng) for rng in rngs]
         labels = torch.stack(y).to(records[0][0].device)
@@ -199,5 +214,6 @@ class CriticTraining:
         generators.descend(-critics(generators(self._latents(rngs, labels.device), labels), labels).mean(1))
 
     def _latents(self, rngs: Sequence[torch.Generator], device: torch.device) -> Tensor:
+        """Latents [G, B, latent_dim]."""
         shape = (self.batch_size, self.latent_dim)
         return torch.stack([draw_latents(self.latent, shape, rng, device) for rng in rngs])
