@@ -1,6 +1,5 @@
 """Fed-Avg GAN: a GAN whose discriminator is trained by federated averaging with user-level differential privacy
 (Augenstein et al., "Generative Models for Effective ML on Private, Decentralized Datasets", ICLR 2020, Algorithm 1).
-It is the baseline of GS-WGAN's federated setting.
 
 Guarantees, with the client as the unit of privacy: in each of R rounds the mechanism "discriminator" releases the sum
 of the clipped parameter differences of the sampled clients, plus noise. The discriminator, the generator and their
@@ -60,7 +59,7 @@ class DiscriminatorClient(Program):
 
 @dataclass
 class FedAvgGAN(Checked):
-    """Algorithm 1 of Augenstein et al. conf/method/fedavg_gan.yaml has the published settings.
+    """Algorithm 1, the baseline of GS-WGAN's federated setting. conf/method/fedavg_gan.yaml has the published settings.
 
     Args:
         clients_per_round: Expected number of clients in a round, by which their sum is divided.
@@ -118,7 +117,7 @@ class FedAvgGAN(Checked):
             before = parameters_to_vector(D.parameters()).detach()
             # Each sampled client trains D on its records; the server gets the noisy sum of clipped differences.
             noisy = ask({"discriminator": before, "generator": parameters_to_vector(G.parameters()).detach()})
-            assert noisy is not None  # where the server adds the noise, every round has a sum
+            assert noisy is not None  # every round has a sum if the server adds the noise
             mean = noisy / self.clients_per_round
             vector_to_parameters(before + self.lr_server * mean, D.parameters())
             for _ in range(self.g_steps):  # the server trains G against D

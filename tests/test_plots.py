@@ -260,7 +260,10 @@ def test_only_some_rows_of_a_table(tmp_path: Path) -> None:
         ({"kind": "curve", "y": "fid"}, r"plot of kind curve: expected the keys y, x, got none of \['x'\]; add them"),
         ({"kind": "log", "y": []}, r"plot\.y: expected one metric or more"),
         ({"kind": "curve", "x": "method.n_d", "y": "fid", "log_x": "yes"}, r"plot\.log_x: expected true or false, got"),
-        ({"kind": "curve", "x": "method.n_d", "y": "fid", "panel": ["seed", "seed"]}, r"plot\.panel: expected a word"),
+        (
+            {"kind": "curve", "x": "method.n_d", "y": "fid", "panel": ["seed", "seed"]},
+            r"plot\.panel: expected a string",
+        ),
         ({"kind": "samples", "only": "seed"}, r"plot\.only: expected a mapping"),
         ({"kind": "curve", "x": "method.nd", "y": "fid"}, r"method\.nd"),
         ({"kind": "curve", "x": "method.n_d", "y": "fid", "series": "method.width"}, r"method\.width"),

@@ -129,14 +129,14 @@ def test_dcgan_names_the_other_generator():
 @pytest.mark.parametrize("case", NETS)
 def test_sizes_below_1_are_refused(case):
     net, (_, h, w), _ = case
-    with pytest.raises(ValueError, match="width of at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"width of at least 1 for the .*, got 0"):
         net((1, h, w), 4, width=0)
-    with pytest.raises(ValueError, match="num_classes of at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"num_classes of at least 1 for the .*, got 0"):
         net((1, h, w), 0)
-    with pytest.raises(ValueError, match="channels of at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"channels of at least 1 for the .*, got 0"):
         net((0, h, w), 4)
     if net is not ProjectionCritic:
-        with pytest.raises(ValueError, match="latent_dim of at least 1, got -1"):
+        with pytest.raises(ValueError, match=r"latent_dim of at least 1 for the .*, got -1"):
             net((1, h, w), 4, latent_dim=-1)
 
 
