@@ -1,6 +1,6 @@
-"""Short fits of every method of the bench in each of its branches, and what they compute, stored with the version.
+"""Short fits of every method in each of its branches, whose results are stored together with the version.
 
-`python -m tests.behaviour` writes the values again. Raise the `version` of a method whose values have changed.
+`python -m tests.behaviour` writes the stored values again. Raise the `version` of a method whose values have changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEED, RECORDS, CLIENTS, SAMPLES, BLOCK = 0, 32, 4, 4, 7
 
 @dataclass(frozen=True)
 class Case:
-    """A method with settings that reach one of its branches. At epsilon inf there is noise if they state it."""
+    """A method with settings that use one of its branches. With epsilon inf there is noise only if they set it."""
 
     method: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -39,11 +39,11 @@ class Case:
 
     @property
     def name(self) -> str:
-        words = [f"{key}={value}" for key, value in self.settings.items()]
-        return " ".join([self.method, f"epsilon={self.epsilon:g}", *words])
+        settings_text = [f"{key}={value}" for key, value in self.settings.items()]
+        return " ".join([self.method, f"epsilon={self.epsilon:g}", *settings_text])
 
 
-TINY = 1e-6  # noise at clients is keyed by the message, so that rounding of the message changes it as a whole
+TINY = 1e-6  # noise at clients is keyed by the message: rounding of the message changes all of the noise
 _DPGAN: dict[str, Any] = dict(steps=16, batch_size=8, d_d=4, d_g=4, latent_dim=4, lr_d=5e-3, lr_g=5e-3)
 _SINKHORN: dict[str, Any] = dict(steps=12, batch_size=6, width=4, lr=5e-3)
 _CRITICS: dict[str, Any] = dict(
@@ -81,11 +81,11 @@ CASES = [
 
 
 def computed(case: Case) -> dict[str, Any]:
-    """The version, the approved allowances, and the samples of a fit.
+    """The version, the ledger and the samples of a fit.
 
     Returns:
         version; ledger: sampling, sensitivities, std and times of each entry; grey: means of SAMPLES images, 0..255,
-        over blocks of BLOCK x BLOCK pixels; steps, counters, and the whole numbers of the log.
+        over blocks of BLOCK x BLOCK pixels; steps, counters, and the integers of the log.
     """
     method = named(case.method, **case.settings)
     images, labels = two_classes(RECORDS)
@@ -96,8 +96,8 @@ def computed(case: Case) -> dict[str, Any]:
     context = Context(SEED, services=services)
     generator = method.fit(data, context)
     data.close()
-    wanted = torch.arange(SAMPLES) % 2
-    grey = torch.nn.functional.avg_pool2d(generator.sample_unrounded(wanted, SEED).double(), BLOCK)
+    labels_of_samples = torch.arange(SAMPLES) % 2
+    grey = torch.nn.functional.avg_pool2d(generator.sample_unrounded(labels_of_samples, SEED).double(), BLOCK)
     return {
         "version": method_version(type(method)),
         "ledger": [
@@ -121,7 +121,7 @@ def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 def with_tolerance(case: Case) -> dict[str, Any]:
-    """The values, and how far the samples of another machine may lie: four times the largest of five perturbed fits."""
+    """The values, with a tolerance for other machines: 4 times the largest difference of 5 perturbed fits."""
     plain = computed(case)
     spread = 0.0
     for seed in range(1, 6):

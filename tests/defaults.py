@@ -1,4 +1,4 @@
-"""Methods of the bench with the settings of their yamls, which is where defaults stand, and comments of yamls."""
+"""Methods with the default settings of their yamls, and comments of yamls."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def _settings(name: str) -> dict[str, Any]:
 
 
 def build(cls: type[T], **changes: Any) -> T:
-    """A method, or a cheat derived from one, with the settings of its yaml but for `changes`."""
+    """A method, or a cheat derived from one, with the settings of its yaml, except `changes`."""
     module = next(base.__module__ for base in cls.__mro__ if base.__module__.startswith("methods."))
     return cls(**{**_settings(module.removeprefix("methods.")), **changes})
 
 
 def named(name: str, **changes: Any) -> Method:
-    """The method of conf/method/NAME.yaml with its settings but for `changes`."""
+    """The method of conf/method/NAME.yaml with its settings, except `changes`."""
     method: Method = get_class(_yaml(name)["_target_"])(**{**_settings(name), **changes})
     return method
 

@@ -29,7 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 class Seen(Context):
-    """A context that remembers what the method put into its loop."""
+    """A context that remembers the states that the method passed to its loop."""
 
     def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Any:
         self.stateful = stateful

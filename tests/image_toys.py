@@ -12,8 +12,8 @@ from dpgen_bench.evaluate.metric import EvalContext
 
 
 @dataclass(frozen=True)
-class Given:
-    """Stands for a dataset: `load` gives the training records it was made with."""
+class TrainingSet:
+    """A dataset whose `load` returns the given training records."""
 
     records: Records
 
@@ -23,10 +23,10 @@ class Given:
 
 
 def images(n: int, seed: int, shape: tuple[int, ...] = (1, 6, 6), low: int = 0, high: int = 256) -> Records:
-    drawn = np.random.default_rng(seed).integers(low, high, (n, *shape), dtype=np.uint8)
-    return Records(torch.from_numpy(drawn), torch.arange(n) % 5)
+    pixels = np.random.default_rng(seed).integers(low, high, (n, *shape), dtype=np.uint8)
+    return Records(torch.from_numpy(pixels), torch.arange(n) % 5)
 
 
 def context(tmp_path, train: Records | None = None, seed: int = 0) -> EvalContext:
-    dataset = None if train is None else Given(train)
+    dataset = None if train is None else TrainingSet(train)
     return EvalContext(seed=seed, device="cpu", num_classes=5, cache=tmp_path, dataset=dataset)

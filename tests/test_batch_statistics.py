@@ -342,7 +342,7 @@ def test_kept_samples_are_of_the_option_they_were_drawn_by(folder):
     assert draw(batch_statistics=None)[1] == by
 
 
-def test_reports_with_and_without_stand_beside_each_other(tmp_path, folder):
+def test_measurements_with_and_without_batch_statistics_coexist(tmp_path, folder):
     shades = {"_target_": "tests.test_batch_statistics.Shades"}
     NetGenerator(Shades(), shades, LATENT, 10, (1, 28, 28)).save(folder.path)
     metrics = {"brightness": {"_target_": "tests.toys.Brightness"}}

@@ -1,4 +1,4 @@
-"""What a method computes belongs to its `version`: if these values change, the version must be raised."""
+"""Results of every method are those of its `version`: if these values change, the version must be raised."""
 
 from __future__ import annotations
 

@@ -139,10 +139,10 @@ def test_time_is_in_the_loops_and_outside_of_them(tmp_path, monkeypatch):
     with pytest.raises(Killed):
         attempt(die_at=2)  # two steps are kept; the third dies with the process
     now[0] += 1000
-    told = attempt(None).cost(generator())
-    assert told["seconds"] == {"train": 30.0}
-    assert told["steps"] == {"train": 3}
-    assert told["seconds_outside_loops"] == 1 + 1 + 5
+    measured = attempt(None).cost(generator())
+    assert measured["seconds"] == {"train": 30.0}
+    assert measured["steps"] == {"train": 3}
+    assert measured["seconds_outside_loops"] == 1 + 1 + 5
 
 
 @pytest.mark.skipif(not MEASURABLE, reason="this system does not set a process's peak memory back")
@@ -153,21 +153,21 @@ def test_peak_memory_is_of_this_run_and_not_of_the_process():
     began = memory.read()["host"]
     held = np.ones(10 * 2**20)
     del held
-    told = memory.read()
-    assert told["since"] == "run start"
-    assert told["accelerator"] is None
-    assert told["host"] - began == pytest.approx(80, abs=10)
+    measured = memory.read()
+    assert measured["since"] == "run start"
+    assert measured["accelerator"] is None
+    assert measured["host"] - began == pytest.approx(80, abs=10)
     assert life is not None
     assert life - began > 200
 
 
 @pytest.mark.parametrize("missing", ["CLEAR_REFS", "STATUS"])
-def test_where_the_run_cannot_be_told_from_the_process_that_is_said(monkeypatch, tmp_path, missing):
+def test_a_peak_of_the_whole_process_says_so(monkeypatch, tmp_path, missing):
     monkeypatch.setattr(cost, missing, tmp_path / "no" / "such" / "file")
-    told = PeakMemory().read()
-    assert told["since"] == "process start"
+    measured = PeakMemory().read()
+    assert measured["since"] == "process start"
     unit = 2**20 if sys.platform == "darwin" else 2**10
-    assert told["host"] == pytest.approx(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
+    assert measured["host"] == pytest.approx(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)
 
 
 @pytest.mark.parametrize("system", ["darwin", "linux"])
@@ -186,8 +186,8 @@ def test_the_larger_peak_counts_across_a_kill(monkeypatch):
         "accelerator": 7.0,
         "since": "run start",
     }
-    told = memory.read({"host": 200.0, "accelerator": None, "since": "process start"})
-    assert told == {"host": 300.0, "accelerator": None, "since": "process start"}
+    measured = memory.read({"host": 200.0, "accelerator": None, "since": "process start"})
+    assert measured == {"host": 300.0, "accelerator": None, "since": "process start"}
 
 
 def test_the_peak_is_kept_in_the_checkpoint(tmp_path, monkeypatch):
@@ -203,12 +203,12 @@ def test_the_peak_is_kept_in_the_checkpoint(tmp_path, monkeypatch):
 
 
 def test_an_accelerators_peak_is_of_this_run(monkeypatch):
-    told = []
-    monkeypatch.setattr(torch.cuda, "init", lambda: told.append("init"))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: told.append(device))
+    calls = []
+    monkeypatch.setattr(torch.cuda, "init", lambda: calls.append("init"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append(device))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**20)
     memory = PeakMemory("cuda:1")
-    assert told == ["init", torch.device("cuda:1")]
+    assert calls == ["init", torch.device("cuda:1")]
     assert memory.read()["accelerator"] == 3.0
     assert memory.read({"host": 1.0, "accelerator": 5.0, "since": "run start"})["accelerator"] == 5.0
     assert memory.read({"host": 1.0, "accelerator": None, "since": "run start"})["accelerator"] == 3.0

@@ -53,7 +53,7 @@ def test_images_hash_sees_every_pixel_and_the_shape():
     assert Records(images.clone(), labels + 1).images_hash == Records(images, labels).images_hash
 
 
-def test_pixels_have_one_hash_whatever_their_type():
+def test_pixels_have_one_hash_for_all_types():
     whole = torch.arange(32, dtype=torch.uint8).reshape(2, 1, 4, 4)
     labels = torch.tensor([0, 1])
     records = Records(whole, labels)
@@ -135,10 +135,10 @@ def test_mnist_counts(data_root, split):
 def test_mnist_pixels_are_torchvisions(data_root):
     if not (data_root / "MNIST").is_dir():
         pytest.skip(f"no MNIST below {data_root}")
-    ours = Mnist(root=str(data_root)).load("test")
-    theirs = torchvision.datasets.MNIST(str(data_root), train=False)
-    assert torch.equal(ours.images[:, 0], theirs.data)
-    assert torch.equal(ours.labels, theirs.targets)
+    loaded = Mnist(root=str(data_root)).load("test")
+    reference = torchvision.datasets.MNIST(str(data_root), train=False)
+    assert torch.equal(loaded.images[:, 0], reference.data)
+    assert torch.equal(loaded.labels, reference.targets)
     # The mean intensity every MNIST tutorial normalises by.
     assert Mnist(root=str(data_root)).load("train").images.double().mean() / 255 == pytest.approx(0.1307, abs=5e-5)
 
@@ -152,7 +152,7 @@ def test_fashion_mnist_is_balanced(data_root, split):
 
 
 def write_idx(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
-    """The four idx files of MNIST's layout, train and test alike."""
+    """The four idx files of MNIST's layout, for train and test."""
     folder.mkdir(parents=True, exist_ok=True)
     for prefix in ("train", "t10k"):
         head = b"\x00\x00\x08\x03" + b"".join(size.to_bytes(4, "big") for size in images.shape)
@@ -163,7 +163,7 @@ def write_idx(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
 
 @pytest.fixture
 def small_mnist(tmp_path, monkeypatch):
-    """A 20-record MNIST whose checksums `Mnist` is made to expect: (root, images, labels)."""
+    """A 20-record MNIST whose checksums `Mnist` is patched to expect: (root, images, labels)."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (20, 28, 28), dtype=np.uint8)
     labels = np.arange(20, dtype=np.uint8) % 10
@@ -212,7 +212,7 @@ def test_fashion_in_mnists_place_is_noticed(small_mnist):
 
 @pytest.fixture
 def small_cifar(tmp_path, monkeypatch):
-    """Two images in each batch of CIFAR-10's layout, with the checksums torchvision is made to expect."""
+    """Two images in each batch of CIFAR-10's layout, with the checksums that torchvision is patched to expect."""
     reader = torchvision.datasets.CIFAR10
     folder = tmp_path / reader.base_folder
     folder.mkdir()

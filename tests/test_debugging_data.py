@@ -35,10 +35,10 @@ def task(**settings) -> DebuggingClients:
 def test_the_bug_inverts_whole_clients_and_no_one_elses_pixel(share, count):
     plain, records = FEDERATION.load("train"), task(inverted=share).load("train")
     bugs = task(inverted=share).inverted_clients()
-    hit = torch.isin(records.clients, torch.from_numpy(bugs))
+    has_bug = torch.isin(records.clients, torch.from_numpy(bugs))
     assert len(bugs) == count
-    assert torch.equal(records.images[hit], 255 - plain.images[hit])
-    assert torch.equal(records.images[~hit], plain.images[~hit])
+    assert torch.equal(records.images[has_bug], 255 - plain.images[has_bug])
+    assert torch.equal(records.images[~has_bug], plain.images[~has_bug])
     assert torch.equal(records.labels, plain.labels)
     assert torch.equal(records.clients, plain.clients)
 
@@ -52,14 +52,14 @@ def test_every_client_has_the_bug_equally_often():
     """Chi-square with false alarm below 1e-6: clients drawn without replacement vary less than it assumes."""
     bugs = np.concatenate([task(inverted=0.25, bug_seed=seed).inverted_clients() for seed in range(400)])
     assert stats.chisquare(np.bincount(bugs, minlength=20)).pvalue > 1e-6
-    # Golden: made once by this code; other clients need a new REVISION.
+    # Golden values of this code: other clients need a new REVISION.
     assert task().inverted_clients().tolist() == [1, 2, 3, 7, 9, 10, 12, 14, 15, 16]
 
 
 # Who is kept
 
 
-def test_suspects_and_others_by_flag_are_all_clients_numbered_anew():
+def test_suspects_and_others_by_flag_are_all_clients_renumbered():
     everyone = task().load("train")
     for select, flagged in (("suspected", True), ("others", False)):
         spec = task(select=select)

@@ -56,17 +56,17 @@ class FirstStep:
 
 
 def grads_of_a_fit(method: DPSinkhorn, monkeypatch: pytest.MonkeyPatch, **private_options: Any) -> Any:
-    """(watcher, gradients that Adam was given in the first step)."""
-    given: list[list[Tensor]] = []
+    """(watcher, gradients that Adam got in the first step)."""
+    received: list[list[Tensor]] = []
     step = torch.optim.Adam.step
     monkeypatch.setattr(
         torch.optim.Adam,
         "step",
-        lambda self: (given.append([p.grad.clone() for p in self.param_groups[0]["params"]]), step(self)),
+        lambda self: (received.append([p.grad.clone() for p in self.param_groups[0]["params"]]), step(self)),
     )
     watcher = Watcher()
     fit(method, private(watcher=watcher, **private_options))
-    return watcher, given[0]
+    return watcher, received[0]
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-3) -> None:
@@ -102,24 +102,24 @@ def test_parameters_get_the_backprop_of_the_sanitised_image_gradient(
 ) -> None:
     """Noisy rows as released, debiasing rows clipped alone and without noise: then exactly autograd.grad."""
     method = build(DPSinkhorn, **{**TINY, "p": p, "sigma": 0.7}, clip=clip, clip_norm=0.05)
-    watcher, given = grads_of_a_fit(method, monkeypatch)
+    watcher, received = grads_of_a_fit(method, monkeypatch)
     ((drawn, exact, noisy),) = watcher.releases
     step = FirstStep(method, drawn)
     close(exact, by_hand(step.G[:5], 0.05))
     noise = (noisy - exact).std()
     assert 0.9 < float(noise) / (2 * 0.05 * 0.7) < 1.1  # of 5 x 784 values known to 1.1%: false alarm below 1e-17
-    for a, b in zip(given, step.backprop(torch.cat([noisy, by_hand(step.G[5:], 0.05)])), strict=True):
+    for a, b in zip(received, step.backprop(torch.cat([noisy, by_hand(step.G[5:], 0.05)])), strict=True):
         close(a, b, 2e-3)
 
 
 def test_without_privacy_nothing_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
     method = build(DPSinkhorn, **TINY)
-    watcher, given = grads_of_a_fit(method, monkeypatch)
+    watcher, received = grads_of_a_fit(method, monkeypatch)
     ((drawn, exact, noisy),) = watcher.releases
     assert torch.equal(exact, noisy)
     step = FirstStep(method, drawn)
     assert float(step.G.flatten(1).norm(dim=1).min()) > method.clip_norm  # it would have been clipped
-    for a, b in zip(given, step.backprop(step.G), strict=True):
+    for a, b in zip(received, step.backprop(step.G), strict=True):
         close(a, b)
 
 
@@ -140,12 +140,12 @@ def test_a_step_is_adams_along_the_gradient_with_weight_decay() -> None:
 @pytest.mark.parametrize("p", [0.0, 0.4])
 def test_the_parameter_gradient_is_the_backprop_of_the_whole_loss(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
     method = build(DPSinkhorn, **{**TINY, "p": p, "sigma": 0.5}, perturb="parameter", clip_norm=0.03)
-    watcher, given = grads_of_a_fit(method, monkeypatch)
+    watcher, received = grads_of_a_fit(method, monkeypatch)
     ((drawn, exact, noisy),) = watcher.releases
     step = FirstStep(method, drawn)
     slopes = torch.cat([slope.flatten() for slope in step.backprop(step.G)])
     close(exact, whole_clip(slopes, 0.03))
-    assert torch.equal(torch.cat([grad.flatten() for grad in given]), noisy)
+    assert torch.equal(torch.cat([grad.flatten() for grad in received]), noisy)
 
 
 def test_an_empty_draw_releases_the_public_term_with_noise() -> None:

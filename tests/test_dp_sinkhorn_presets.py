@@ -74,7 +74,7 @@ def entries(table: str) -> list[RowSpec]:
 
 @dataclass(frozen=True)
 class Row:
-    """A printed row, by its `variant` or method in the table, what its run must set, and its figures as typed from it.
+    """A printed row, by its `variant` or method in the table, what its run must set, and its values as typed from it.
 
     Of a row of no table: its name, and the overrides that stand for it.
     """
@@ -82,7 +82,7 @@ class Row:
     table: str
     name: str
     expected: dict[str, Any]
-    figures: str = ""
+    printed_values: str = ""
     overrides: str = ""
 
     @property
@@ -95,7 +95,7 @@ class Row:
         return {("method" if self.table[-1] in "36" else "variant"): self.name}
 
     @property
-    def words(self) -> list[str]:
+    def run_overrides(self) -> list[str]:
         """The overrides of the run that answers it, without its seed."""
         if self.overrides:
             return [f"experiment=dp_sinkhorn/{self.overrides.split()[0]}", *self.overrides.split()[1:]]
@@ -107,23 +107,23 @@ class Row:
 
 def grid(table: str, base: dict[str, Any], rows: str) -> list[Row]:
     """Final Tables 4 and 5: lines of sigma, clipping norm, p, m; FID, then accuracies by LogReg, MLP, CNN."""
-    found = []
+    rows = []
     for line in rows.strip().splitlines():
-        sigma, clip, p, m, figures = line.split(maxsplit=4)
+        sigma, clip, p, m, printed_values = line.split(maxsplit=4)
         changes = dict(sigma=float(sigma), clip_norm=float(clip), p=float(p), m=float(m), steps=STEPS[float(sigma)])
         name = f"sigma={sigma}; Delta={clip}; p={p}; m={m}"
-        found.append(Row(table, name, base | changes, figures))
-    return found
+        rows.append(Row(table, name, base | changes, printed_values))
+    return rows
 
 
 def early_grid(table: str, base: dict[str, Any], rows: str) -> list[Row]:
     """Tables 4 and 5 of the earlier version: lines of p, m; FID, LogReg, MLP, CNN. At m = 0 the L1 part is gone."""
-    found = []
+    rows = []
     for line in rows.strip().splitlines():
-        p, m, figures = line.split(maxsplit=2)
+        p, m, printed_values = line.split(maxsplit=2)
         cost = dict(cost="l2") if m == "0" else dict(m=float(m))
-        found.append(Row(table, f"p={p}; m={m}; whole-matrix clip", base | dict(p=float(p)) | cost, figures))
-    return found
+        rows.append(Row(table, f"p={p}; m={m}; whole-matrix clip", base | dict(p=float(p)) | cost, printed_values))
+    return rows
 
 
 ROWS = [
@@ -141,7 +141,7 @@ ROWS = [
     ),
     Row(
         "final table 2", "perturb=image; loss=L2 (inferred); debias=none", MNIST | dict(p=0.0, cost="l2")
-    ),  # figures unreadable
+    ),  # values unreadable
     Row("final table 2", "perturb=image; loss=L1; debias=none; m=1", MNIST | dict(p=0.0, cost="l1"), "73.9 68.4 65.7"),
     Row("final table 2", "perturb=image; loss=L1+L2; debias=none; m=1", MNIST | dict(p=0.0), "89.1 80.8 77.6"),
     Row("final table 2", "perturb=image; loss=L1+L2; debias=full; m=1", MNIST | dict(p=1.0), "86.0 68.7 66.7"),
@@ -225,7 +225,7 @@ ROWS = [
     ),
     Row("early table 6", "DCGAN+DP-Sinkhorn", EARLY_CELEBA | dict(generator="dcgan"), "156.7 74.96 74.62"),
     Row("early table 6", "BigGAN+DP-Sinkhorn", EARLY_CELEBA, "168.4 76.18 75.79"),
-    # No rows: what the rows above start from, the released settings, and ours.
+    # No rows of tables: settings that the rows above start from, the released ones, and ours.
     Row("base", "early_mnist", EARLY, overrides="early_mnist"),
     Row("base", "early_celeba", EARLY_CELEBA, overrides="early_celeba"),
     Row(
@@ -251,7 +251,7 @@ PRINTED = [row for row in ROWS if row.table.startswith(("final", "early"))]
 
 def preset(name: str) -> Row:
     """The row of no table of that name, or the row that is that preset as it stands."""
-    return next(row for row in ROWS if name == row.name or row.words == [f"experiment=dp_sinkhorn/{name}"])
+    return next(row for row in ROWS if name == row.name or row.run_overrides == [f"experiment=dp_sinkhorn/{name}"])
 
 
 def bound(expected: dict[str, Any]) -> PerRow | Whole:
@@ -271,7 +271,7 @@ def proven(expected: dict[str, Any]) -> float:
 
 
 def test_every_preset_is_where_a_row_starts_from() -> None:
-    used = {row.words[0].removeprefix("experiment=dp_sinkhorn/") for row in ROWS}
+    used = {row.run_overrides[0].removeprefix("experiment=dp_sinkhorn/") for row in ROWS}
     assert {path.stem for path in FOLDER.iterdir()} == used
 
 
@@ -285,7 +285,7 @@ def test_every_row_of_the_tables_is_here() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.table}-{row.name}".replace(" ", "_"))
 def test_a_row_is_run_as_printed_and_composes_at_quick_scale(row: Row) -> None:
-    config = compose_config([*row.words, "scale=quick"])
+    config = compose_config([*row.run_overrides, "scale=quick"])
     got: dict[str, Any] = dict(config.method) | {"dataset": config.dataset.name, "delta": config.privacy.delta}
     assert {key: got.get(key) for key in row.expected} == row.expected
     protocol = "dp_sinkhorn_2k" if row.table == "reduced" else "dp_sinkhorn"
@@ -305,22 +305,24 @@ def test_a_row_is_run_as_printed_and_composes_at_quick_scale(row: Row) -> None:
 
 
 def test_the_reduced_preset_is_labelled() -> None:
-    assert compose_config(preset("reduced_whole").words).scale.name == "reduced"
+    assert compose_config(preset("reduced_whole").run_overrides).scale.name == "reduced"
 
 
-@pytest.mark.parametrize("row", [row for row in PRINTED if row.figures], ids=lambda row: f"{row.table}-{row.name}")
+@pytest.mark.parametrize(
+    "row", [row for row in PRINTED if row.printed_values], ids=lambda row: f"{row.table}-{row.name}"
+)
 def test_the_figures_typed_here_are_those_of_the_published_tables(row: Row) -> None:
     """Another person typed the CSVs from the paper."""
     version, _, number = row.table.split()
     paper = {"final": "dp_sinkhorn_final", "early": "dp_sinkhorn_earlier"}[version]
-    (found,) = [
+    (line,) = [
         each
         for each in published_rows(paper, number)
         if all(getattr(each, field) == value for field, value in row.of.items())
     ]
     names = ("fid", "acc_logreg_pct", "acc_mlp_pct", "acc_cnn_pct")
-    typed = [float(figure) for figure in row.figures.split()]
-    assert [found.cells[name].value for name in (names if len(typed) == 4 else (names[0], *names[2:]))] == typed
+    typed = [float(number) for number in row.printed_values.split()]
+    assert [line.cells[name].value for name in (names if len(typed) == 4 else (names[0], *names[2:]))] == typed
 
 
 @pytest.mark.parametrize("sigma", [1.1, 1.3])
@@ -337,7 +339,7 @@ def test_the_parameter_gradients_steps_have_the_count_of_table_1() -> None:
     assert proven(row.expected) == pytest.approx(9.21, abs=0.005)
 
 
-# preset: (expected, count of the paper, PLD's figure, RDP's with Opacus' default orders). The accountant here has more
+# preset: (expected, count of the paper, PLD's epsilon, RDP's with Opacus' default orders). The accountant here has more
 # orders, so that it lies between. Claims: appendix D.4 says 10 of each. q is 50 or 200 records of 162,770 on CelebA.
 GOLDEN = {
     "mnist": (MNIST, 10.05, 845.3, 890.0),
@@ -372,12 +374,12 @@ def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plan_releases_what_the_paper_says_and_claims_its_count(name: str, no_files: None) -> None:
     """`dpgen account experiment=dp_sinkhorn/PRESET --published`, but for the slow accountants."""
     row = preset(name)
-    ledger = plan([*row.words, "method.width=4"])  # no matter to privacy
+    ledger = plan([*row.run_overrides, "method.width=4"])  # the width does not matter to privacy
     [got], budget = ledger.events, ledger.budget
-    wanted = event(row.expected)
-    assert (got.sampling, got.times) == (wanted.sampling, wanted.times)
-    assert got.multiplier("add_remove") == pytest.approx(wanted.multiplier("add_remove"), rel=1e-12)
-    claim = build_spec(compose_config(row.words)).method().epsilon_claimed([got], budget.delta)  # type: ignore[attr-defined]
+    expected_event = event(row.expected)
+    assert (got.sampling, got.times) == (expected_event.sampling, expected_event.times)
+    assert got.multiplier("add_remove") == pytest.approx(expected_event.multiplier("add_remove"), rel=1e-12)
+    claim = build_spec(compose_config(row.run_overrides)).method().epsilon_claimed([got], budget.delta)  # type: ignore[attr-defined]
     assert claim == pytest.approx(GOLDEN[name][1] if name in GOLDEN else 10.05, abs=0.005)
 
 
@@ -386,7 +388,7 @@ def test_a_plan_releases_what_the_paper_says_and_claims_its_count(name: str, no_
 )
 def test_settings_repaired_calibrate_sigma_to_a_proven_ten(name: str, sigma: float, no_files: None) -> None:
     row = preset(name)
-    ledger = plan(row.words)
+    ledger = plan(row.run_overrides)
     [got], budget = ledger.events, ledger.budget
     assert budget == Budget(10.0, 1e-5, "add_remove", "rdp")
     assert got.std / (2.0 * row.expected["clip_norm"]) == pytest.approx(sigma, rel=2e-3)

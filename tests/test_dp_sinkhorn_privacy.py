@@ -1,4 +1,4 @@
-"""DP-Sinkhorn's privacy: it conforms, planted faults are found, and its claims are the papers' counts.
+"""DP-Sinkhorn's privacy: it conforms, planted faults are detected, and its claims are the papers' counts.
 
 Golden numbers: printed counts of appendix D.4 (10.05, 10.04) and of the earlier version (9.93), recomputed.
 """

@@ -52,7 +52,7 @@ def test_parameter_counts_are_the_papers(data: Any, g: int, d: int) -> None:
 
 @pytest.mark.parametrize(("width", "millions"), [(64, 0.44), (96, 0.97), (128, 1.72), (192, 3.86)])
 def test_discriminator_sizes_of_table_4(width: int, millions: float) -> None:
-    """The table prints d_𝒟 = 196 beside 3.86M and the ratio 2.24: both are those of 192 (196 has 4,026,429)."""
+    """The table prints d_𝒟 = 196 next to 3.86M and the ratio 2.24: both are those of 192 (196 has 4,026,429)."""
     assert round(parameters(DiscriminatorNet(*MNIST, width)) / 1e6, 2) == millions
 
 
@@ -159,7 +159,7 @@ class Vivid(GeneratorNet):
 
 @pytest.mark.parametrize("C", [0.05, math.inf])
 def test_a_discriminator_step_is_algorithm_1(C: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines 4-8 without noise, n = 12 and B = 5: q = 1/3, round(qn) = 4 fakes, denominator 8 whatever was drawn."""
+    """Lines 4-8 without noise, n = 12 and B = 5: q = 1/3, round(qn) = 4 fakes, denominator 8 for every draw."""
     monkeypatch.setattr(dpgan, "GeneratorNet", Vivid)
     watcher = Watcher()
     noise_free = {} if math.isinf(C) else {"clip_norm": C, "sigma": 1e-20}

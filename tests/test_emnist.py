@@ -1,4 +1,4 @@
-"""Federated EMNIST in both layouts and EMNIST without writers, on made-up files, and what is said of bad ones."""
+"""Federated EMNIST in both layouts and EMNIST without writers, on generated files, and the errors for bad files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpgen_bench.data.datasets import MissingData
 from dpgen_bench.data.federations import Clients, Emnist, FederatedEmnist
 from dpgen_bench.data.fetch import fetch
 
-# Federated EMNIST, on made-up files
+# Federated EMNIST, on generated files
 
 WRITERS = ("f0001_02", "f0000_14", "f0003_09")  # not in order; f0003_09 wrote no digit
 LABELS = {"f0001_02": [0, 9, 10, 36, 61], "f0000_14": [35, 5], "f0003_09": [40]}
@@ -58,15 +58,15 @@ WRITE = {"tff": write_tff, "leaf": write_leaf}
 
 
 @pytest.fixture(params=["tff", "leaf"])
-def made(request, tmp_path):
+def spec_of_part(request, tmp_path):
     """A trial on three writers, in either layout."""
     WRITE[request.param](tmp_path)
     return FederatedEmnist(root=str(tmp_path), layout=request.param, complete=False)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_writers_are_clients_in_the_order_of_their_ids(made, split):
-    records, order = made.load(split), sorted(WRITERS)
+def test_writers_are_clients_in_the_order_of_their_ids(spec_of_part, split):
+    records, order = spec_of_part.load(split), sorted(WRITERS)
     files = made_up(split)
     # Ink is 0.0 in the files and 255 here.
     assert np.array_equal(records.images[:, 0].numpy(), np.concatenate([255 - files[user][0] for user in order]))
@@ -75,7 +75,7 @@ def test_writers_are_clients_in_the_order_of_their_ids(made, split):
         assert records.clients.tolist() == [0, 0, 1, 1, 1, 1, 1, 2]
     else:
         assert records.clients is None
-    assert made.num_clients == 3
+    assert spec_of_part.num_clients == 3
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_writers_are_clients_in_the_order_of_their_ids(made, split):
         (10, [5, 0, 9], [0, 1, 1]),
     ],
 )
-def test_classes_are_merged_or_left_out(made, classes, labels, clients):
-    spec = FederatedEmnist(root=made.root, layout=made.layout, complete=False, classes=classes)
+def test_classes_are_merged_or_left_out(spec_of_part, classes, labels, clients):
+    spec = FederatedEmnist(root=spec_of_part.root, layout=spec_of_part.layout, complete=False, classes=classes)
     records = spec.load("train")
     assert (records.labels.tolist(), records.clients.tolist()) == (labels, clients)
     assert len(spec.class_names) == classes
@@ -101,7 +101,7 @@ def test_class_names_follow_the_files():
 
 
 def test_all_grey_levels_come_out_whole(tmp_path):
-    """TensorFlow Federated's float32 pixels are k/255; every k is found again."""
+    """TensorFlow Federated's float32 pixels are k/255; every k is recovered."""
     (tmp_path / "fed_emnist").mkdir()
     with h5py.File(tmp_path / "fed_emnist" / "fed_emnist_train.h5", "w") as file:
         levels = np.resize(np.arange(256), (1, 28, 28))
@@ -111,8 +111,8 @@ def test_all_grey_levels_come_out_whole(tmp_path):
     assert np.array_equal(records.images[:, 0].numpy(), 255 - levels)
 
 
-def test_a_part_is_no_federated_emnist_unless_asked_for(made, monkeypatch):
-    spec = FederatedEmnist(root=made.root, layout=made.layout)
+def test_a_part_of_federated_emnist_is_refused_by_default(spec_of_part, monkeypatch):
+    spec = FederatedEmnist(root=spec_of_part.root, layout=spec_of_part.layout)
     with pytest.raises(ValueError, match=r"3400 users with 671585 examples.*got 3 with 8[\s\S]*complete=false"):
         spec.load("train")
     with pytest.raises(ValueError, match="77483"):
@@ -129,16 +129,16 @@ def test_the_whole_is_known_without_its_files(tmp_path):
     assert "content" not in spec.identity()
 
 
-def test_a_trials_identity_is_its_files_and_no_path(made, tmp_path_factory):
+def test_the_identity_of_a_part_is_its_files_and_no_path(spec_of_part, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    WRITE[made.layout](elsewhere)
-    if made.layout == "leaf":  # HDF5 files may hold times, and so differ
-        assert FederatedEmnist(root=str(elsewhere), layout="leaf", complete=False).identity() == made.identity()
-    before = made.identity()
-    assert made.root not in json.dumps(before)
-    file = made._files("test")[0]
+    WRITE[spec_of_part.layout](elsewhere)
+    if spec_of_part.layout == "leaf":  # HDF5 files may hold times, and so differ
+        assert FederatedEmnist(root=str(elsewhere), layout="leaf", complete=False).identity() == spec_of_part.identity()
+    before = spec_of_part.identity()
+    assert spec_of_part.root not in json.dumps(before)
+    file = spec_of_part._files("test")[0]
     file.write_bytes(file.read_bytes() + b" ")
-    assert made.identity()["content"] != before["content"]
+    assert spec_of_part.identity()["content"] != before["content"]
     kinds = [FederatedEmnist(layout=layout, classes=n).identity() for layout in ("tff", "leaf") for n in (62, 36, 10)]
     assert len({json.dumps(kind) for kind in kinds}) == 6
 
@@ -247,7 +247,7 @@ def test_federated_emnist_options_are_checked(wrong):
 
 @pytest.fixture
 def small_emnist(tmp_path, monkeypatch):
-    """Five images of EMNIST's letters, for training and testing alike, as the published files hold them."""
+    """Five images of EMNIST's letters, the same for training and testing, as the published files hold them."""
     images = np.random.default_rng(0).integers(0, 256, (5, 28, 28), dtype=np.uint8)
     raw = tmp_path / "EMNIST" / "raw"
     raw.mkdir(parents=True)
@@ -266,9 +266,9 @@ def test_emnist_is_made_upright_and_counts_from_0(small_emnist):
     assert np.array_equal(records.images[:, 0].numpy(), images.transpose(0, 2, 1))
     assert records.labels.tolist() == [0, 25, 1, 2, 0]
     assert records.clients is None
-    theirs = torchvision.datasets.EMNIST(str(root), split="letters", train=True)
+    reference = torchvision.datasets.EMNIST(str(root), split="letters", train=True)
     for record, label in enumerate(records.labels.tolist()):
-        assert theirs.classes[int(theirs.targets[record])] == Emnist(split="letters").class_names[label]
+        assert reference.classes[int(reference.targets[record])] == Emnist(split="letters").class_names[label]
 
 
 @pytest.mark.parametrize("split", ["byclass", "bymerge", "balanced", "digits", "mnist"])
@@ -318,12 +318,12 @@ def test_emnist_is_fetched_through_torchvision(small_emnist, monkeypatch, tmp_pa
     source, _ = small_emnist
     root = tmp_path_factory.mktemp("fresh")
 
-    def theirs(into: str, split: str, download: bool) -> None:
+    def fake_download(into: str, split: str, download: bool) -> None:
         assert (split, download) == ("letters", True)
         (source / "EMNIST").rename(Path(into) / "EMNIST")
         (Path(into) / "EMNIST" / "raw" / "gzip.zip").write_bytes(b"the archive")
 
-    monkeypatch.setattr(torchvision.datasets, "EMNIST", theirs)
+    monkeypatch.setattr(torchvision.datasets, "EMNIST", fake_download)
     # A federation of it fetches it, too.
     spec = Clients(Emnist(split="letters"), 2, root=str(root))
     assert fetch(spec) == root / "EMNIST"

@@ -127,9 +127,13 @@ def test_the_generator_descends_along_the_answers(sign: float, monkeypatch: pyte
 
 def planned(method: FedGSWGAN, n: int, eps: float | None = math.inf) -> tuple[Ledger, ClientMechanism]:
     """The allowance that the method asks of n clients at 28x28 with 36 classes; there is no record."""
-    ledger, key, nobody = Ledger(Budget(eps, DELTA, "replace_one", "pld"), n), Key.seeded("plan"), np.zeros(0, np.int64)
+    ledger, key, no_clients = (
+        Ledger(Budget(eps, DELTA, "replace_one", "pld"), n),
+        Key.seeded("plan"),
+        np.zeros(0, np.int64),
+    )
     none = torch.zeros(0, *SHAPE, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
-    data = PrivateData(*none, 36, Services(ledger, key), clients=nobody, num_clients=n)
+    data = PrivateData(*none, 36, Services(ledger, key), clients=no_clients, num_clients=n)
     return ledger, method._mechanism(data.grouped("client"), Context(0, services=data._services), {})
 
 
@@ -144,19 +148,19 @@ def spent(ledger: Ledger, against: str) -> float:
     [(3400, 21, 341.3, 395.9, 3.2363), (2136, 30, 467.5, 541.8, 5.3372), (866, 59, 888.5, 996.8, 14.9745)],
 )
 def test_the_published_setting(n: int, most: int, outsiders: float, server: float, claimed: float) -> None:
-    """Golden: proven figures as in the presets' comments; claims by Theorem A.1 in 40 digits, apart from this code."""
+    """Golden: proven epsilons of the presets' comments; claims by Theorem A.1 in 40 digits, by other code."""
     method = build(FedGSWGAN, sigma=1.07)
     ledger, mechanism = planned(method, n)
     assert mechanism.bound == bounds.PerRow(C=1.0, shape=(32, *SHAPE))
     assert mechanism.std == pytest.approx(2 * 1.07)
     assert mechanism.event.sampling == OneClient(n, "random", most)
-    found = spent(ledger, "outsiders")
-    assert found == pytest.approx(outsiders, abs=0.06)
+    against_outsiders = spent(ledger, "outsiders")
+    assert against_outsiders == pytest.approx(outsiders, abs=0.06)
     assert spent(ledger, "server") == pytest.approx(server, abs=0.06)
     assert method.epsilon_claimed([mechanism.event], DELTA) == pytest.approx(claimed, abs=1e-4)
     conditional = method.epsilon_conditional([mechanism.event], DELTA)
     assert conditional is not None
-    assert claimed < conditional[0] < found
+    assert claimed < conditional[0] < against_outsiders
 
 
 def test_what_the_paper_has_no_count_of() -> None:
@@ -214,7 +218,7 @@ def test_a_public_schedule_conforms() -> None:
 
 
 class FirstCritic(CriticClient):
-    """Cheat: clients that share a process use the critic of whoever was asked first."""
+    """Cheat: clients that share a process use the critic of the client that was asked first."""
 
     kept: ClassVar[dict[str, Tensor] | None] = None
 

@@ -127,12 +127,12 @@ def of_values(values: Tensor, *labels: int) -> tuple[Tensor, Tensor]:
 
 def test_matching_records_are_uniform_among_those_of_the_label() -> None:
     """Chi-square; two chances of 1e-7 of a false alarm."""
-    own, wanted = of_values(torch.arange(8) / 100, 3, 1, 3, 3, 7, 1, 3, 3), torch.tensor([3, 1])
-    pairs = draw_matching(own, wanted, 6000, toys.seeded())
+    own, server_labels = of_values(torch.arange(8) / 100, 3, 1, 3, 3, 7, 1, 3, 3), torch.tensor([3, 1])
+    pairs = draw_matching(own, server_labels, 6000, toys.seeded())
     assert pairs is not None
-    places, chosen = pairs[0], (pairs[1][:, 0, 0, 0] * 100).round().long()
-    assert torch.equal(places, torch.arange(6000) % 2)
-    assert torch.equal(own[1][chosen], wanted[places])
+    positions, chosen = pairs[0], (pairs[1][:, 0, 0, 0] * 100).round().long()
+    assert torch.equal(positions, torch.arange(6000) % 2)
+    assert torch.equal(own[1][chosen], server_labels[positions])
     for label in (3, 1):
         assert stats.chisquare(torch.bincount(chosen, minlength=8)[own[1] == label].numpy()).pvalue > 1e-7
 

@@ -1,4 +1,4 @@
-"""Fed-Avg GAN against Algorithm 1 of Augenstein et al.; planted faults must be found."""
+"""Fed-Avg GAN against Algorithm 1 of Augenstein et al.; planted faults must be detected."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def test_one_step_of_sgd_is_minus_lr_times_the_gradient() -> None:
     assert all(torch.equal(message[name], sent[name]) for name in sent)
 
 
-def test_one_step_of_adam_begins_anew() -> None:
-    """Its first step is -lr g / (|g| + 1e-8), whatever came before; further steps are more than the first."""
+def test_one_step_of_adam_has_no_earlier_moments() -> None:
+    """Its first step is -lr g / (|g| + 1e-8), for any earlier round; further steps are larger than the first."""
     D, G, message = nets()
     options = {"optimizer": "adam", "weight_decay": 0.0}
     difference, _ = program(**options).answer(message, own_records(), {}, toys.seeded(4))
@@ -136,7 +136,7 @@ class Known(DiscriminatorClient):
 
 
 class Steps(Context):
-    """Keeps the discriminator as each round found it and as it left it."""
+    """Keeps the discriminator before and after each round."""
 
     def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Iterator[int]:
         self.rounds: list[tuple[Tensor, Tensor]] = []
@@ -214,8 +214,8 @@ def test_the_generator_learns_how_bright_the_images_of_clients_are() -> None:
         data = PrivateData(
             images, torch.arange(80) % 10, 10, Services(ledger, Key.seeded("l")), clients=of, num_clients=20
         )
-        made = build(FedAvgGAN, **{**TINY, **adam, **sizes}).fit(data, Context(0, services=data._services))
-        learnt.append(float(made.sample(torch.arange(80) % 10, 1).float().mean()))
+        trained = build(FedAvgGAN, **{**TINY, **adam, **sizes}).fit(data, Context(0, services=data._services))
+        learnt.append(float(trained.sample(torch.arange(80) % 10, 1).float().mean()))
     assert learnt[1] - learnt[0] > 100
 
 
@@ -225,24 +225,24 @@ def test_the_generator_learns_how_bright_the_images_of_clients_are() -> None:
 def planned(method: FedAvgGAN, n: int, budget: Budget) -> ClientMechanism:
     """The allowance that the method asks of n clients; there is no record."""
     none = torch.zeros(0, *SHAPE, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
-    key, nobody = Key.seeded("plan"), np.zeros(0, np.int64)
-    data = PrivateData(*none, 36, Services(Ledger(budget, n), key), clients=nobody, num_clients=n)
+    key, no_clients = Key.seeded("plan"), np.zeros(0, np.int64)
+    data = PrivateData(*none, 36, Services(Ledger(budget, n), key), clients=no_clients, num_clients=n)
     return method._mechanism(data.grouped("client"), Context(0, services=data._services), program(), 1000)
 
 
 def test_the_published_setting() -> None:
-    """Golden: the figure of the preset's comment, and its law: Binomial(1000, 10/3400) Gaussian releases of 2C."""
+    """Golden: the epsilon of the preset's comment, and its law: Binomial(1000, 10/3400) Gaussian releases of 2C."""
     method = build(FedAvgGAN, selection="fixed", sigma=0.01)
     mechanism = planned(method, 3400, FREE)
     assert mechanism.bound == PerRecord(C=0.1, shape=(1000,))
     assert mechanism.std == pytest.approx(0.001)
     assert (mechanism.event.sampling, mechanism.times) == (FixedSize(10, 3400), 1000)
-    found = epsilon([mechanism.event], DELTA, "replace_one", "pld")
-    assert found == pytest.approx(259_528, abs=1)
+    epsilon_value = epsilon([mechanism.event], DELTA, "replace_one", "pld")
+    assert epsilon_value == pytest.approx(259_528, abs=1)
     h = np.arange(1, 60)
     mu = np.sqrt(h) * 0.2 / 0.001
-    tail = np.exp(found + stats.norm.logcdf(-mu / 2 - found / mu))
-    delta = stats.binom.pmf(h, 1000, 10 / 3400) @ (stats.norm.cdf(mu / 2 - found / mu) - tail)
+    tail = np.exp(epsilon_value + stats.norm.logcdf(-mu / 2 - epsilon_value / mu))
+    delta = stats.binom.pmf(h, 1000, 10 / 3400) @ (stats.norm.cdf(mu / 2 - epsilon_value / mu) - tail)
     assert float(delta) == pytest.approx(DELTA, rel=1e-2)
     loud = planned(build(FedAvgGAN, sigma=1.5), 3400, FREE).event
     assert method.epsilon_claimed([loud], DELTA) == pytest.approx(opacus_rdp(10 / 3400, 1.5, 1000, DELTA))
@@ -282,9 +282,9 @@ def test_the_defaults_are_the_published_ones_but_for_sampling_noise_and_labels()
 
 def check(budget: Budget | None = None, **settings: Any) -> str:
     """The line of the first check."""
-    told: list[str] = []
-    check_method(lambda: build(FedAvgGAN, **{**TINY, **settings}), records=24, budget=budget, echo=told.append)
-    return told[0]
+    lines: list[str] = []
+    check_method(lambda: build(FedAvgGAN, **{**TINY, **settings}), records=24, budget=budget, echo=lines.append)
+    return lines[0]
 
 
 ADAM = {"selection": "fixed", "norm": "layer", "optimizer_d": "adam", "optimizer_g": "adam"}
@@ -330,13 +330,13 @@ class Gossip(DiscriminatorClient):
         (Gossip, ConformanceError, "the row of client"),
     ],
 )
-def test_clients_that_remember_are_caught(cheat, error, reason, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_that_remember_are_detected(cheat, error, reason, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedavg_gan, "DiscriminatorClient", cheat)
     with pytest.raises(error, match=reason):
         check()
 
 
-def test_differences_that_nobody_clips_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unclipped_differences_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     for side in (client_side, server_side):
         monkeypatch.setattr(side, "clip_rows", lambda rows, C: rows.nan_to_num())
     with pytest.raises(ConformanceError, match="its declared sensitivity"):

@@ -127,7 +127,7 @@ def test_clients_identity_holds_what_matters_and_nothing_else(tmp_path):
     assert len({*kinds, Clients("digits", 20)}) == len(kinds)  # hashable, by content
 
 
-def test_clients_look_for_their_base_where_they_are_told(tmp_path):
+def test_clients_read_their_base_from_the_given_root(tmp_path):
     spec = Clients("mnist", 3, name="clients_mnist", root=str(tmp_path))
     with pytest.raises(MissingData, match=f"dpgen fetch dataset=mnist data_root={tmp_path}"):
         spec.load("train")

@@ -96,12 +96,12 @@ def test_the_generator_descends_along_what_was_released() -> None:
     means = {}
     for gradient in (0.0, 1.0, -1.0):
         method = build(GSWGAN, **{**TINY, "lr": 1e-2, "latent": "normal", "steps": 8, "ema": 0.0})
-        made = fit(method, private(watcher=Even()))
-        means[gradient] = float(made.sample(torch.arange(40) % 10, 1).float().mean()) / 255
+        generated = fit(method, private(watcher=Even()))
+        means[gradient] = float(generated.sample(torch.arange(40) % 10, 1).float().mean()) / 255
         if not gradient:
             torch.manual_seed(3)
             initial = DCGANGenerator(SHAPE, 10, latent_dim=3, width=2).state_dict()
-            assert torch.allclose(weights(made), torch.cat([v.flatten() for v in initial.values()]), atol=1e-6)
+            assert torch.allclose(weights(generated), torch.cat([v.flatten() for v in initial.values()]), atol=1e-6)
     assert means[1.0] < means[0.0] - 0.05
     assert means[-1.0] > means[0.0] + 0.05
 
@@ -152,7 +152,7 @@ def test_draws_are_shards_by_the_schedule(schedule: str) -> None:
 
 
 def test_a_critic_is_trained_at_its_own_visits_only() -> None:
-    """The private state after T steps: Adam has made n_critic steps for each visit, from 0 after the warm start."""
+    """The private state after T steps: after the warm start, Adam makes n_critic steps for each draw."""
     data = private()
     kept: list[PrivateState] = []
     make = data.private_state
@@ -168,11 +168,11 @@ def test_a_critic_is_trained_at_its_own_visits_only() -> None:
 @pytest.mark.parametrize(("generator", "net"), [("dcgan", DCGANGenerator), ("resnet", ResNetGenerator)])
 @pytest.mark.parametrize("latent", ["bernoulli", "normal"])
 def test_networks_and_latents_are_the_configured(generator: str, net: type, latent: str) -> None:
-    made = fit(build(GSWGAN, **{**TINY, "generator": generator, "latent": latent, "steps": 1}), private())
-    assert isinstance(made, NetGenerator)
-    assert type(made.net) is net
-    assert made.latent == latent
-    assert made.sample(torch.arange(3), 0).shape == (3, *SHAPE)
+    generated = fit(build(GSWGAN, **{**TINY, "generator": generator, "latent": latent, "steps": 1}), private())
+    assert isinstance(generated, NetGenerator)
+    assert type(generated.net) is net
+    assert generated.latent == latent
+    assert generated.sample(torch.arange(3), 0).shape == (3, *SHAPE)
 
 
 # Interruption, scale, errors
@@ -180,13 +180,13 @@ def test_networks_and_latents_are_the_configured(generator: str, net: type, late
 
 def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path: Any) -> None:
     def context(data: PrivateData, stop_after: int | None, folder: Any) -> Context:
-        made = iter(range(100))
+        steps_made = iter(range(100))
         return Context(
             3,
             services=data._services,
             folder=folder,
             due=lambda seconds: True,
-            should_stop=lambda: 15 if stop_after is not None and next(made) >= stop_after else None,
+            should_stop=lambda: 15 if stop_after is not None and next(steps_made) >= stop_after else None,
         )
 
     settings = {**TINY, "steps": 6, "schedule": "public_balanced", "sigma": None}

@@ -76,13 +76,13 @@ BUDGETS = [20, 10, 5, 2, 1]
 FIGURE_4 = [(k, t, 1.07) for k in K for t in T] + [(1000, 20_000, sigma) for sigma in NOISE if sigma != 1.07]
 
 
-def words(name: str) -> list[str]:
+def overrides_of(name: str) -> list[str]:
     preset, *overrides = (SETTINGS[name][0] if name in SETTINGS else name).split()
     return [f"experiment=gs_wgan/{preset}", *overrides]
 
 
 def composed(name: str, *overrides: str) -> DictConfig:
-    return compose_config([*words(name), *overrides])
+    return compose_config([*overrides_of(name), *overrides])
 
 
 def settings(config: DictConfig) -> dict[str, Any]:
@@ -105,9 +105,9 @@ def proven(**changes: Any) -> float:
 
 
 def claimed(**changes: Any) -> float:
-    found = build(GSWGAN, **(PUBLISHED | changes)).epsilon_claimed([event(**changes)], DELTA)
-    assert found is not None
-    return found
+    result = build(GSWGAN, **(PUBLISHED | changes)).epsilon_claimed([event(**changes)], DELTA)
+    assert result is not None
+    return result
 
 
 # What a preset sets
@@ -161,14 +161,14 @@ def test_the_demo_is_of_digits_under_the_presets_relation() -> None:
 
 
 def test_the_reduced_protocol_is_dp_sinkhorns_but_for_how_samples_are_drawn() -> None:
-    ours, theirs, papers = (
+    fast, base, papers = (
         compose_config([f"protocol={name}"]).protocol for name in ("gs_wgan_2k", "dp_sinkhorn_2k", "gs_wgan")
     )
     changed = {"name": "gs_wgan_2k", "labels": "balanced", "rounding": "none"}
-    assert OmegaConf.to_container(ours) == {**OmegaConf.to_container(theirs), **changed}
+    assert OmegaConf.to_container(fast) == {**OmegaConf.to_container(base), **changed}
     assert (papers.labels, papers.rounding) == ("balanced", "none")
-    assert set(ours.metrics) == {"fid", "logreg", "mlp", "cnn"}
-    assert (ours.num_samples, ours.metrics.fid.reference) == (2000, "test")
+    assert set(fast.metrics) == {"fid", "logreg", "mlp", "cnn"}
+    assert (fast.num_samples, fast.metrics.fid.reference) == (2000, "test")
 
 
 # Sweeps
@@ -195,7 +195,7 @@ def test_the_runs_of_a_figure_are_the_published_settings_at_the_stated_points(ta
 
 
 @pytest.mark.parametrize(
-    ("changes", "proven_figure"),
+    ("changes", "proven_epsilon"),
     [
         ({}, 610.3),
         (dict(sigma=2.66), 115.5),
@@ -203,24 +203,24 @@ def test_the_runs_of_a_figure_are_the_published_settings_at_the_stated_points(ta
         (dict(sigma=min(NOISE)), 1352.9),  # and of (c)
     ],
 )
-def test_the_proven_figures_of_settings_without_a_budget(changes: dict[str, Any], proven_figure: float) -> None:
-    """Golden: binomial mixtures of Gaussians (hits of a shard), computed with scipy apart from this code."""
-    assert proven(**changes) == pytest.approx(proven_figure, abs=0.06)
+def test_the_proven_epsilons_of_settings_without_a_budget(changes: dict[str, Any], proven_epsilon: float) -> None:
+    """Golden: binomial mixtures of Gaussians (participations of a shard), computed with scipy by other code."""
+    assert proven(**changes) == pytest.approx(proven_epsilon, abs=0.06)
 
 
 @pytest.mark.parametrize(
-    ("sigma", "wanted"), [(1.07, 9.993), (2.66, 3.208)], ids=["as published (autodp: 9.993)", "conditional"]
+    ("sigma", "target"), [(1.07, 9.993), (2.66, 3.208)], ids=["as published (autodp: 9.993)", "conditional"]
 )
-def test_the_papers_count(sigma: float, wanted: float) -> None:
-    assert claimed(sigma=sigma) == pytest.approx(wanted, abs=0.005)
+def test_the_papers_count(sigma: float, target: float) -> None:
+    assert claimed(sigma=sigma) == pytest.approx(target, abs=0.005)
 
 
-@pytest.mark.parametrize(("sigma", "wanted"), [(1.07, 329.4), (2.66, 8.437)])
-def test_the_figure_if_steps_were_memoryless(sigma: float, wanted: float) -> None:
-    found = build(GSWGAN, **(PUBLISHED | dict(sigma=sigma))).epsilon_conditional([event(sigma=sigma)], DELTA)
-    assert found is not None
-    figure, assumption = found
-    assert figure == pytest.approx(wanted, rel=2e-3)
+@pytest.mark.parametrize(("sigma", "target"), [(1.07, 329.4), (2.66, 8.437)])
+def test_the_epsilon_if_steps_were_memoryless(sigma: float, target: float) -> None:
+    result = build(GSWGAN, **(PUBLISHED | dict(sigma=sigma))).epsilon_conditional([event(sigma=sigma)], DELTA)
+    assert result is not None
+    conditional_epsilon, assumption = result
+    assert conditional_epsilon == pytest.approx(target, rel=2e-3)
     assert assumption.startswith("if ")
 
 
@@ -236,19 +236,19 @@ def test_the_table_of_figure_4a_has_both_counts() -> None:
     lines = re.findall(r"^#   ([\d,]+) +(\d.*)$", FIGURE_4_YAML.read_text(), flags=re.MULTILINE)
     assert [int(steps.replace(",", "")) for steps, _ in lines] == T
     for steps, (_, cells) in zip(T, lines, strict=True):
-        figures = [float(number) for number in re.findall(r"\d+\.\d+", cells)]
-        for shards, said_claimed, said_proven in zip(K, figures[::2], figures[1::2], strict=True):
-            assert said_claimed == pytest.approx(claimed(shards=shards, steps=steps), abs=0.0051)
-            assert said_proven == pytest.approx(proven(shards=shards, steps=steps), abs=0.06)
+        numbers = [float(number) for number in re.findall(r"\d+\.\d+", cells)]
+        for shards, stated_claimed, stated_proven in zip(K, numbers[::2], numbers[1::2], strict=True):
+            assert stated_claimed == pytest.approx(claimed(shards=shards, steps=steps), abs=0.0051)
+            assert stated_proven == pytest.approx(proven(shards=shards, steps=steps), abs=0.06)
 
 
 def test_the_comment_of_figure_4c_has_both_counts() -> None:
-    said = comment(FIGURE_4_YAML)
+    text = comment(FIGURE_4_YAML)
     for sigma in NOISE:
-        found = re.search(rf"{sigma} \(([\d.]+), ([\d.]+)\)", said)
-        assert found is not None, sigma
-        assert float(found[1]) == pytest.approx(claimed(sigma=sigma), abs=0.0051)
-        assert float(found[2]) == pytest.approx(proven(sigma=sigma), abs=0.06)
+        result = re.search(rf"{sigma} \(([\d.]+), ([\d.]+)\)", text)
+        assert result is not None, sigma
+        assert float(result[1]) == pytest.approx(claimed(sigma=sigma), abs=0.0051)
+        assert float(result[2]) == pytest.approx(proven(sigma=sigma), abs=0.06)
 
 
 def test_claims_of_the_noise_sweep_are_the_budgets_of_the_proven_one() -> None:
@@ -283,16 +283,16 @@ TINY = ["method.generator=dcgan", "method.width=4", "method.critic_width=4"]  # 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "conditional_mnist", "nonprivate_gan_mnist"])
 def test_a_plan_releases_what_the_settings_say(name: str, no_files: None) -> None:
     """`dpgen account experiment=gs_wgan/PRESET`, but for the slow accountants."""
-    ledger = plan([*words(name), *TINY])
+    ledger = plan([*overrides_of(name), *TINY])
     [got], budget = ledger.events, ledger.budget
     _, epsilon_allowed, changes = SETTINGS[name]
     assert budget == Budget(epsilon_allowed, DELTA, "replace_one", "pld")
     if changes.get("sigma", 1.07) is None:
         assert (got.std, got.times, got.sampling) == (0.0, PUBLISHED["steps"], OneShard(1, "random"))
         return
-    wanted = event(**changes)
-    assert (got.sampling, got.times) == (wanted.sampling, wanted.times)
-    assert got.multiplier("replace_one") == pytest.approx(wanted.multiplier("replace_one"), rel=1e-12)
+    target = event(**changes)
+    assert (got.sampling, got.times) == (target.sampling, target.times)
+    assert got.multiplier("replace_one") == pytest.approx(target.multiplier("replace_one"), rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_warm_starts_that_mix_shards_are_caught(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_warm_starts_from_public_randomness_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether they are made, or found in a cache, would show in every public draw after them."""
+    """Whether they are computed or read from a cache must not change any later public draw."""
     warm_start = CriticTraining.warm_start
 
     def unseeded(self: CriticTraining, *args: Any) -> dict[str, Tensor]:

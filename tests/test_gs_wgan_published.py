@@ -34,22 +34,22 @@ APPENDIX = {
 
 def table_1(dataset: str) -> str:
     names = ("IS", "FID", "MLP", "CNN", "Avg", "Calibrated")
-    return ", ".join(f"{name} {figure}" for name, figure in zip(names, TABLE_1[dataset].split(), strict=True)) + "%"
+    return ", ".join(f"{name} {number}" for name, number in zip(names, TABLE_1[dataset].split(), strict=True)) + "%"
 
 
 def appendix(preset: str) -> str:
-    figures = APPENDIX[preset].split()
-    cells = zip(CLASSIFIERS, figures[::2], figures[1::2], strict=True)
+    numbers = APPENDIX[preset].split()
+    cells = zip(CLASSIFIERS, numbers[::2], numbers[1::2], strict=True)
     return ", ".join(f"{name} {accuracy} ({calibrated}%)" for name, accuracy, calibrated in cells)
 
 
 def test_the_comment_of_the_preset_has_its_figures() -> None:
-    said = comment(CONF / "experiment" / "gs_wgan" / "mnist.yaml")
-    assert "Table A1" in said
-    assert appendix("mnist") in said
-    assert f'Table 1, row "Ours" ({table_1("mnist")})' in said
-    assert "laimed 9.99" in said
-    assert "proven 610.3" in said
+    text = comment(CONF / "experiment" / "gs_wgan" / "mnist.yaml")
+    assert "Table A1" in text
+    assert appendix("mnist") in text
+    assert f'Table 1, row "Ours" ({table_1("mnist")})' in text
+    assert "laimed 9.99" in text
+    assert "proven 610.3" in text
 
 
 def published(table: str) -> list[dict[str, str]]:
@@ -71,11 +71,11 @@ def test_the_figures_typed_here_are_those_of_the_published_tables(preset: str) -
         rows = [row for row in published(table) if (row["dataset"], row["method"]) == (dataset, method)]
         return {row["metric"]: float(row["value"]) for row in rows}
 
-    found, figures = values("A2" if "fashion" in preset else "A1"), APPENDIX[preset].split()
-    for name, accuracy, calibrated in zip(CLASSIFIERS, figures[::2], figures[1::2], strict=True):
+    remaining, numbers = values("A2" if "fashion" in preset else "A1"), APPENDIX[preset].split()
+    for name, accuracy, calibrated in zip(CLASSIFIERS, numbers[::2], numbers[1::2], strict=True):
         key = name.lower().replace(" ", "_")
-        assert found.pop(f"acc_{key}_frac") == float(accuracy)
-        assert found.pop(f"acc_{key}_calibrated_pct") == float(calibrated)
-    assert not found
+        assert remaining.pop(f"acc_{key}_frac") == float(accuracy)
+        assert remaining.pop(f"acc_{key}_calibrated_pct") == float(calibrated)
+    assert not remaining
     if preset in TABLE_1:
-        assert list(values("1").values()) == [float(figure) for figure in TABLE_1[preset].split()]
+        assert list(values("1").values()) == [float(number) for number in TABLE_1[preset].split()]

@@ -28,13 +28,13 @@ CONF = Path(__file__).resolve().parents[1] / "conf"
 
 # CelebA
 
-PARTITION = [0] * 6 + [1] * 3 + [2] * 4  # of the made images 000001.jpg, 000002.jpg, ...
+PARTITION = [0] * 6 + [1] * 3 + [2] * 4  # of the generated images 000001.jpg, 000002.jpg, ...
 MALE = [1, -1, -1, 1, -1, 1, -1, 1, 1, -1, -1, 1, 1]
 
 
 @pytest.fixture
 def small_celeba(tmp_path):
-    """13 made images, 178x218, grey level 10 + 10 i on the left half and 0 on the right, with CelebA's two lists."""
+    """13 images, 178x218, grey level 10 + 10 i on the left half and 0 on the right, with CelebA's two lists."""
     base = tmp_path / "celeba"
     (base / "img_align_celeba").mkdir(parents=True)
     files = [f"{i:06}.jpg" for i in range(1, 14)]

@@ -2,7 +2,7 @@
 
 Images of class 0 are bright on the left, of class 1 on the right. The classes' mean images separate them, so a
 nearest-mean classifier fitted on the toy's records judges the samples: those of label y should be classified as y. A
-generator that ignores its labels, whatever it draws, gets 50 %, and 80 % of 200 samples by chance with probability
+generator that ignores its labels gets 50 %, and 80 % of 200 samples by chance with probability
 below 1e-17; one that learns the classes exchanged, or runs away from the records, gets less than 50 %.
 """
 
@@ -82,11 +82,11 @@ def accuracy_of_samples(make_method: Callable[[], Method], seed: int, samples: i
         images, labels, 2, Services(ledger, Key.seeded(f"learn:{seed}")), clients=owners, num_clients=clients
     )
     generator = make_method().fit(data, Context(seed, services=data._services))
-    wanted = torch.arange(samples) % 2
-    made = generator.sample(wanted, seed).float() / 255.0
+    requested = torch.arange(samples) % 2
+    samples_drawn = generator.sample(requested, seed).float() / 255.0
     means = torch.stack([images[labels == label].mean(0) for label in (0, 1)])
-    guessed = (made[:, None] - means).square().flatten(2).sum(2).argmin(1)
-    return 100.0 * float((guessed == wanted).double().mean())
+    predicted = (samples_drawn[:, None] - means).square().flatten(2).sum(2).argmin(1)
+    return 100.0 * float((predicted == requested).double().mean())
 
 
 def configured(name: str) -> Method:
@@ -112,8 +112,8 @@ def test_the_classifier_sees_samples_of_the_wrong_class(wrong: str) -> None:
         def fit(self, data: PrivateData, ctx: Context) -> Sampler:
             return self
 
-        def sample(self, wanted: Tensor, seed: int) -> Tensor:
-            chosen = 1 - wanted if wrong == "exchanged" else torch.zeros_like(wanted)
+        def sample(self, requested: Tensor, seed: int) -> Tensor:
+            chosen = 1 - requested if wrong == "exchanged" else torch.zeros_like(requested)
             return (images[chosen] * 255).round().to(torch.uint8)
 
     assert labels[:2].tolist() == [0, 1]

@@ -180,7 +180,7 @@ def test_class_batch_norm_is_its_formula() -> None:
 
 
 def test_a_block_is_its_formula() -> None:
-    """Upsampling before the shortcut's convolution, as BigGAN's figure has it."""
+    """Upsampling before the shortcut's convolution, as in BigGAN's figure."""
     torch.manual_seed(0)
     block = GBlock(3, 5, 2)
     with torch.no_grad():
@@ -239,7 +239,7 @@ def test_every_weight_of_biggan_is_orthogonal_or_spectrally_normalised() -> None
 
 @every_net
 def test_the_gradient_reaches_every_parameter_but_biases_that_batch_norm_takes_out(name: str) -> None:
-    """In float64, so that nothing is told from rounding."""
+    """In float64, so that differences are not due to rounding."""
     net = built(name).double().train()
     z, y = batch(name, 6)
     x = net(z.double(), y)

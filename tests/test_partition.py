@@ -95,14 +95,14 @@ def test_every_set_of_classes_is_equally_likely_for_each_client(client):
 
 
 def test_partitions_are_the_seeds_alone_and_golden():
-    """Golden: made once by this code; another stream of the library, or of this code, needs a new REVISION."""
+    """Golden values of this code. If the library or this code draws other numbers, raise REVISION."""
     labels = np.arange(24) % 4
-    made = {
+    partitions = {
         "bb1f877f5cb471cd": lambda seed: partition.iid(labels, 5, seed),
         "4e8ca1142679483a": lambda seed: partition.dirichlet(labels, 5, 0.5, seed),
         "118b50b2219f5663": lambda seed: partition.by_classes(labels, 5, 4, 2, seed),
     }
-    for golden, make in made.items():
+    for golden, make in partitions.items():
         assert hashlib.sha256(make(0).tobytes()).hexdigest()[:16] == golden
         assert not np.array_equal(make(0), make(1))
     assert partition.iid(labels, 5, 0).tolist() == [

@@ -1,4 +1,4 @@
-"""The bar of a loop: lines where there is no terminal, a bar where there is one, nothing while the loop is fast."""
+"""Progress of a loop: lines without a terminal, a bar on a terminal, nothing for a fast loop."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def test_without_a_terminal_there_is_a_line_for_each_tenth(first, lines, monkeyp
     monkeypatch.setattr(progress, "QUIET_S", 0.0)
     asked = []
     loop(ProgressBar("a run", lambda: asked.append(1) or "ε spent 3"), first)
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == len(asked) == lines
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == len(asked) == lines
     steps = [20 * (10 - lines + n + 1) for n in range(lines)]
-    assert [line.split(",")[:2] for line in said] == [[f"  a run train: {step}/200", " ε spent 3"] for step in steps]
+    assert [line.split(",")[:2] for line in printed] == [[f"  a run train: {step}/200", " ε spent 3"] for step in steps]
 
 
 def test_a_terminal_gets_a_bar_and_its_line_back(monkeypatch):

@@ -65,7 +65,7 @@ label_lists = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 
 
 @given(label_lists, st.booleans(), st.integers(0, 5), st.integers(0, 3))
-def test_the_whole_set_comes_in_its_own_order_whatever_the_seed(labels, in_classes, seed, more):
+def test_the_whole_set_is_in_its_own_order_for_any_seed(labels, in_classes, seed, more):
     real = numbered(sorted(labels) if in_classes else labels)
     drawn = real.draw_labels(len(labels) + more, seed)
     assert torch.equal(drawn, real.labels)

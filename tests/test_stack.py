@@ -40,13 +40,14 @@ def separate(tensors, place, make=critic, lr=1e-3, betas=(0.5, 0.9)):
     return net, torch.optim.Adam(net.parameters(), lr, betas)
 
 
-def train_separately(net, adam, training, own, fake, coin):
+def train_separately(net, adam, training, own, fake, torch_rng):
     """The text's critic update, one network, PyTorch's modules and autograd."""
     for _ in range(training.n_critic):
-        real, labels = draw_batch(own, training.batch_size, coin)
-        mix = torch.rand(training.batch_size, 1, 1, 1, generator=coin)
+        real, labels = draw_batch(own, training.batch_size, torch_rng)
+        mix = torch.rand(training.batch_size, 1, 1, 1, generator=torch_rng)
         images = fake(
-            draw_latents(training.latent, (training.batch_size, training.latent_dim), coin, real.device), labels
+            draw_latents(training.latent, (training.batch_size, training.latent_dim), torch_rng, real.device),
+            labels,
         )
         net.train()
         real_scores, fake_scores = net(torch.cat([real, images]), labels.repeat(2)).chunk(2)
@@ -122,8 +123,8 @@ def test_warm_start_together_equals_warm_start_apart(generator):
     """Critics and throw-away generators, with their spectral vectors, in one stack and one by one."""
     training = CriticTraining(batch_size=4, n_critic=2, lr=1e-3)
 
-    def start(own, coin):
-        return training.warm_start(critic, lambda: generator(SHAPE, CLASSES, width=4), 2, CLASSES, own, coin)
+    def start(own, torch_rng):
+        return training.warm_start(critic, lambda: generator(SHAPE, CLASSES, width=4), 2, CLASSES, own, torch_rng)
 
     own = records(3)
     together = start(own, rng(3))

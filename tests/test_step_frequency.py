@@ -28,7 +28,7 @@ def test_ladder_by_hand() -> None:
         (0.5, 0.75, 1),
         (0.25, 0.5, 1),  # weak, but within the grace period
         (0.5, 0.5, 2),  # 4th step: up
-        (0.5, 0.5, 2),  # not started anew: still 0.5
+        (0.5, 0.5, 2),  # not reset: still 0.5
         (0.5, 0.5, 2),
         (1.0, 0.75, 2),
         (0.875, 0.8125, 2),  # grace is over, but 𝒟 is strong

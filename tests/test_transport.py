@@ -76,7 +76,7 @@ def by_geomloss(x: Tensor, y: Tensor, t: Transport) -> tuple[Tensor, ...]:
     return value.detach(), *torch.autograd.grad(value, [x, y])
 
 
-def found(t: Transport, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+def solution_of(t: Transport, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     (solution,) = t.solve((x, y))
     return solution.value, *solution.in_both
 
@@ -100,7 +100,7 @@ def test_value_and_gradients_are_geomlosses(kind, numbers, chosen):
     assume(diameter_of(x, y) > 1e-6)  # points all the same: geomloss takes log 0
     expected = by_geomloss(x, y, Transport(*chosen))
     for backend in BACKENDS:
-        assert_same(found(Transport(*chosen, backend=backend), x, y), expected)
+        assert_same(solution_of(Transport(*chosen, backend=backend), x, y), expected)
 
 
 @every_cost
@@ -116,9 +116,9 @@ def test_problems_of_one_call_are_each_solved_as_alone(cost):
             assert_same((solution.value, *solution.in_both), expected[i])
 
 
-def test_neither_huge_costs_beside_it_nor_padding_leak_into_a_problem():
-    beside, _ = L1_L2.solve(points(3, 2), [1e4 * c for c in clouds("far", 40, 30, 5, 1)])
-    assert_same((beside.value, *beside.in_both), found(L1_L2, *points(3, 2)), 1e-12)
+def test_neither_huge_costs_of_other_problems_nor_padding_change_a_problem():
+    next_to_huge, _ = L1_L2.solve(points(3, 2), [1e4 * c for c in clouds("far", 40, 30, 5, 1)])
+    assert_same((next_to_huge.value, *next_to_huge.in_both), solution_of(L1_L2, *points(3, 2)), 1e-12)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_float32_gradients_on_digits_are_close_to_float64(cost, device, reduced_
     float32 gradients are off by 1e-4 to 3e-4 of their norm."""
     reduced_precision()
     X, Y, t = digit_like(50, 0), digit_like(47, 1), Transport(cost)
-    got = found(t, X.to(device), Y.to(device))
+    got = solution_of(t, X.to(device), Y.to(device))
     assert {g.dtype for g in got} == {torch.float32}
     assert_same([g.cpu() for g in got], by_geomloss(X, Y, t), 1e-3)
 
@@ -151,7 +151,7 @@ def test_temperatures_by_hand(exponent):
 def test_as_many_temperatures_as_geomloss_where_rounding_decides():
     """diameter² = 2 = 4λ: whether one more halving comes before λ hangs on the last bit of the end's logarithm."""
     x, y = torch.tensor([[[0.0, 0.0], [0.3, 0.8]], [[1.0, 1.0], [0.2, 0.5]]]).double()
-    assert_same(found(Transport(Cost(), 0.5, 2.0), x, y), by_geomloss(x, y, Transport(Cost(), 0.5, 2.0)))
+    assert_same(solution_of(Transport(Cost(), 0.5, 2.0), x, y), by_geomloss(x, y, Transport(Cost(), 0.5, 2.0)))
 
 
 @both
@@ -160,8 +160,8 @@ def test_one_point_against_many_costs_the_mean(backend, lam):
     """Only one plan exists: W = mean c(x, y_j), of any schedule. c((0,0), (3,-4)) = 25 + 2·7, c((0,0), (1,0)) = 3."""
     x, y = torch.zeros(1, 2).double(), torch.tensor([[3.0, -4.0], [1.0, 0.0]]).double()
     t, slopes = Transport(Cost(1.0, 2.0), lam, backend=backend), torch.tensor([[8.0, -10.0], [4.0, 0.0]]).double()
-    assert_same(found(t, x, y[:1]), (torch.tensor(39.0), -slopes[:1], slopes[:1]))
-    assert_same(found(t, x, y), (torch.tensor(21.0), -slopes.mean(0, keepdim=True), slopes / 2))
+    assert_same(solution_of(t, x, y[:1]), (torch.tensor(39.0), -slopes[:1], slopes[:1]))
+    assert_same(solution_of(t, x, y), (torch.tensor(21.0), -slopes.mean(0, keepdim=True), slopes / 2))
 
 
 @both
@@ -170,7 +170,7 @@ def test_polygons_have_a_closed_form(backend, lam):
     """Every point sees the same costs: potentials are equal constants at all steps, W = -λ log mean_j exp(-c_1j/λ)."""
     angle = 2.0 * math.pi * torch.arange(5).double() / 5
     x, y = (r * torch.stack([(angle + a).cos(), (angle + a).sin()], dim=1) for r, a in ((1.0, 0.0), (1.5, 0.3)))
-    value, in_x, _ = found(Transport(Cost(), lam, backend=backend), x, y)
+    value, in_x, _ = solution_of(Transport(Cost(), lam, backend=backend), x, y)
     weights = torch.exp(-(x[0] - y).square().sum(dim=1) / lam)
     slope = 2.0 * (weights / weights.sum()) @ (x[0] - y) / 5
     assert_same([value, in_x[0]], [-lam * torch.log(weights.mean()), slope])
@@ -178,9 +178,9 @@ def test_polygons_have_a_closed_form(backend, lam):
 
 @both
 def test_two_far_pairs_are_matched(backend):
-    """λ log 2 is the entropy of the matching. Off it are costs of 90 and more, beside which λ is nothing."""
+    """λ log 2 is the entropy of the matching. Other matchings cost 90 or more, and λ is negligible."""
     x, y = torch.tensor([[[0.0, 0.0], [10.0, 0.0]], [[10.4, 0.0], [0.3, 0.2]]]).double()
-    value, *gradients = found(Transport(Cost(), 0.05, scaling=0.99, backend=backend), x, y)
+    value, *gradients = solution_of(Transport(Cost(), 0.05, scaling=0.99, backend=backend), x, y)
     assert float(value) == pytest.approx((0.13 + 0.16) / 2 + 0.05 * math.log(2), rel=0.02)
     assert_same(gradients, [x - y.flip(0), y - x.flip(0)])
 
@@ -189,7 +189,7 @@ def test_two_far_pairs_are_matched(backend):
 @pytest.mark.parametrize(("place", "exponent"), [(0.0, 1.0), (3.5, 1.0), (3.5, 2.0)])
 def test_points_all_the_same_cost_nothing(backend, place, exponent):
     t = Transport(L1_L2.cost, 0.05, exponent, backend=backend)
-    value, *gradients = found(t, torch.full((4, 3), place), torch.full((2, 3), place))
+    value, *gradients = solution_of(t, torch.full((4, 3), place), torch.full((2, 3), place))
     assert float(value) == pytest.approx(0.0, abs=1e-7)
     assert not torch.cat(gradients).any()
 
@@ -241,12 +241,12 @@ def test_gradient_against_finite_differences_in_the_limit(cost):
 @every_cost
 def test_exchanging_moving_and_reordering_the_clouds(cost):
     t, (x, y) = Transport(cost), points(6, 9)
-    value, in_x, in_y = found(t, x, y)
-    assert_same(found(t, y, x), (value, in_y, in_x), 1e-12)
+    value, in_x, in_y = solution_of(t, x, y)
+    assert_same(solution_of(t, y, x), (value, in_y, in_x), 1e-12)
     shift = torch.randn(5).double() * 50
-    assert_same(found(t, x + shift, y + shift), (value, in_x, in_y))
+    assert_same(solution_of(t, x + shift, y + shift), (value, in_x, in_y))
     i, j = torch.randperm(6), torch.randperm(9)
-    assert_same(found(t, x[i], y[j]), (value, in_x[i], in_y[j]))
+    assert_same(solution_of(t, x[i], y[j]), (value, in_x[i], in_y[j]))
 
 
 @both
@@ -278,20 +278,20 @@ def test_terms_solved_apart_are_the_terms_of_the_loss():
 def test_no_matrix_product_so_that_reduced_precision_cannot_matter(reduced_precision):
     x, y = digit_like(9, 4), digit_like(8, 5)
     with profile() as seen:
-        expected = found(L1_L2, x, y)
+        expected = solution_of(L1_L2, x, y)
     names = " ".join(event.name for event in seen.function_events)
     assert "aten::sub " in names
     assert not re.search(r"\w*(mm|mv|dot|einsum|cdist|linear|conv)\w*", names)
     reduced_precision()
-    assert all(map(torch.equal, found(L1_L2, x, y), expected))
+    assert all(map(torch.equal, solution_of(L1_L2, x, y), expected))
 
 
 @pytest.mark.parametrize("numbers", [1, 3 * 9 * 5])  # one row, or three: the last piece of seven is shorter
 def test_a_few_rows_at_a_time_give_the_same(monkeypatch, numbers):
     x, y = points(7, 9)
-    expected = found(L1_L2, x, y)
+    expected = solution_of(L1_L2, x, y)
     monkeypatch.setitem(transport._CHUNK, "cpu", numbers)
-    assert_same(found(L1_L2, x, y), expected, 1e-13)
+    assert_same(solution_of(L1_L2, x, y), expected, 1e-13)
 
 
 def test_later_calls_leave_earlier_results_alone():
@@ -299,7 +299,7 @@ def test_later_calls_leave_earlier_results_alone():
     results = (first.value, *first.in_both)
     copies = [result.clone() for result in results]
     for seed, dtype in enumerate((torch.float64, torch.float32, torch.float64)):
-        found(L1_L2, *(10.0 * c.to(dtype) for c in points(6, 50, seed)))
+        solution_of(L1_L2, *(10.0 * c.to(dtype) for c in points(6, 50, seed)))
     assert all(map(torch.equal, results, copies))
     assert all(map(torch.equal, (first.value, *first.in_both), copies))
 
@@ -307,15 +307,15 @@ def test_later_calls_leave_earlier_results_alone():
 def test_a_call_in_inference_mode_does_not_spoil_later_ones(monkeypatch):
     monkeypatch.setattr(transport, "_workspaces", threading.local())
     with torch.inference_mode():
-        inside = found(L1_L2, *points(5, 4))
-    assert all(map(torch.equal, found(L1_L2, *points(5, 4)), inside))
+        inside = solution_of(L1_L2, *points(5, 4))
+    assert all(map(torch.equal, solution_of(L1_L2, *points(5, 4)), inside))
 
 
 def test_threads_do_not_share_their_memory():
     problems = [[c.repeat(1, 30) for c in points(30, 20 + k, k)] for k in range(4)]
-    expected = [found(L1_L2, *problem) for problem in problems]
+    expected = [solution_of(L1_L2, *problem) for problem in problems]
     with ThreadPoolExecutor(4) as pool:
-        for k, got in enumerate(pool.map(lambda k: found(L1_L2, *problems[k % 4]), range(100))):
+        for k, got in enumerate(pool.map(lambda k: solution_of(L1_L2, *problems[k % 4]), range(100))):
             assert all(map(torch.equal, got, expected[k % 4]))
 
 
@@ -327,7 +327,7 @@ def test_nothing_that_is_accepted_can_overflow(size, lam, exponent):
     x, y = (size * (2.0 * torch.rand(k, 784, generator=torch.Generator().manual_seed(k)) - 1.0) for k in (3, 5))
     for cost in (Cost(1e6 - 1.0, 1.0), Cost(0.0, 1e-3)):
         for scaling in (1e-3, 0.9):
-            for number in found(Transport(cost, lam, exponent, scaling), x, y):
+            for number in solution_of(Transport(cost, lam, exponent, scaling), x, y):
                 assert torch.isfinite(number).all()
 
 
@@ -354,9 +354,9 @@ REFUSED: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "words"), REFUSED)
+@pytest.mark.parametrize(("call", "message"), REFUSED)
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-def test_bad_input_is_refused(call, words, monkeypatch):
+def test_bad_input_is_refused(call, message, monkeypatch):
     monkeypatch.setattr(transport, "_workspaces", threading.local())
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         call()
