@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import vector_to_parameters
 
-from dpgen_bench.nets.latents import Law
+from dpgen_bench.nets.latents import LatentDistribution
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.utils.files import atomic, write_atomic
 
@@ -143,17 +143,17 @@ class NetGenerator(Generator):
         latent_dim: int,
         num_classes: int,
         image_shape: tuple[int, int, int],
-        latent: Law = "normal",
+        latent: LatentDistribution = "normal",
         value_range: tuple[float, float] = (0.0, 1.0),
     ) -> None:
-        if latent not in get_args(Law):
+        if latent not in get_args(LatentDistribution):
             raise ValueError(f"expected latent normal, uniform or bernoulli, got {latent!r}.")
         self.net = net
         self.net_config = dict(net_config)
         self.latent_dim = latent_dim
         self.num_classes = num_classes
         self.image_shape = tuple(image_shape)  # type: ignore[assignment]
-        self.latent: Law = latent
+        self.latent: LatentDistribution = latent
         self.value_range = tuple(value_range)
 
     @classmethod
@@ -164,7 +164,7 @@ class NetGenerator(Generator):
         device: torch.device,
         *,
         latent_dim: int,
-        latent: Law = "normal",
+        latent: LatentDistribution = "normal",
         **sizes: Any,
     ) -> NetGenerator:
         """A generator with a new network, whose attribute `net` is to be trained.

@@ -24,7 +24,7 @@ LATENT, CLASSES, SHAPE = 4, 3, (2, 2, 2)
 
 
 class ConditionalNorm(nn.Module):
-    """A gain and a bias per class after one batch normalisation without them."""
+    """One batch normalisation without scale and shift, then a gain and a bias for each class."""
 
     def __init__(self, channels: int, num_classes: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class ConditionalNorm(nn.Module):
 
 
 class Normed(nn.Module):
-    """Two batch normalisations, two kinds of spectral norm, and a dropout, whose state must stay as it is.
+    """Two batch normalisations, two kinds of spectral norm, and a dropout, whose state must not change.
 
     Running statistics are far from those of any batch.
     """
@@ -61,7 +61,7 @@ class Normed(nn.Module):
 
 
 class Shades(nn.Module):
-    """Images of one colour: mid-grey on average by a batch's own statistics, darker by the running ones."""
+    """Images of one colour: mid-grey on average with the batch's statistics, darker with the running ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def test_seeds_differ_and_repeat():
     assert generator.sample_by_batch(labels[:0], 3, 10).shape == (0, *SHAPE)
 
 
-def test_a_layer_that_keeps_no_running_statistics_takes_part():
+def test_a_layer_without_running_statistics_is_included():
     generator = normed()
     assert isinstance(generator.net, Normed)
     expected = generator.sample_by_batch(some_labels(20), 3, 10)
@@ -222,7 +222,7 @@ def test_the_generator_is_bit_identical_after_an_error():
 # Batches
 
 
-def test_batches_are_consecutive_and_a_single_row_left_joins_the_one_before():
+def test_batches_are_consecutive_and_a_rest_of_one_row_joins_the_last_batch():
     assert batch_sizes(10, 5) == [5, 5]
     assert batch_sizes(12, 5) == [5, 5, 2]
     assert batch_sizes(11, 5) == [5, 6]
@@ -258,7 +258,7 @@ def test_generators_without_batch_normalisation_refuse():
         Bare().sample_by_batch(some_labels(20), 3, 10)
 
 
-def test_real_data_refuse_it_through_evaluate_at_the_cost_of_no_report(tmp_path):
+def test_real_data_refuses_it_in_evaluate_and_keeps_its_measurements(tmp_path):
     config = compose_config(
         ["method=real_data", "dataset=digits", "privacy.epsilon=inf", f"results={tmp_path}", "runtime.progress=false"]
     )
@@ -296,13 +296,13 @@ def folder(tmp_path) -> RunFolder:
 
 
 @pytest.mark.parametrize("wrong", [1, 0, -3, "x", True, False, 2.5, 50.0, [50]])
-def test_what_is_no_batch_size_is_refused_before_training(tmp_path, wrong):
+def test_wrong_batch_sizes_are_refused_before_training(tmp_path, wrong):
     with pytest.raises(ValueError, match=r"protocol.batch_statistics to be null .* or an integer >= 2"):
         spec_for(tmp_path, batch_statistics=wrong)
 
 
 @pytest.mark.parametrize("right", [None, 2, 500])
-def test_a_batch_size_is_kept_in_the_protocols_record(tmp_path, right):
+def test_a_batch_size_is_stored_in_the_protocols_record(tmp_path, right):
     assert spec_for(tmp_path, batch_statistics=right).protocol_record().get("batch_statistics") == right
 
 
@@ -322,7 +322,7 @@ def test_samples_are_rounded_and_floored_as_others(folder):
     assert not torch.equal(rounded.images, plain.images)
 
 
-def test_kept_samples_are_of_the_option_they_were_drawn_by(folder):
+def test_stored_samples_are_those_of_the_same_option(folder):
     def draw(**changed):
         drawn = draw_samples(folder, OmegaConf.create(protocol_of(changed)), 3).images
         with np.load(folder.path / "samples.npz") as kept:
@@ -362,8 +362,8 @@ def test_measurements_with_and_without_batch_statistics_coexist(tmp_path, folder
 # Protocols
 
 
-def test_a_protocol_that_does_not_set_it_has_the_record_it_had(tmp_path, monkeypatch):
-    """The file name, with its hash, that this protocol's reports had before there was the option."""
+def test_a_protocol_without_the_option_has_its_old_record(tmp_path, monkeypatch):
+    """The file name, with its hash, of this protocol's measurements before the option existed."""
     monkeypatch.setattr("dpgen_bench.runs.config.EVALUATION_VERSION", 2)
     metrics = {"mean": {"_target_": "tests.toy_metrics.Mean"}}
     spec = spec_for(tmp_path, num_samples=40, labels="balanced", rounding="none", floor=128, repeats=2, metrics=metrics)
@@ -374,13 +374,13 @@ def test_a_protocol_that_does_not_set_it_has_the_record_it_had(tmp_path, monkeyp
 
 
 def test_dp_sinkhorns_authors_protocol_is_the_papers_with_two_settings():
-    """The authors' finalize_result.py: batches of 500, and what is darker than mid-grey becomes black."""
+    """The authors' finalize_result.py: batches of 500, and pixels darker than mid-grey become black."""
     paper, authors = (compose_config([f"protocol={name}"]).protocol for name in ("dp_sinkhorn", "dp_sinkhorn_authors"))
     changed = {"name": "dp_sinkhorn_authors", "floor": 128, "batch_statistics": 500}
     assert OmegaConf.to_container(authors) == {**OmegaConf.to_container(paper), **changed}
 
 
-def test_null_leaves_a_protocols_record_as_it_was_before_the_option():
+def test_null_does_not_change_a_protocols_record():
     config = compose_config(["method=dp_merf", "protocol=quick"])
     assert "batch_statistics" in config.protocol
     with_key = build_spec(config).protocol_record()

@@ -1,4 +1,4 @@
-"""What a run cost: bytes that survive a kill exactly, parameters, peak memory of this run alone, columns."""
+"""The cost of a run: bytes that an interruption does not change, parameters, peak memory, and columns of tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEASURABLE = cost._reset_host_peak()
 
 
 class Killed(Exception):
-    """The end of a process, as far as a Context can see one."""
+    """Raised in place of the end of the process."""
 
 
 def federated(ctx: Context, die_at: int | None = None) -> dict[str, int]:
@@ -77,7 +77,7 @@ def test_bytes_are_exact_after_many_kills(tmp_path):
 
 
 @pytest.mark.parametrize("count", [-1, 1.0, True, "3"])
-def test_what_is_no_number_of_bytes_is_refused(count):
+def test_wrong_numbers_of_bytes_are_refused(count):
     ctx = Context()
     with pytest.raises(ValueError, match="expected client_to_server as an integer number of bytes >= 0"):
         ctx.count_bytes(client_to_server=count)
@@ -109,7 +109,7 @@ def generator() -> NetGenerator:
     return NetGenerator(Painter(3, [1, 2, 2]), {}, 4, 3, (1, 2, 2))
 
 
-def test_parameters_are_those_that_training_may_change():
+def test_parameters_are_the_trainable_ones():
     frozen, net = nn.Linear(5, 5), nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     frozen.requires_grad_(False)
     assert trainable_parameters(net) == 3 * 4 + 4 + 2 * 4
@@ -290,7 +290,7 @@ def test_a_peak_of_the_whole_process_has_another_column():
     assert values == {"peak_memory_since_process_start_mib": 9.0}
 
 
-def test_older_files_have_the_columns_they_can():
+def test_older_files_have_fewer_columns():
     assert cost_values({}) == {}
     old = {"seconds": {"train": 3.0}, "steps": {"train": 2}, "device": "cpu"}
     assert cost_values(old) == {"seconds_total": 3.0, "seconds_train": 3.0, "steps_train": 2.0}

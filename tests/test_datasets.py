@@ -38,7 +38,7 @@ from dpgen_bench.data.fetch import FetchFailed, fetch
         (torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, -1]), "from 0"),
     ],
 )
-def test_records_refuse_what_are_no_labelled_images(images, labels, message):
+def test_records_refuse_other_types_and_shapes(images, labels, message):
     with pytest.raises(ValueError, match=message):
         Records(images, labels)
 
@@ -187,12 +187,14 @@ def test_missing_mnist_names_the_path_and_the_command(tmp_path):
     assert f"dpgen fetch dataset=mnist data_root={tmp_path}" in str(caught.value)
 
 
-@pytest.mark.parametrize("harm", ["truncate", "flip"])
-def test_damaged_mnist_names_the_path_and_the_command(small_mnist, harm):
+@pytest.mark.parametrize("damage", ["truncate", "flip"])
+def test_damaged_mnist_names_the_path_and_the_command(small_mnist, damage):
     root, _, _ = small_mnist
     file = root / "MNIST" / "raw" / "train-images-idx3-ubyte"
     content = file.read_bytes()
-    file.write_bytes(content[:-1] if harm == "truncate" else content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    file.write_bytes(
+        content[:-1] if damage == "truncate" else content[:100] + bytes([content[100] ^ 1]) + content[101:]
+    )
     with pytest.raises(ValueError, match="damaged") as caught:
         Mnist(root=str(root)).load("train")
     assert str(file) in str(caught.value)
@@ -200,7 +202,7 @@ def test_damaged_mnist_names_the_path_and_the_command(small_mnist, harm):
     assert len(Mnist(root=str(root)).load("test")) == 20
 
 
-def test_fashion_in_mnists_place_is_noticed(small_mnist):
+def test_fashion_mnist_in_the_folder_of_mnist_is_refused(small_mnist):
     root, _, _ = small_mnist
     (root / "MNIST").rename(root / "FashionMNIST")
     with pytest.raises(ValueError, match=r"fashion_mnist.*damaged"):
@@ -261,7 +263,7 @@ def contents(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_fetch_brings_the_whole_folder(small_mnist, monkeypatch, tmp_path_factory):
+def test_fetch_downloads_the_whole_folder(small_mnist, monkeypatch, tmp_path_factory):
     source, images, _ = small_mnist
     root = tmp_path_factory.mktemp("fresh") / "data"
 
@@ -272,12 +274,12 @@ def test_fetch_brings_the_whole_folder(small_mnist, monkeypatch, tmp_path_factor
     assert fetch(Mnist(root=str(root))) == root / "MNIST"
     assert np.array_equal(Mnist(root=str(root)).load("train").images[:, 0].numpy(), images)
     assert [path.name for path in root.iterdir()] == ["MNIST"]
-    # What is there and sound is not fetched again: the source is gone, so a second download would fail.
+    # A readable dataset is not fetched again: the source was removed, so a second download would fail.
     assert fetch(Mnist(root=str(root))) == root / "MNIST"
 
 
 @pytest.mark.parametrize("stop", [RuntimeError("cable cut"), KeyboardInterrupt()])
-def test_fetch_that_fails_midway_leaves_nothing(tmp_path, monkeypatch, stop):
+def test_fetch_that_fails_leaves_no_files(tmp_path, monkeypatch, stop):
     def download(self: Mnist, into: Path) -> None:
         (into / "MNIST" / "raw").mkdir(parents=True)
         (into / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"half")
@@ -292,7 +294,7 @@ def test_fetch_that_fails_midway_leaves_nothing(tmp_path, monkeypatch, stop):
         assert str(tmp_path / "MNIST") in str(caught.value)
 
 
-def test_fetch_refuses_what_arrived_damaged(small_mnist, monkeypatch, tmp_path_factory):
+def test_fetch_refuses_a_damaged_download(small_mnist, monkeypatch, tmp_path_factory):
     _, images, labels = small_mnist
     root = tmp_path_factory.mktemp("fresh")
     monkeypatch.setattr(Mnist, "download", lambda self, into: write_idx(into / "MNIST" / "raw", images + 1, labels))
@@ -301,7 +303,7 @@ def test_fetch_refuses_what_arrived_damaged(small_mnist, monkeypatch, tmp_path_f
     assert contents(root) == []
 
 
-def test_fetch_puts_damaged_data_aside(small_mnist, monkeypatch):
+def test_fetch_renames_damaged_data(small_mnist, monkeypatch):
     root, images, labels = small_mnist
     broken = root / "MNIST" / "raw" / "t10k-labels-idx1-ubyte"
     broken.write_bytes(b"broken")
@@ -321,7 +323,7 @@ def test_fetch_without_network_names_the_manual_way(tmp_path, monkeypatch):
     assert contents(tmp_path) == []
 
 
-def test_fetch_of_what_is_never_downloaded(tmp_path):
+def test_fetch_of_data_without_a_download(tmp_path):
     with pytest.raises(ValueError, match="comes with scikit-learn"):
         fetch(Digits())
     with pytest.raises(ValueError, match=r"dataset\.path"):

@@ -1,4 +1,4 @@
-"""The debugging task: which clients are inverted, which are kept, and what that costs."""
+"""The debugging task: which clients are inverted, which are selected, and when the selection is a release."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def task(**settings) -> DebuggingClients:
     return DebuggingClients(**{"federation": FEDERATION, "classifier": RecordClassifier("paper_mlp", 60), **settings})
 
 
-# Who has the bug
+# Clients with the bug
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.5, 10), (0.52, 10), (0.525, 11), (1.0, 20)])
-def test_the_bug_inverts_whole_clients_and_no_one_elses_pixel(share, count):
+def test_the_bug_inverts_all_images_of_its_clients_and_no_others(share, count):
     plain, records = FEDERATION.load("train"), task(inverted=share).load("train")
     bugs = task(inverted=share).inverted_clients()
     has_bug = torch.isin(records.clients, torch.from_numpy(bugs))
@@ -56,7 +56,7 @@ def test_every_client_has_the_bug_equally_often():
     assert task().inverted_clients().tolist() == [1, 2, 3, 7, 9, 10, 12, 14, 15, 16]
 
 
-# Who is kept
+# Selection of clients
 
 
 def test_suspects_and_others_by_flag_are_all_clients_renumbered():
@@ -78,7 +78,7 @@ def test_numbers_of_clients_are_known_without_records(monkeypatch):
 
 
 def test_the_classifier_finds_the_inverted_clients():
-    """A threshold far below what it reaches on images as they are, and far above what it does on inverted ones."""
+    """The threshold is far below the accuracy on original images, and far above that on inverted ones."""
     spec = task(select="suspected", by="classifier", threshold=0.5)
     assert spec.chosen_clients().tolist() == spec.inverted_clients().tolist()
     assert spec.num_clients == 10
@@ -91,7 +91,7 @@ def test_the_classifier_finds_the_inverted_clients():
 
 
 def test_accuracies_are_those_of_each_clients_records():
-    """Counted client by client, with the classifier as it was trained."""
+    """The accuracies are computed client by client with the same trained classifier."""
     spec = task(bug_seed=1)
     records = spec.load("train")
     fitted = debugging._fitted(FEDERATION, RecordClassifier("paper_mlp", 60))
@@ -100,7 +100,7 @@ def test_accuracies_are_those_of_each_clients_records():
     assert spec.accuracies() == pytest.approx(np.array(counted), abs=1e-12)
 
 
-def test_the_threshold_is_strict_and_clients_without_records_are_no_suspects():
+def test_the_threshold_is_strict_and_clients_without_records_are_not_suspected():
     federation = Clients("digits", 150, partition="dirichlet", alpha=0.02)
     empty = sorted(set(range(150)) - set(federation.load("train").clients.tolist()))
     spec = task(federation=federation, inverted=0.0, select="suspected", by="classifier", threshold=1.0)
@@ -172,7 +172,7 @@ def test_options_are_checked(wrong):
         task(**wrong)
 
 
-# What is known of it
+# Identity and privacy
 
 
 def test_only_a_choice_by_the_classifier_is_a_release(monkeypatch):
@@ -186,7 +186,7 @@ def test_only_a_choice_by_the_classifier_is_a_release(monkeypatch):
     assert task(select="others", by="classifier").unaccounted == f"the writers were asked; {reason}"
 
 
-def test_identity_holds_what_matters_and_nothing_else():
+def test_the_identity_has_all_settings_that_change_records():
     kinds = [
         task(),
         task(federation=Clients("digits", 21)),
@@ -212,11 +212,11 @@ def test_identity_holds_what_matters_and_nothing_else():
 
 
 def yaml_dataset(*overrides: str) -> DebuggingClients:
-    words = (
-        overrides if any(word.startswith("data_root=") for word in overrides) else (*overrides, "data_root=some/where")
+    all_overrides = (
+        overrides if any(text.startswith("data_root=") for text in overrides) else (*overrides, "data_root=some/where")
     )
     with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base=None):
-        config = compose(overrides=[f"+{w}" if w.startswith("data_root=") else w for w in words])
+        config = compose(overrides=[f"+{w}" if w.startswith("data_root=") else w for w in all_overrides])
     return instantiate(config.dataset, _convert_="all")
 
 

@@ -31,7 +31,7 @@ TINY: dict[str, Any] = dict(features=40, length_scale2=8.0, latent_dim=3, batch_
 
 
 class Seen(Context):
-    """A context that keeps what the method handed to its loop, and the learning rate of each step."""
+    """A context that stores the states of the method's loop, and the learning rate of each step."""
 
     def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Iterator[int]:
         self.stateful: dict[str, Any] = stateful
@@ -50,7 +50,7 @@ def fit(method: DPMERF, images: Tensor, labels: Tensor, classes: int, eps: float
 
 
 def embeddings_of(images: Tensor, eps: float = math.inf, **settings: Any) -> Tensor:
-    """What the method makes of each image, float64 [n, D]: each has a label of its own, hence a column of the sum."""
+    """The method's embedding of each image, float64 [n, D]: each image has its own label, hence a column of the sum."""
     n = len(images)
     watcher, _ = fit(build(DPMERF, **{**TINY, **settings}), images, torch.arange(n), n, eps)
     ((_, exact, _),) = watcher.releases
@@ -83,7 +83,7 @@ def binary_images(n: int) -> Tensor:
 TOLERANCE = 1e-4
 
 
-def test_an_embedding_is_of_norm_one_and_clipping_leaves_it_alone() -> None:
+def test_an_embedding_has_norm_one_and_clipping_does_not_change_it() -> None:
     """Of any image, the extreme ones included; C = 1 is the norm, which clipping rounds up by a few units of 1e-7."""
     images = torch.cat([torch.zeros(1, *SHAPE), torch.ones(1, *SHAPE), binary_images(3)])
     for eps in (math.inf, 10.0):
@@ -121,7 +121,7 @@ def test_the_target_at_infinite_epsilon_is_the_exact_mean_embedding() -> None:
 
 
 def test_a_step_descends_on_the_squared_distance_to_the_noisy_target() -> None:
-    """The first loss and its gradient, worked out in float64 from the released sum, and Adam's first step.
+    """The first loss and its gradient, computed in float64 from the released sum, and Adam's first step.
 
     Adam's first step is -lr g / (|g| + 1e-8), so every coordinate with a clear gradient moves against it by lr.
     """
@@ -175,7 +175,7 @@ def test_the_generator_and_the_settings_are_the_published_ones() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 30, 28), (3, 32, 30)])
-def test_sides_that_two_doublings_do_not_reach_are_refused(shape: tuple[int, int, int]) -> None:
+def test_sides_that_are_not_multiples_of_4_are_refused(shape: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="multiples of 4"):
         CodeGenerator(5, 10, shape)
 

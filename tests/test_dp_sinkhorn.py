@@ -207,7 +207,7 @@ def test_bad_values_are_refused(change: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["per_row", "whole", "parameter"])
-def test_a_resumed_fit_ends_where_an_undisturbed_one_does(tmp_path: Path, variant: str) -> None:
+def test_a_resumed_fit_ends_like_an_uninterrupted_one(tmp_path: Path, variant: str) -> None:
     method = build(DPSinkhorn, **{**TINY, "steps": 5, "sigma": 1.0, **VARIANTS[variant]})
     whole, _ = fit(method, private())
     asked = iter(range(1, 100))

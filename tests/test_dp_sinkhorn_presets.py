@@ -102,28 +102,30 @@ class Row:
         version, _, number = self.table.rpartition(" ")
         table = f"dp_sinkhorn_{'early_' if version.startswith('early') else ''}table{number}"
         (entry,) = [entry for entry in entries(table) if entry.of == self.of]
-        return [word for word in entry.run.split() if not word.startswith("seed=")]
+        return [text for text in entry.run.split() if not text.startswith("seed=")]
 
 
 def grid(table: str, base: dict[str, Any], rows: str) -> list[Row]:
     """Final Tables 4 and 5: lines of sigma, clipping norm, p, m; FID, then accuracies by LogReg, MLP, CNN."""
-    rows = []
+    table_rows = []
     for line in rows.strip().splitlines():
         sigma, clip, p, m, printed_values = line.split(maxsplit=4)
         changes = dict(sigma=float(sigma), clip_norm=float(clip), p=float(p), m=float(m), steps=STEPS[float(sigma)])
         name = f"sigma={sigma}; Delta={clip}; p={p}; m={m}"
-        rows.append(Row(table, name, base | changes, printed_values))
-    return rows
+        table_rows.append(Row(table, name, base | changes, printed_values))
+    return table_rows
 
 
 def early_grid(table: str, base: dict[str, Any], rows: str) -> list[Row]:
     """Tables 4 and 5 of the earlier version: lines of p, m; FID, LogReg, MLP, CNN. At m = 0 the L1 part is gone."""
-    rows = []
+    table_rows = []
     for line in rows.strip().splitlines():
         p, m, printed_values = line.split(maxsplit=2)
         cost = dict(cost="l2") if m == "0" else dict(m=float(m))
-        rows.append(Row(table, f"p={p}; m={m}; whole-matrix clip", base | dict(p=float(p)) | cost, printed_values))
-    return rows
+        table_rows.append(
+            Row(table, f"p={p}; m={m}; whole-matrix clip", base | dict(p=float(p)) | cost, printed_values)
+        )
+    return table_rows
 
 
 ROWS = [
@@ -141,7 +143,7 @@ ROWS = [
     ),
     Row(
         "final table 2", "perturb=image; loss=L2 (inferred); debias=none", MNIST | dict(p=0.0, cost="l2")
-    ),  # values unreadable
+    ),  # the values are not readable
     Row("final table 2", "perturb=image; loss=L1; debias=none; m=1", MNIST | dict(p=0.0, cost="l1"), "73.9 68.4 65.7"),
     Row("final table 2", "perturb=image; loss=L1+L2; debias=none; m=1", MNIST | dict(p=0.0), "89.1 80.8 77.6"),
     Row("final table 2", "perturb=image; loss=L1+L2; debias=full; m=1", MNIST | dict(p=1.0), "86.0 68.7 66.7"),
@@ -311,7 +313,7 @@ def test_the_reduced_preset_is_labelled() -> None:
 @pytest.mark.parametrize(
     "row", [row for row in PRINTED if row.printed_values], ids=lambda row: f"{row.table}-{row.name}"
 )
-def test_the_figures_typed_here_are_those_of_the_published_tables(row: Row) -> None:
+def test_the_values_typed_here_are_those_of_the_published_tables(row: Row) -> None:
     """Another person typed the CSVs from the paper."""
     version, _, number = row.table.split()
     paper = {"final": "dp_sinkhorn_final", "early": "dp_sinkhorn_earlier"}[version]
@@ -352,14 +354,14 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_proven_epsilon_lies_between_what_two_libraries_say(name: str) -> None:
+def test_proven_epsilon_lies_between_those_of_two_libraries(name: str) -> None:
     expected, _, pld, rdp = GOLDEN[name]
     assert pld <= proven(expected) <= rdp
 
 
 @pytest.fixture
 def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data sets of the right size without a record read: one black image, repeated without memory."""
+    """Datasets of the right size that read no file: one black image, repeated without using memory."""
     for spec in (Mnist, FashionMnist, CelebaGender):
 
         def load(self: Any, split: str) -> Records:
@@ -372,7 +374,7 @@ def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", [*GOLDEN, "perturb=parameter; loss=L2; debias=none; m=1"])
 def test_a_plan_releases_what_the_paper_says_and_claims_its_count(name: str, no_files: None) -> None:
-    """`dpgen account experiment=dp_sinkhorn/PRESET --published`, but for the slow accountants."""
+    """`dpgen account experiment=dp_sinkhorn/PRESET --published`, without the slow accountants."""
     row = preset(name)
     ledger = plan([*row.run_overrides, "method.width=4"])  # the width does not matter to privacy
     [got], budget = ledger.events, ledger.budget

@@ -67,7 +67,7 @@ class RowsOfTheBatch(DPSinkhorn):
 
 
 class DebiasRowsFromInside(DPSinkhorn):
-    """Keeps the last batch in a list and lets it choose the rows that leave without noise."""
+    """Keeps the last batch in a list, and releases rows without noise that depend on it."""
 
     def _mechanism(self, data: PrivateData, ctx: Context, num_parameters: int) -> Any:
         mechanism = super()._mechanism(data, ctx, num_parameters)
@@ -90,7 +90,7 @@ class DebiasRowsFromInside(DPSinkhorn):
 
 
 class HalfTheNoise(DPSinkhorn):
-    """The factor 2 of 2Δσ forgotten where rows may turn by 2Δ: more steps than it can pay for."""
+    """The noise is Δσ instead of 2Δσ, although rows may change by 2Δ: the budget does not allow its steps."""
 
     def _mechanism(self, data: PrivateData, ctx: Context, num_parameters: int) -> Any:
         mechanism = super()._mechanism(data, ctx, num_parameters)
@@ -105,12 +105,12 @@ def test_rows_that_follow_the_batch_are_refused() -> None:
         check_method(lambda: build(RowsOfTheBatch, **{**TINY, "steps": 5}))
 
 
-def test_debias_rows_that_know_the_batch_are_caught() -> None:
+def test_debias_rows_that_know_the_batch_are_detected() -> None:
     with pytest.raises(ConformanceError, match=r"other than through releases|records outside of its draw"):
         check_method(lambda: build(DebiasRowsFromInside, **{**TINY, "steps": 5}))
 
 
-def test_half_the_noise_is_caught() -> None:
+def test_half_the_noise_is_detected() -> None:
     with pytest.raises(ConformanceError, match="used '_add_noise' of Mechanism"):
         check_method(lambda: build(HalfTheNoise, **{**TINY, "steps": 5}))
 

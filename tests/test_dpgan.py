@@ -99,7 +99,7 @@ def test_other_image_sizes_are_refused(net: Any, shape: tuple[int, int, int]) ->
 
 
 class Watcher(Observer):
-    """Keeps what each release was made of: the records drawn, 𝒟 before the release, the exact sum."""
+    """Stores the inputs of each release: the sampled records, 𝒟 before the release, the exact sum."""
 
     def __init__(self) -> None:
         self.releases: list[tuple[np.ndarray, nn.Module, dict[str, Tensor]]] = []
@@ -113,7 +113,7 @@ class Watcher(Observer):
 
 
 class Seen(Context):
-    """A context that remembers what the method put into its loop."""
+    """A context that stores the states of the method's loop."""
 
     def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Any:
         self.total, self.stateful = total, stateful
@@ -220,7 +220,7 @@ def test_a_generator_step_is_algorithm_1() -> None:
     assert ctx.stateful["frequency"].ema == pytest.approx(accuracy)
 
 
-def test_learning_rates_are_apart() -> None:
+def test_learning_rates_of_both_networks_are_separate() -> None:
     """Adam's first step moves the coordinate with the largest gradient by the learning rate."""
     torch.manual_seed(3)
     G0, D0 = GeneratorNet(*MNIST, 2, 3), DiscriminatorNet(*MNIST, 4)
@@ -256,7 +256,7 @@ def test_an_adaptive_frequency_reaches_the_training_loop() -> None:
 
 
 def planned(method: DPGAN, data: PrivateData) -> Mechanism:
-    """The mechanism that a fit asks for; training itself is cut to one step."""
+    """The mechanism of a fit, whose training is limited to one step."""
     fit(method, data, scale=Scale("test", 1))
     (mechanism,) = data.mechanisms.values()
     return mechanism
@@ -326,7 +326,7 @@ def test_the_clipped_sum_obeys_its_bound() -> None:
 
 @pytest.mark.parametrize("n_d", [3, "adaptive"])
 @pytest.mark.parametrize("stop", [1, 4])
-def test_a_resumed_fit_ends_where_an_undisturbed_one_does(tmp_path: Path, stop: int, n_d: Any) -> None:
+def test_a_resumed_fit_ends_like_an_uninterrupted_one(tmp_path: Path, stop: int, n_d: Any) -> None:
     method = build(DPGAN, **{**TINY, "steps": 7, "n_d": n_d, "sigma": 1.0}, beta=0.0, threshold=1.0)
     whole, undisturbed = fit(method, private())
     asked = iter(range(1, 100))

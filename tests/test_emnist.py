@@ -59,7 +59,7 @@ WRITE = {"tff": write_tff, "leaf": write_leaf}
 
 @pytest.fixture(params=["tff", "leaf"])
 def spec_of_part(request, tmp_path):
-    """A trial on three writers, in either layout."""
+    """A part of the dataset with three writers, in either layout."""
     WRITE[request.param](tmp_path)
     return FederatedEmnist(root=str(tmp_path), layout=request.param, complete=False)
 
@@ -91,7 +91,7 @@ def test_classes_are_merged_or_left_out(spec_of_part, classes, labels, clients):
     records = spec.load("train")
     assert (records.labels.tolist(), records.clients.tolist()) == (labels, clients)
     assert len(spec.class_names) == classes
-    assert spec.num_clients == 3  # client 2 wrote no digit and is a client all the same
+    assert spec.num_clients == 3  # client 2 wrote no digit, and is still a client
 
 
 def test_class_names_follow_the_files():
@@ -100,7 +100,7 @@ def test_class_names_follow_the_files():
     assert (names[9], names[11], names[35], names[37], names[61]) == ("9", "B", "Z", "b", "z")
 
 
-def test_all_grey_levels_come_out_whole(tmp_path):
+def test_all_grey_levels_are_recovered(tmp_path):
     """TensorFlow Federated's float32 pixels are k/255; every k is recovered."""
     (tmp_path / "fed_emnist").mkdir()
     with h5py.File(tmp_path / "fed_emnist" / "fed_emnist_train.h5", "w") as file:
@@ -181,21 +181,21 @@ def test_damaged_hdf5(tmp_path, pixels, labels, message):
     assert f"{path} is damaged" in str(caught.value)
 
 
-@pytest.mark.parametrize("harm", ["cut", "text", "no examples", "empty"])
-def test_what_is_no_hdf5_of_examples(tmp_path, harm):
+@pytest.mark.parametrize("damage", ["cut", "text", "no examples", "empty"])
+def test_files_that_are_no_hdf5_of_examples(tmp_path, damage):
     write_tff(tmp_path)
     path = tmp_path / "fed_emnist" / "fed_emnist_train.h5"
-    if harm == "cut":
+    if damage == "cut":
         path.write_bytes(path.read_bytes()[:3000])
-    elif harm == "text":
+    elif damage == "text":
         path.write_text("<html>Not found</html>")
     else:
         with h5py.File(path, "w") as file:
-            file.create_group("examples" if harm == "empty" else "data")
+            file.create_group("examples" if damage == "empty" else "data")
     spec = FederatedEmnist(root=str(tmp_path), complete=False)
     with pytest.raises(ValueError, match=r"fed_emnist_train\.h5 is damaged"):
         spec.load("train")
-    if harm != "empty":
+    if damage != "empty":
         with pytest.raises(ValueError, match=r"fed_emnist_train\.h5 is damaged"):
             _ = spec.num_clients
 
@@ -260,7 +260,7 @@ def small_emnist(tmp_path, monkeypatch):
     return tmp_path, images
 
 
-def test_emnist_is_made_upright_and_counts_from_0(small_emnist):
+def test_emnist_is_transposed_and_labels_start_at_0(small_emnist):
     root, images = small_emnist
     records = Emnist(root=str(root), split="letters").load("train")
     assert np.array_equal(records.images[:, 0].numpy(), images.transpose(0, 2, 1))
@@ -289,17 +289,17 @@ def test_emnist_sizes_are_the_publishers():
     }
 
 
-@pytest.mark.parametrize("harm", ["cut", "header", "longer", "label"])
-def test_damaged_and_missing_emnist(small_emnist, monkeypatch, harm):
+@pytest.mark.parametrize("damage", ["cut", "header", "longer", "label"])
+def test_damaged_and_missing_emnist(small_emnist, monkeypatch, damage):
     root, _ = small_emnist
     spec = Emnist(root=str(root), split="letters")
-    kind = "labels-idx1" if harm == "label" else "images-idx3"
+    kind = "labels-idx1" if damage == "label" else "images-idx3"
     path = root / "EMNIST" / "raw" / f"emnist-letters-train-{kind}-ubyte"
     content = path.read_bytes()
-    if harm == "longer":
+    if damage == "longer":
         monkeypatch.setattr(Emnist, "sizes", {"letters": {"train": 6, "test": 5}})
     else:
-        path.write_bytes({"cut": content[:-1], "header": b"no idx file", "label": content[:-1] + bytes([27])}[harm])
+        path.write_bytes({"cut": content[:-1], "header": b"no idx file", "label": content[:-1] + bytes([27])}[damage])
     with pytest.raises(ValueError, match="damaged") as caught:
         spec.load("train")
     assert str(path) in str(caught.value)
@@ -324,7 +324,7 @@ def test_emnist_is_fetched_through_torchvision(small_emnist, monkeypatch, tmp_pa
         (Path(into) / "EMNIST" / "raw" / "gzip.zip").write_bytes(b"the archive")
 
     monkeypatch.setattr(torchvision.datasets, "EMNIST", fake_download)
-    # A federation of it fetches it, too.
+    # A federation of EMNIST downloads EMNIST, too.
     spec = Clients(Emnist(split="letters"), 2, root=str(root))
     assert fetch(spec) == root / "EMNIST"
     assert len(spec.load("train")) == 5

@@ -51,7 +51,7 @@ Answer = tuple[Tensor, dict[str, Tensor]]
 
 
 class Seen(Context):
-    """Keeps what the method put into its training loop, the generator's weights after each step, and the result."""
+    """Stores the states of the training loop, the generator's weights after each step, and the result."""
 
     released: Generator
 
@@ -87,7 +87,7 @@ def test_the_released_generator_is_the_moving_average() -> None:
 
 @pytest.mark.parametrize(("max_answers", "asked"), [(None, 6), (1, 4)])
 def test_bytes_are_those_of_the_messages_of_rounds_that_ask(max_answers: int | None, asked: int) -> None:
-    """Rounds beyond the limit pass without a message."""
+    """Rounds after the limit send no message."""
     context = fit(steps=6, max_answers=max_answers)
     images, labels = torch.zeros(3, B, *SHAPE), torch.zeros(3, B, dtype=torch.int64)
     sent = len(encode({"images": images, "labels": labels}, {"round": 5, "committed": 0}))
@@ -126,7 +126,7 @@ def test_the_generator_descends_along_the_answers(sign: float, monkeypatch: pyte
 
 
 def planned(method: FedGSWGAN, n: int, eps: float | None = math.inf) -> tuple[Ledger, ClientMechanism]:
-    """The allowance that the method asks of n clients at 28x28 with 36 classes; there is no record."""
+    """The mechanism of the method for n clients at 28x28 with 36 classes; there is no record."""
     ledger, key, no_clients = (
         Ledger(Budget(eps, DELTA, "replace_one", "pld"), n),
         Key.seeded("plan"),
@@ -163,7 +163,7 @@ def test_the_published_setting(n: int, most: int, outsiders: float, server: floa
     assert claimed < conditional[0] < against_outsiders
 
 
-def test_what_the_paper_has_no_count_of() -> None:
+def test_settings_for_which_the_paper_has_no_count() -> None:
     balanced, free = build(FedGSWGAN, sigma=1.07, schedule="public_balanced", steps=3000), build(FedGSWGAN, steps=300)
     ledger, mechanism = planned(balanced, 100)
     assert mechanism.event.sampling == OneClient(100, "public_balanced", 30)
@@ -197,7 +197,7 @@ def test_the_defaults_are_the_published_ones() -> None:
 
 
 def check(prepare: Callable[[], Any] = lambda: None, **settings: Any) -> None:
-    """The suite, in which fits share a process; `prepare` comes before each, as if it had one of its own."""
+    """The suite, whose fits share a process; `prepare` is called before each fit, as in a process of its own."""
 
     def make() -> FedGSWGAN:
         prepare()
@@ -213,7 +213,7 @@ def test_variants_conform(schedule: str, against: str) -> None:
 
 
 def test_a_public_schedule_conforms() -> None:
-    """With fewer answers and steps than above; the cheats below are caught under the random one."""
+    """With fewer answers and steps than above; the cheats below are detected under the random one."""
     check(schedule="public_balanced", max_answers=1, steps=4)
 
 
@@ -228,7 +228,7 @@ class FirstCritic(CriticClient):
 
 
 class Gossip(CriticClient):
-    """Cheat: an answer has in it what the client that was asked before holds."""
+    """Cheat: an answer contains records of the client that was asked before."""
 
     heard: ClassVar[Tensor] = torch.zeros(())
 
@@ -239,7 +239,7 @@ class Gossip(CriticClient):
 
 
 class Histogram(CriticClient):
-    """The labels' counts instead of a gradient, which does no harm as long as it is clipped."""
+    """The counts of labels instead of a gradient, which are harmless if they are clipped."""
 
     def answer(self, message: Any, records: Any, state: Any, rng: Any) -> Answer:
         gradient, after = super().answer(message, records, state, rng)
@@ -248,27 +248,29 @@ class Histogram(CriticClient):
 
 
 @pytest.mark.parametrize(("cheat", "kept", "empty"), [(FirstCritic, "kept", None), (Gossip, "heard", torch.zeros(()))])
-def test_answers_that_know_another_client_are_caught(cheat, kept, empty, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_depend_on_another_client_are_detected(
+    cheat, kept, empty, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fed_gs_wgan, "CriticClient", cheat)
     with pytest.raises(ConformanceError, match="although the changed client was not in its draw"):
         check(lambda: setattr(cheat, kept, empty))
 
 
-def test_unclipped_answers_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unclipped_answers_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fed_gs_wgan, "CriticClient", Histogram)
     monkeypatch.setattr(bounds, "clip_rows", lambda rows, C: rows.nan_to_num())
     with pytest.raises(ConformanceError, match="its declared sensitivity"):
         check()
 
 
-def test_half_the_noise_at_the_client_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_the_noise_at_the_client_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = ClientData._setup
     monkeypatch.setattr(ClientData, "_setup", lambda *args: replace(setup(*args), std=setup(*args).std / 2))
     with pytest.raises(ConformanceError, match=r"0\.(49|50)\d* of the standard deviation in the ledger"):
         check()
 
 
-def test_a_client_asked_too_often_refuses_and_is_caught_if_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_asked_too_often_refuses_and_is_detected_if_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OneClient, "rounds", Sampling.rounds)  # the draws, without the limit
     counters = fit(steps=6, max_answers=1).counters  # the client keeps the limit by itself
     assert (counters["clients_asked"], counters["generator_updates"]) == (6, 4)

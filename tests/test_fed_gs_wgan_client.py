@@ -1,4 +1,4 @@
-"""What a client of the federated GS-WGAN computes: its critic's training, its answer, and the records that it draws."""
+"""A client of federated GS-WGAN: its critic's training, its answer, and the records that it draws."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_gradient_is_that_of_the_stored_critic_in_the_last_batch(monkeypatch
 
 
 def test_one_update_is_adams_step_on_the_loss_of_the_matching_records() -> None:
-    """The loss, its gradient and the step once more, with a plain module and autograd."""
+    """The loss, its gradient and the step, computed with a plain module and autograd."""
     asked, own, same = message([3, 5, 5, 3]), records(5, 3, 8, 3, 5), toys.seeded(4)
     client, (x,), (y,) = program(n_critic=1), asked["images"], asked["labels"]
     state = client.start(own, toys.seeded())
@@ -95,7 +95,7 @@ def test_one_update_is_adams_step_on_the_loss_of_the_matching_records() -> None:
     assert float(after["step"]) == 1
 
 
-def test_the_same_coins_give_the_same_answer_and_others_another() -> None:
+def test_the_same_randomness_gives_the_same_answer_and_other_randomness_another() -> None:
     asked, own = message([3] * B, [5] * B), records(3, 5, 3, 5, 3)
     start, again = (program().start(own, toys.seeded()) for _ in range(2))
     (one, after), (same, kept), (other, _) = (program().answer(asked, own, start, toys.seeded(s)) for s in (1, 1, 2))
@@ -105,7 +105,7 @@ def test_the_same_coins_give_the_same_answer_and_others_another() -> None:
     assert not torch.equal(one, other)
 
 
-def test_labels_that_the_client_does_not_hold_train_nothing_and_get_no_gradient() -> None:
+def test_labels_without_records_train_nothing_and_have_zero_gradient() -> None:
     own, batches = records(3, 4, 3), ([5] * B, [3, 5, 4, 5], [5, 3, 5, 4])
     state, asked, changed = program().start(own, toys.seeded()), message(*batches), message(*batches, seed=2)
     strange = (asked["labels"] == 5)[..., None, None, None]
@@ -137,7 +137,7 @@ def test_matching_records_are_uniform_among_those_of_the_label() -> None:
         assert stats.chisquare(torch.bincount(chosen, minlength=8)[own[1] == label].numpy()).pvalue > 1e-7
 
 
-def test_places_without_a_record_are_left_out_others_repeated_and_pixels_cleaned() -> None:
+def test_positions_without_a_record_are_left_out_others_repeated_and_pixels_cleaned() -> None:
     own = of_values(torch.tensor([math.nan, 0.5, math.nan, -math.inf]), 3, 1, 3, 2)
     pairs = draw_matching(own, torch.tensor([5, 3, 9, 1, 0]), 5, toys.seeded())
     assert pairs is not None

@@ -129,7 +129,7 @@ def test_a_client_without_records_computes_finite_numbers() -> None:
 
 
 class Known(DiscriminatorClient):
-    """Answers its number of records in each of P entries."""
+    """Its answer is the number of its records in each of P entries."""
 
     def answer(self, message: Any, records: Any, state: Any, rng: Any) -> Answer:
         return torch.full_like(message["discriminator"], float(len(records[1]))), {}
@@ -201,7 +201,7 @@ def test_a_round_is_algorithm_1_with_each_sides_own_optimiser_and_rate(monkeypat
 
 
 def test_the_generator_learns_how_bright_the_images_of_clients_are() -> None:
-    """Two federations with images of one intensity each, and one seed: untrained, both make the same images.
+    """Two federations with images of one intensity each, and one seed: untrained, both generate the same images.
 
     Over 20 seeds the two mean intensities are 9 to 56 and 200 to 251, with AVX-512 as with SSE, each with a standard
     deviation of 13. The margin lies more than five standard deviations below their mean difference of 200.
@@ -223,7 +223,7 @@ def test_the_generator_learns_how_bright_the_images_of_clients_are() -> None:
 
 
 def planned(method: FedAvgGAN, n: int, budget: Budget) -> ClientMechanism:
-    """The allowance that the method asks of n clients; there is no record."""
+    """The mechanism of the method for n clients; there is no record."""
     none = torch.zeros(0, *SHAPE, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
     key, no_clients = Key.seeded("plan"), np.zeros(0, np.int64)
     data = PrivateData(*none, 36, Services(Ledger(budget, n), key), clients=no_clients, num_clients=n)
@@ -270,7 +270,7 @@ def test_presets_are_runs_within_their_budget(preset: str) -> None:
         assert 0.999 * eps < epsilon([mechanism.event], DELTA, "replace_one", "pld") <= eps
 
 
-def test_the_defaults_are_the_published_ones_but_for_sampling_noise_and_labels() -> None:
+def test_the_defaults_are_the_published_ones_except_sampling_noise_and_labels() -> None:
     method = build(FedAvgGAN)
     assert (method.steps, method.clip_norm, method.clients_per_round, method.batch_size) == (1000, 0.1, 10, 32)
     assert (method.local_steps, method.g_steps, method.lr_d, method.lr_g, method.lr_server) == (6, 6, 5e-4, 5e-3, 1.0)
@@ -306,14 +306,14 @@ def test_variants_conform(budget: Budget, settings: dict[str, Any]) -> None:
 
 
 class Keeps(DiscriminatorClient):
-    """Cheat: it leaves itself a note for the next round."""
+    """Cheat: it stores a value for the next round."""
 
     def answer(self, message: Any, records: Any, state: Any, rng: Any) -> Answer:
         return super().answer(message, records, state, rng)[0], {"note": records[1].float()}
 
 
 class Gossip(DiscriminatorClient):
-    """Cheat: an answer has in it what the client that was asked before holds."""
+    """Cheat: an answer contains records of the client that was asked before."""
 
     heard: ClassVar[Tensor] = torch.zeros(())
 
@@ -343,7 +343,7 @@ def test_unclipped_differences_are_detected(monkeypatch: pytest.MonkeyPatch) -> 
         check(lr_d=0.1, clip_norm=1e-3)
 
 
-def test_half_the_noise_at_the_server_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_the_noise_at_the_server_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ClientMechanism, "std", property(lambda self: self.event.std / 2))
     with pytest.raises(ConformanceError, match=r"0\.(49|50)\d* of the standard deviation in the ledger"):
         check()

@@ -25,7 +25,7 @@ def test_the_networks_are_as_large_as_the_published_ones() -> None:
 
 @pytest.mark.parametrize("conditional", [True, False])
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
-def test_networks_of_both_sizes_use_labels_if_they_are_given_them(shape: tuple[int, ...], conditional: bool) -> None:
+def test_networks_of_both_sizes_use_labels_if_conditional(shape: tuple[int, ...], conditional: bool) -> None:
     G = GeneratorNet(shape, 10, latent_dim=4, width=0.02, conditional=conditional)
     D = DiscriminatorNet(shape, 10, width=0.02, conditional=conditional)
     z, y = torch.randn(6, 4, generator=toys.seeded()), torch.arange(6)

@@ -46,7 +46,7 @@ def test_clients_enter_the_content_hash_and_only_where_there_are_any():
         (torch.tensor([0, -1]), "clients from 0"),
     ],
 )
-def test_records_refuse_what_are_no_clients(clients, message):
+def test_records_refuse_wrong_clients(clients, message):
     with pytest.raises(ValueError, match=message):
         Records(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), clients)
 
@@ -110,7 +110,7 @@ def test_dirichlet_leaves_some_clients_empty_and_still_counts_them():
     assert len(spec.load("train").clients.unique()) < 200 == spec.num_clients
 
 
-def test_clients_identity_holds_what_matters_and_nothing_else(tmp_path):
+def test_the_identity_of_clients_has_all_settings_that_change_records(tmp_path):
     kinds = [
         Clients("digits", 20),
         Clients("mnist", 20),
@@ -166,14 +166,14 @@ def test_yamls_build(choice, kind, num_clients):
     assert spec.identity()["name"] == choice
 
 
-def test_leafs_yaml_is_a_trial_by_its_nature():
+def test_leafs_yaml_does_not_expect_the_complete_dataset():
     spec = yaml_dataset("+dataset=federated_emnist_leaf")
     assert (spec.name, spec.layout, spec.complete, spec.classes) == ("federated_emnist_leaf", "leaf", False, 36)
     with pytest.raises(MissingData, match="femnist/train"):
         spec.identity()
 
 
-def test_a_base_may_be_a_dataset_of_its_own_settings():
+def test_a_base_may_be_a_dataset_with_settings():
     nested = {"_target_": "dpgen_bench.data.federations.Emnist", "split": "digits"}
     check_types(Clients, {"base": nested, "clients": 5}, "dataset")
     spec = instantiate({"_target_": "dpgen_bench.data.federations.Clients", "base": nested, "clients": 5, "root": "r"})

@@ -1,4 +1,4 @@
-"""Generators: what `sample` gives, to the bit; unrounded pixels; what an image may depend on; diverged nets."""
+"""Generators: samples bit by bit, unrounded pixels, dependence of images on labels and seed, diverged networks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def painter(latent: str = "normal") -> NetGenerator:
 
 
 class Bare(Generator):
-    """A generator that defines no more than it must."""
+    """A generator that defines only the abstract methods."""
 
     num_classes, image_shape = 2, (1, 1, 1)
 
@@ -91,7 +91,7 @@ def test_samples_are_those_of_the_first_version(latent, digest):
 
 
 @pytest.mark.parametrize("draw", ["sample", "sample_unrounded"])
-def test_an_image_depends_on_the_seed_its_place_and_its_label_alone(draw):
+def test_an_image_depends_on_the_seed_its_position_and_its_label_alone(draw):
     generator = painter()
     with torch.no_grad():
         generator.net.means.copy_(torch.tensor([0.2, 0.5, 0.8]).reshape(3, 1, 1, 1).expand(3, 1, 2, 2))
@@ -121,7 +121,7 @@ def test_no_labels_give_no_images():
 
 
 @pytest.mark.parametrize("draw", ["sample", "sample_unrounded"])
-def test_a_diverged_net_is_an_error_and_not_a_picture(draw):
+def test_samples_of_a_diverged_net_are_an_error(draw):
     generator = of_levels(0.5, math.nan, math.inf, -math.inf)
     generator.net.train()
     labels = torch.zeros(BLOCK + 40, dtype=torch.int64)
@@ -139,7 +139,7 @@ def test_padding_rows_do_not_count_as_diverged():
 
 @pytest.mark.parametrize("draw", ["sample", "sample_unrounded"])
 @pytest.mark.parametrize("labels", [torch.tensor([3]), torch.tensor([-1]), torch.tensor([0.0]), torch.tensor([[0]])])
-def test_labels_that_are_none_are_refused(draw, labels):
+def test_wrong_labels_are_refused(draw, labels):
     with pytest.raises(ValueError, match="expected labels"):
         getattr(painter(), draw)(labels, 0)
 
@@ -157,7 +157,7 @@ def test_parameters_are_counted():
     assert Bare().num_parameters == 2 * 3 + 4
 
 
-def test_what_a_generator_need_not_define():
+def test_methods_that_a_generator_need_not_define():
     assert Bare().draw_labels(5, 0) is None
     assert painter().draw_labels(5, 0) is None
     with pytest.raises(ValueError, match="got Bare, which only has rounded ones: override sample_unrounded"):

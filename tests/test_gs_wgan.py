@@ -50,7 +50,7 @@ def test_the_release_is_the_gradient_in_b_images_with_noise_2_c_sigma(clip: str,
 
 
 def test_without_noise_the_gradient_is_the_critics_own() -> None:
-    """One shard, no warm start: the critic that a plain WGAN-GP would have, trained here once more by hand."""
+    """One shard, no warm start: the critic is that of a WGAN-GP, which is trained here by hand."""
     watcher = Watcher()
     method = build(GSWGAN, **{**TINY, "shards": 1, "steps": 1, "n_critic": 2, "warm_start": 0})
     data = private(watcher=watcher)
@@ -151,7 +151,7 @@ def test_draws_are_shards_by_the_schedule(schedule: str) -> None:
         assert len(set(shards[:3])) == len(set(shards[3:])) == 3
 
 
-def test_a_critic_is_trained_at_its_own_visits_only() -> None:
+def test_a_critic_is_trained_in_its_own_steps_only() -> None:
     """The private state after T steps: after the warm start, Adam makes n_critic steps for each draw."""
     data = private()
     kept: list[PrivateState] = []
@@ -178,7 +178,7 @@ def test_networks_and_latents_are_the_configured(generator: str, net: type, late
 # Interruption, scale, errors
 
 
-def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path: Any) -> None:
+def test_an_interrupted_run_ends_like_an_uninterrupted_one(tmp_path: Any) -> None:
     def context(data: PrivateData, stop_after: int | None, folder: Any) -> Context:
         steps_made = iter(range(100))
         return Context(
@@ -203,7 +203,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been(tmp_path: Any) -> None:
         assert torch.equal(weights(resumed), expected), stop_after
 
 
-def test_a_scale_s_cap_is_for_all_critics_together() -> None:
+def test_a_scales_limit_is_for_all_critics_together() -> None:
     def iterations(cap: int | None, **settings: Any) -> int:
         method = build(GSWGAN, **settings)
         return method.warm_start_iterations(method.shards, Context(scale=Scale("test", cap)).limit)
@@ -216,7 +216,7 @@ def test_a_scale_s_cap_is_for_all_critics_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "message"),
     [
         ({"shards": 0}, r"method.shards: expected a number in \[1, inf\), got 0"),
         ({"shards": 2.5}, "method.shards: expected an integer"),
@@ -238,8 +238,8 @@ def test_a_scale_s_cap_is_for_all_critics_together() -> None:
         ({"sigma": None, "steps": None}, "both null"),
     ],
 )
-def test_bad_settings_are_named(changes: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+def test_bad_settings_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         build(GSWGAN, **changes)
 
 

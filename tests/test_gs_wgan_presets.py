@@ -156,11 +156,11 @@ def test_no_batch_repeats_an_image() -> None:
 def test_the_demo_is_of_digits_under_the_presets_relation() -> None:
     config = composed("../demo/gs_wgan")
     assert (config.dataset.name, config.scale.name, config.privacy.relation) == ("digits", "demo", "replace_one")
-    assert config.method.steps % config.method.shards == 0  # each shard is visited equally often
+    assert config.method.steps % config.method.shards == 0  # each shard is drawn equally often
     build_spec(config)
 
 
-def test_the_reduced_protocol_is_dp_sinkhorns_but_for_how_samples_are_drawn() -> None:
+def test_the_reduced_protocol_differs_from_dp_sinkhorns_in_sampling_alone() -> None:
     fast, base, papers = (
         compose_config([f"protocol={name}"]).protocol for name in ("gs_wgan_2k", "dp_sinkhorn_2k", "gs_wgan")
     )
@@ -199,7 +199,7 @@ def test_the_runs_of_a_figure_are_the_published_settings_at_the_stated_points(ta
     [
         ({}, 610.3),
         (dict(sigma=2.66), 115.5),
-        (dict(shards=min(K)), 1734.1),  # the dearest point of Figure 4(a)
+        (dict(shards=min(K)), 1734.1),  # the largest epsilon of Figure 4(a)
         (dict(sigma=min(NOISE)), 1352.9),  # and of (c)
     ],
 )
@@ -267,7 +267,7 @@ def test_the_proven_iterations_stay_within_their_budget() -> None:
 
 @pytest.fixture
 def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data sets of the right size without a record read: one black image, repeated without memory."""
+    """Datasets of the right size that read no file: one black image, repeated without using memory."""
 
     def load(self: Any, split: str) -> Records:
         image = torch.zeros((1, *SHAPE), dtype=torch.uint8)
@@ -277,12 +277,12 @@ def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(spec, "load", load)
 
 
-TINY = ["method.generator=dcgan", "method.width=4", "method.critic_width=4"]  # no matter to privacy
+TINY = ["method.generator=dcgan", "method.width=4", "method.critic_width=4"]  # they do not matter to privacy
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "conditional_mnist", "nonprivate_gan_mnist"])
 def test_a_plan_releases_what_the_settings_say(name: str, no_files: None) -> None:
-    """`dpgen account experiment=gs_wgan/PRESET`, but for the slow accountants."""
+    """`dpgen account experiment=gs_wgan/PRESET`, without the slow accountants."""
     ledger = plan([*overrides_of(name), *TINY])
     [got], budget = ledger.events, ledger.budget
     _, epsilon_allowed, changes = SETTINGS[name]
@@ -313,7 +313,7 @@ def test_a_plan_releases_what_the_settings_say(name: str, no_files: None) -> Non
     ],
 )
 def test_the_proven_preset_calibrates_sigma_to_its_budget(overrides: str, sigma: float, no_files: None) -> None:
-    """Sigmas computed with scipy apart from this code; the method's page has them."""
+    """Sigmas computed with scipy by other code; the method's page has them."""
     ledger = plan(["experiment=gs_wgan/proven_mnist_eps10", *TINY, *overrides.split()])
     [got], budget = ledger.events, ledger.budget
     assert got.std / 2.0 == pytest.approx(sigma, rel=2e-3)

@@ -1,4 +1,4 @@
-"""Tests what GS-WGAN's steps cost and what the paper counts, and that planted faults are caught."""
+"""Tests the proven and the claimed epsilons of GS-WGAN, and that planted faults are detected."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def event(method: GSWGAN) -> Event:
         ({"schedule": "public_balanced", "sigma": 12.65}, 10.0),
     ],
 )
-def test_proven_epsilons_of_the_facts(changes: dict[str, Any], proven: float) -> None:
-    """Golden: worked out apart from this code, see docs/accounting.md for the argument."""
+def test_proven_epsilons_of_the_published_settings(changes: dict[str, Any], proven: float) -> None:
+    """Golden: computed by other code, see docs/accounting.md for the argument."""
     from dpgen_bench.privacy.accountants.proven import epsilon
 
     assert epsilon([event(published(**changes))], 1e-5, "replace_one", "pld") == pytest.approx(proven, rel=1e-3)
@@ -102,7 +102,7 @@ def test_too_little_noise_is_refused_before_any_record_is_seen() -> None:
     assert not watcher.releases
 
 
-def test_no_steps_given_are_as_many_as_the_noise_allows() -> None:
+def test_without_steps_there_are_as_many_as_the_noise_allows() -> None:
     data = private(eps=10.0)
     method = build(GSWGAN, **{**TINY, "steps": None, "sigma": 6.0, "schedule": "public_balanced"})
     release, _ = method._mechanism(data, Context(0, services=data._services))
@@ -140,20 +140,20 @@ def check(**settings: Any) -> None:
     check_method(lambda: build(GSWGAN, **{**TINY, **settings}), records=20)
 
 
-def test_a_stale_index_that_always_draws_one_shard_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_index_that_always_draws_one_shard_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OneShard, "shard", lambda self, key, index: 0)
     with pytest.raises(ConformanceError, match="one shard was drawn 14 times in 14 releases"):
         check(steps=14)
 
 
-def test_a_stale_index_in_a_balanced_schedule_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_index_in_a_balanced_schedule_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OneShard, "shard", lambda self, key, index: 0)
     with pytest.raises(ConformanceError, match="draws none more than 2 times"):
         check(schedule="public_balanced")
 
 
-def test_one_critic_for_all_shards_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draws are right, but each release finds, and leaves, the state of shard 0: it has seen all records."""
+def test_one_critic_for_all_shards_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws are correct, but each release uses the state of shard 0, which depends on all records."""
     lend, bind = PrivateState.lend, PrivateState.bind
     monkeypatch.setattr(PrivateState, "lend", lambda self, fn, shard, index, key: lend(self, fn, 0, index, key))
     monkeypatch.setattr(PrivateState, "bind", lambda self, visits, key: bind(self, [0] * len(visits), key))
@@ -161,7 +161,7 @@ def test_one_critic_for_all_shards_is_caught(monkeypatch: pytest.MonkeyPatch) ->
         check(schedule="public_balanced")
 
 
-def test_shards_that_overlap_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_that_overlap_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     def draw(self: OneShard, ids: np.ndarray, key: Key, index: int) -> np.ndarray:
         shards = self.shard_of(ids)
         mine = np.flatnonzero(shards == self.shard(key, index))
@@ -173,14 +173,14 @@ def test_shards_that_overlap_are_caught(monkeypatch: pytest.MonkeyPatch) -> None
         check()
 
 
-def test_a_moving_partition_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards dealt by the number of records: one that goes moves others into its shard's place."""
+def test_a_moving_partition_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards depend on the number of records: removing a record moves others to another shard."""
     monkeypatch.setattr(OneShard, "shard_of", lambda self, ids: np.arange(len(ids)) * self.shards // max(len(ids), 1))
     with pytest.raises(ConformanceError, match="although the changed record was not in its draw"):
         check()
 
 
-def test_noise_without_the_factor_2_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_without_the_factor_2_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     add_noise = Mechanism._add_noise
 
     def half(self: Mechanism, exact: Tensor, key: Key) -> Tensor:
@@ -198,7 +198,7 @@ def test_a_method_that_asks_for_half_its_noise_is_refused() -> None:
             data.mechanism = lambda *args, std, **kwargs: ask(*args, std=std / 2, **kwargs)  # type: ignore[method-assign]
             return super()._mechanism(data, ctx)
 
-    sigma = 1.1  # of B = 4 rows, visited once: ε is 10 at 1.0
+    sigma = 1.1  # of B = 4 rows, drawn once: ε is 10 at 1.0
     check(sigma=sigma, steps=3, schedule="public_balanced")
     with pytest.raises(BudgetExceeded):
         check_method(
@@ -206,7 +206,7 @@ def test_a_method_that_asks_for_half_its_noise_is_refused() -> None:
         )
 
 
-def test_warm_starts_that_mix_shards_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_starts_that_mix_shards_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     warm_start = CriticTraining.warm_start
 
     def mixed(self: CriticTraining, *args: Any) -> dict[str, Tensor]:
@@ -218,7 +218,7 @@ def test_warm_starts_that_mix_shards_are_caught(monkeypatch: pytest.MonkeyPatch)
         check(stack=3)
 
 
-def test_warm_starts_from_public_randomness_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_starts_from_public_randomness_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they are computed or read from a cache must not change any later public draw."""
     warm_start = CriticTraining.warm_start
 
@@ -231,7 +231,7 @@ def test_warm_starts_from_public_randomness_are_caught(monkeypatch: pytest.Monke
         check()
 
 
-def test_warm_starts_that_draw_from_the_context_are_caught() -> None:
+def test_warm_starts_that_draw_from_the_context_are_detected() -> None:
     class Draws(GSWGAN):
         def _mechanism(self, data: PrivateData, ctx: Context) -> Any:
             ask = data.private_state

@@ -43,7 +43,7 @@ def appendix(preset: str) -> str:
     return ", ".join(f"{name} {accuracy} ({calibrated}%)" for name, accuracy, calibrated in cells)
 
 
-def test_the_comment_of_the_preset_has_its_figures() -> None:
+def test_the_comment_of_the_preset_has_its_values() -> None:
     text = comment(CONF / "experiment" / "gs_wgan" / "mnist.yaml")
     assert "Table A1" in text
     assert appendix("mnist") in text
@@ -62,7 +62,7 @@ def published(table: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("preset", APPENDIX)
-def test_the_figures_typed_here_are_those_of_the_published_tables(preset: str) -> None:
+def test_the_values_typed_here_are_those_of_the_published_tables(preset: str) -> None:
     """Another person typed the CSVs from the paper."""
     dataset = "FashionMNIST" if "fashion" in preset else "MNIST"
     method = "GAN (non-private)" if "gan" in preset else "GS-WGAN"

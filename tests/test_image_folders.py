@@ -89,7 +89,7 @@ def test_celeba_crop_changes_pixels_and_identity(small_celeba):
     assert whole.identity() != square.identity()
 
 
-def test_a_part_of_celeba_is_no_celeba_unless_asked_for(small_celeba):
+def test_a_part_of_celeba_is_refused_by_default(small_celeba):
     with pytest.raises(ValueError, match=r"162770[\s\S]*subset=true"):
         CelebaGender(root=str(small_celeba)).load("train")
 
@@ -172,7 +172,7 @@ def test_image_folder_split_moves_no_other_file(own_images):
     assert content_before != after.identity()["content"]
 
 
-def test_image_folder_takes_given_splits(tmp_path):
+def test_image_folder_uses_train_and_test_folders(tmp_path):
     for split, count in (("train", 3), ("test", 2)):
         for label in ("a", "b"):
             for i in range(count):
@@ -278,7 +278,7 @@ def test_yamls_instantiate(choice, kind, train_size):
     assert len(spec.class_names) == spec.num_classes
 
 
-def test_image_folder_yaml_wants_path_and_size(own_images):
+def test_image_folder_yaml_needs_path_and_size(own_images):
     with initialize_config_dir(config_dir=str(CONF), version_base=None):
         config = compose(
             overrides=["+dataset=image_folder", f"dataset.path={own_images}", "dataset.image_size=8", "+data_root=x"]

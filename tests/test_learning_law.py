@@ -1,9 +1,9 @@
-"""A law of every method in conf/method: without privacy, it learns what the classes of a toy look like.
+"""A law of every method in conf/method: without privacy, it learns the classes of a toy dataset.
 
 Images of class 0 are bright on the left, of class 1 on the right. The classes' mean images separate them, so a
-nearest-mean classifier fitted on the toy's records judges the samples: those of label y should be classified as y. A
+nearest-mean classifier of the toy's records classifies the samples: those of label y should be classified as y. A
 generator that ignores its labels gets 50 %, and 80 % of 200 samples by chance with probability
-below 1e-17; one that learns the classes exchanged, or runs away from the records, gets less than 50 %.
+below 1e-17; one that learns the classes exchanged, or diverges, gets less than 50 %.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AT_LEAST = 80.0  # percent; see the spread below
 # dp_merf 97.5 and 97.5, dp_sinkhorn 100 and 100, dpgan 98.5 and 98.5, fed_gs_wgan 95 and 100, fedavg_gan 97 and 90,
 # gs_wgan 100 and 100; real_data draws nothing at random here.
 
-# What is changed of the yaml's `check` settings, so that a second or two of training is enough.
+# Changes of the yaml's `check` settings, with which one or two seconds of training are enough.
 _CRITICS: dict[str, Any] = dict(
     steps=40, batch_size=16, lr=1e-2, n_critic=3, warm_start=0, ema=0.0, latent_dim=4, critic_width=4
 )
@@ -69,11 +69,11 @@ def two_classes(n: int = 64) -> tuple[Tensor, Tensor]:
 
 
 def accuracy_of_samples(make_method: Callable[[], Method], seed: int, samples: int = 200, clients: int = 2) -> float:
-    """Percentage of samples that the nearest mean of the records' classes gives back their label; chance is 50.
+    """Percentage of samples whose nearest class mean of the records is that of their label; chance is 50.
 
     Args:
-        make_method: a fresh method, with settings for a short training.
-        clients: how many hold the records, each those of both classes.
+        make_method: returns a new method, with settings for a short training.
+        clients: number of clients, each with records of both classes.
     """
     images, labels = two_classes()
     ledger = Ledger(Budget(math.inf, 1e-5, "replace_one", "rdp"), len(labels))
@@ -105,7 +105,7 @@ def test_without_privacy_a_method_learns_the_classes(name: str) -> None:
 
 @pytest.mark.parametrize("wrong", ["exchanged", "one image for both"])
 def test_the_classifier_sees_samples_of_the_wrong_class(wrong: str) -> None:
-    """The judge itself, on the training records as samples."""
+    """The classifier itself, with training records as samples."""
     images, labels = two_classes()
 
     class Sampler:

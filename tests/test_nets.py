@@ -30,7 +30,7 @@ every_net = pytest.mark.parametrize("name", list(CONFIGS))
 
 
 def built(name: str) -> nn.Module:
-    """The small net of that name, its weights moved from where they start, as training does."""
+    """The small net of that name, with weights that differ from the initial ones, as after training."""
     torch.manual_seed(0)
     arguments = {key: value for key, value in CONFIGS[name].items() if key != "_target_"}
     net = (BigGANGenerator if name == "biggan" else ConvGenerator)(**arguments)
@@ -46,7 +46,7 @@ def batch(name: str, b: int) -> tuple[Tensor, Tensor]:
 
 
 def trained(name: str) -> nn.Module:
-    """`built`, with running statistics of its own images."""
+    """The net `built(name)` after forward passes in training mode, which set its running statistics."""
     net = built(name).train()
     for _ in range(30):
         net(*batch(name, 12))
@@ -226,7 +226,7 @@ def test_spectral_layers_start_orthogonal_and_stay_of_norm_one() -> None:
 
 
 def test_every_weight_of_biggan_is_orthogonal_or_spectrally_normalised() -> None:
-    """All linear, convolutional and embedding layers: none was forgotten."""
+    """All linear, convolutional and embedding layers are covered."""
     net: Any = BigGANGenerator((3, 32, 32), 2, latent_dim=5, width=6)
     layers = [layer for layer in net.modules() if isinstance(layer, (nn.Linear, nn.Conv2d, nn.Embedding))]
     assert len(layers) == 1 + 3 * (3 + 4) + 1
@@ -294,7 +294,7 @@ def test_in_evaluation_an_image_depends_on_its_own_latent_and_label(name: str) -
 
 
 @every_net
-def test_running_statistics_come_to_those_of_the_batch(name: str) -> None:
+def test_running_statistics_converge_to_those_of_the_batch(name: str) -> None:
     """Trained on one batch alone, evaluation gives what training gave: momentum leaves 0.9^200 of the start."""
     net = built(name).train()
     z, y = batch(name, 12)
@@ -306,7 +306,7 @@ def test_running_statistics_come_to_those_of_the_batch(name: str) -> None:
 
 
 @every_net
-def test_sampled_images_stand_alone_bit_by_bit(name: str) -> None:
+def test_sampled_images_do_not_depend_on_each_other(name: str) -> None:
     net = trained(name)
     generator, before = sampler(name, net), state(net)
     classes = CONFIGS[name]["num_classes"]
@@ -336,8 +336,8 @@ def test_a_saved_generator_samples_the_same(name: str, tmp_path: Any) -> None:
 
 
 @every_net
-def test_training_goes_on_from_a_state_dict_bit_by_bit(name: str, tmp_path: Any) -> None:
-    """What a resumed run relies on: parameters, running statistics and spectral vectors are all of the state."""
+def test_training_continues_from_a_state_dict_bit_by_bit(name: str, tmp_path: Any) -> None:
+    """A resumed run needs this: the state consists of parameters, running statistics and spectral vectors."""
 
     def step(net: nn.Module) -> dict[str, Tensor]:
         net.train()

@@ -140,7 +140,7 @@ def test_crop_flip_equals_that_of_torchvision(channels):
 
 
 @pytest.mark.parametrize(
-    ("settings", "complaint"),
+    ("settings", "message"),
     [
         ({"net": "resnet"}, "expected net among dpgan_cnn, paper_cnn, paper_mlp, vgg11, got 'resnet'"),
         ({"optimiser": "lion"}, "expected optimiser among adam, sgd"),
@@ -161,8 +161,8 @@ def test_crop_flip_equals_that_of_torchvision(channels):
         ({"normalise": (0.5,)}, "a mean and a deviation above 0"),
     ],
 )
-def test_wrong_settings_are_refused_at_once(settings, complaint):
-    with pytest.raises(ValueError, match=complaint):
+def test_wrong_settings_are_refused_at_once(settings, message):
+    with pytest.raises(ValueError, match=message):
         Network(**{"net": "paper_mlp"} | settings)
 
 

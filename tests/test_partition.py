@@ -13,7 +13,7 @@ from dpgen_bench.data import partition
 
 
 @pytest.mark.parametrize(("n", "clients"), [(60, 7), (70, 7), (5, 7), (1, 1), (0, 3)])
-def test_iid_sizes_differ_by_one_at_most(n, clients):
+def test_iid_sizes_differ_by_at_most_one(n, clients):
     owner = partition.iid(np.zeros(n, np.int64), clients, seed=1)
     sizes = np.bincount(owner, minlength=clients)
     assert sizes.sum() == n
@@ -46,7 +46,7 @@ def test_dirichlet_shares_have_the_laws_mean_and_variance():
     assert shares.var(axis=0) == pytest.approx(np.full(clients, variance), rel=0.15)
 
 
-def test_dirichlet_comes_near_iid_for_large_alpha_and_near_one_owner_for_small():
+def test_dirichlet_is_close_to_iid_for_large_alpha_and_to_one_owner_for_small_alpha():
     labels = np.repeat(np.arange(50), 101)
     even = partition.dirichlet(labels, 4, 1e12, seed=3)
     sizes = np.bincount(labels * 4 + even, minlength=200)
@@ -67,7 +67,7 @@ def test_dirichlet_shuffles_within_a_class():
 
 
 @pytest.mark.parametrize(("clients", "num_classes", "per_client"), [(10, 10, 2), (7, 10, 3), (3, 10, 4), (2, 10, 3)])
-def test_classes_are_held_evenly_and_by_someone(clients, num_classes, per_client):
+def test_classes_have_equally_many_clients_and_at_least_one(clients, num_classes, per_client):
     held = partition.classes_of_clients(clients, num_classes, per_client, seed=5)
     assert held.shape == (clients, per_client)
     assert all(len(set(row)) == per_client for row in held)
@@ -94,7 +94,7 @@ def test_every_set_of_classes_is_equally_likely_for_each_client(client):
     assert stats.chisquare(np.bincount(drawn, minlength=6)).pvalue > 1e-7
 
 
-def test_partitions_are_the_seeds_alone_and_golden():
+def test_partitions_depend_on_the_seed_alone_and_are_golden():
     """Golden values of this code. If the library or this code draws other numbers, raise REVISION."""
     labels = np.arange(24) % 4
     partitions = {

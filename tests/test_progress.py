@@ -28,7 +28,7 @@ def test_without_a_terminal_there_is_a_line_for_each_tenth(first, lines, monkeyp
     assert [line.split(",")[:2] for line in printed] == [[f"  a run train: {step}/200", " ε spent 3"] for step in steps]
 
 
-def test_a_terminal_gets_a_bar_and_its_line_back(monkeypatch):
+def test_a_terminal_shows_a_bar_that_is_erased_at_the_end(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -43,7 +43,7 @@ def test_a_terminal_gets_a_bar_and_its_line_back(monkeypatch):
     assert terminal.getvalue().endswith("\x1b[2K")  # the bar is erased
 
 
-def test_what_is_fast_shows_nothing(monkeypatch, capsys):
+def test_a_fast_loop_shows_nothing(monkeypatch, capsys):
     monkeypatch.setattr(progress, "QUIET_S", 1e9)
     loop(ProgressBar("a run"))
     assert capsys.readouterr().err == ""

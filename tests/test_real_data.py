@@ -1,4 +1,4 @@
-"""The real records as a run: exact, in order, through the harness, and never under a finite budget."""
+"""The method real_data: its records are exact and in order, and a finite budget is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from methods.real_data import RealData, RealRecords
 
 
 def numbered(labels: list[int] | Tensor) -> RealRecords:
-    """Records whose pixels are their own number."""
+    """Records whose pixels are the record's number."""
     labels = torch.as_tensor(labels, dtype=torch.int64)
     number = torch.arange(len(labels))
     images = torch.stack([number // 256, number % 256], dim=1).to(torch.uint8).reshape(-1, 1, 1, 2)
@@ -37,7 +37,7 @@ def numbered(labels: list[int] | Tensor) -> RealRecords:
 
 
 def numbers(images: Tensor) -> list[int]:
-    """Which records these are."""
+    """The numbers of the records that these images show."""
     return (images[:, 0, 0, 0].long() * 256 + images[:, 0, 0, 1].long()).tolist()
 
 
@@ -92,7 +92,7 @@ def test_a_part_has_the_classes_in_their_proportions_and_another_seed_takes_othe
     assert len({tuple(sorted(part)) for part in parts}) == 4
 
 
-def test_an_image_depends_on_the_seed_its_place_and_its_label_alone():
+def test_an_image_depends_on_the_seed_its_position_and_its_label_alone():
     rng = torch.Generator().manual_seed(0)
     real = numbered(torch.randint(4, (100,), generator=rng))
     labels = torch.randint(4, (130,), generator=rng)  # more than there are records
@@ -137,7 +137,7 @@ def test_every_pixel_value_is_released_exactly():
 
 
 @pytest.mark.parametrize(("public_n", "left"), [(6, 4), (4, 4), (3, 3)])
-def test_a_draw_of_another_size_than_the_public_one(public_n, left):
+def test_a_draw_whose_size_differs_from_the_public_one(public_n, left):
     images = torch.randint(256, (4, 1, 2, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     released = fit(images, torch.tensor([0, 1, 2, 3]), public_n=public_n)
     assert torch.equal(released.images, images[:left])
@@ -155,11 +155,11 @@ def test_the_records_survive_saving(tmp_path):
     assert torch.equal(loaded.draw_labels(3, 4), real.draw_labels(3, 4))
 
 
-def test_it_holds_no_trained_number():
+def test_it_has_no_trained_parameter():
     assert numbered([0, 1]).num_parameters == 0
 
 
-def test_a_finite_budget_is_refused_before_any_record_is_touched(tmp_path):
+def test_a_finite_budget_is_refused_before_any_record_is_read(tmp_path):
     with pytest.raises(BudgetExceeded, match=r"got privacy.epsilon=10; set privacy.epsilon=inf"):
         fit(torch.zeros(2, 1, 1, 1, dtype=torch.uint8), torch.tensor([0, 1]), epsilon=10.0)
     with pytest.raises(RunFailed, match=r"releases the records themselves.*set privacy.epsilon=inf"):

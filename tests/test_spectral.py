@@ -45,7 +45,7 @@ def forward_in_training_mode(net: nn.Module) -> None:
 
 
 def shaken(build, dtype: torch.dtype) -> nn.Module:
-    """A network whose weights have moved since its vectors were estimated, as after an optimizer's step."""
+    """A network whose weights differ from those of its vectors' estimate, as after a step of an optimiser."""
     net = build().to(dtype)
     with torch.no_grad():
         for weight in net.parameters():

@@ -1,4 +1,4 @@
-"""Stacked networks equal separate ones: outputs, gradients, spectral vectors and Adam, step after step."""
+"""Stacked networks equal separate ones: outputs, gradients, spectral vectors and steps of Adam."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def train_separately(net, adam, training, own, fake, torch_rng):
 
 
 def bright(z, labels):
-    """Images that are a plain function of (z, labels), for a stack or one network."""
+    """Images that are a simple function of (z, labels), for a stack or one network."""
     return (z.mean(-1) + labels).sigmoid()[..., None, None, None].expand(*labels.shape, *SHAPE)
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_critics_trained_together_equal_critics_trained_apart(count):
+def test_critics_trained_together_equal_critics_trained_separately(count):
     training = CriticTraining(batch_size=5, n_critic=4, lr=1e-3)
     first = Stack.initial(critic, rng(count))
     together = training.stack(critic(), first)
@@ -90,7 +90,7 @@ def test_critics_trained_together_equal_critics_trained_apart(count):
         assert float(after["step"][place]) == 4.0 == float(adam.state[parameter]["step"])
 
 
-def test_a_stack_goes_on_from_its_tensors():
+def test_a_stack_continues_from_its_tensors():
     training = CriticTraining(batch_size=5, n_critic=2, lr=1e-3)
     own, first = records(2), Stack.initial(critic, rng(2))
     whole, halves = training.stack(critic(), first), training.stack(critic(), first)
@@ -104,7 +104,7 @@ def test_a_stack_goes_on_from_its_tensors():
         assert torch.equal(halves.tensors(adam=True)[name], value), name
 
 
-def test_one_critic_of_a_stack_goes_on_alone():
+def test_one_critic_of_a_stack_continues_alone():
     """As in GS-WGAN's main loop: warm-started together, then each on its own."""
     training = CriticTraining(batch_size=5, n_critic=2, lr=1e-3)
     own = records(3)
@@ -119,8 +119,8 @@ def test_one_critic_of_a_stack_goes_on_alone():
 
 
 @pytest.mark.parametrize("generator", [DCGANGenerator, ResNetGenerator])
-def test_warm_start_together_equals_warm_start_apart(generator):
-    """Critics and throw-away generators, with their spectral vectors, in one stack and one by one."""
+def test_warm_start_together_equals_separate_warm_starts(generator):
+    """Critics and temporary generators, with their spectral vectors, in one stack and one by one."""
     training = CriticTraining(batch_size=4, n_critic=2, lr=1e-3)
 
     def start(own, torch_rng):
@@ -129,13 +129,13 @@ def test_warm_start_together_equals_warm_start_apart(generator):
     own = records(3)
     together = start(own, rng(3))
     for place in range(3):
-        apart = start(own[place : place + 1], rng(3)[place : place + 1])
-        for name, value in apart.items():
+        separate = start(own[place : place + 1], rng(3)[place : place + 1])
+        for name, value in separate.items():
             assert torch.allclose(together[name][place], value[0], atol=1e-5), name
 
 
 def test_warm_start_depends_on_its_own_records_alone():
-    """Bit by bit, even where the other shard is empty, or full of what no image is."""
+    """Bit by bit, even if the other shard is empty, or has NaN and infinite pixels."""
     training = CriticTraining(batch_size=4, n_critic=1)
     make = (critic, lambda: DCGANGenerator(SHAPE, CLASSES, width=2))
     own = records(2)
@@ -149,7 +149,7 @@ def test_warm_start_depends_on_its_own_records_alone():
             assert bool(torch.isfinite(value).all()), name
 
 
-def test_throw_away_generators_climb_the_scores_of_their_critics(monkeypatch):
+def test_temporary_generators_climb_the_scores_of_their_critics(monkeypatch):
     """With critics at rest; scores of images with fixed latents and labels."""
     monkeypatch.setattr(CriticTraining, "improve", lambda self, *args: None)
     training = CriticTraining(batch_size=8, latent_dim=10, lr=1e-2)
@@ -168,7 +168,7 @@ def test_throw_away_generators_climb_the_scores_of_their_critics(monkeypatch):
     assert float((scores[-1] - scores[0]).min()) > 0.1 * float(scores[0].abs().max()), scores
 
 
-def test_warm_start_leaves_public_randomness_alone():
+def test_warm_start_does_not_change_public_randomness():
     before = torch.get_rng_state()
     training = CriticTraining(batch_size=4, n_critic=1)
     training.warm_start(critic, lambda: DCGANGenerator(SHAPE, CLASSES, width=2), 1, CLASSES, records(2), rng(2))
@@ -183,7 +183,7 @@ def test_no_warm_start_is_the_initial_critic():
     assert not torch.equal(tensors["linear.bias"][0], tensors["linear.bias"][1])
 
 
-def test_warm_start_tells_records_from_made_images():
+def test_warm_start_distinguishes_records_from_generated_images():
     """A critic of bright records gives bright images the higher score, one of dark records the lower."""
     training = CriticTraining(batch_size=8, lr=1e-3)
     light = (torch.full((20, *SHAPE), 0.9), torch.zeros(20, dtype=torch.int64))
@@ -234,7 +234,7 @@ def test_loss_of_a_linear_critic_is_in_closed_form():
 
 
 @pytest.mark.parametrize(("n", "size"), [(9, 5), (5, 5), (3, 5), (1, 5), (0, 5)])
-def test_batches_have_exactly_the_size_asked_for(n, size):
+def test_batches_have_exactly_the_requested_size(n, size):
     images = torch.arange(float(n)).reshape(n, 1, 1, 1) / 10
     drawn, labels = draw_batch((images, torch.arange(n)), size, rng(1)[0])
     assert len(drawn) == len(labels) == size
@@ -277,7 +277,7 @@ def test_settled_vectors_give_the_largest_singular_value():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
 def test_an_accelerator_trains_the_same_critics():
-    """To float32: convolutions without TF32, the same randomness, as it is the CPU's on any device."""
+    """To float32: convolutions without TF32, the same randomness, because it is drawn on the CPU."""
     training = CriticTraining(batch_size=5, n_critic=3, lr=1e-3)
     first, own = Stack.initial(critic, rng(3)), records(3)
     on_cpu = training.stack(critic(), first)

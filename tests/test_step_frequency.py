@@ -45,7 +45,7 @@ def test_ladder_by_hand() -> None:
 
 
 def test_the_average_keeps_beta_of_its_past() -> None:
-    """β = 3/4, which is exact in binary, so that β and 1 - β are apart."""
+    """β = 3/4, which is exact in binary, so that β and 1 - β differ."""
     frequency = StepFrequency(1, beta=0.75)
     assert [frequency.before_g_step(accuracy) for accuracy in (1.0, 0.0, 1.0, 0.5)] == [1.0, 0.75, 0.8125, 0.734375]
 
@@ -62,7 +62,7 @@ def test_grace_period_is_two_over_one_minus_beta(beta: float, grace: int) -> Non
     assert rungs == [1] * (grace - 1) + [2]
 
 
-def test_the_whole_ladder_then_no_further() -> None:
+def test_the_largest_value_is_not_exceeded() -> None:
     frequency = StepFrequency("adaptive", beta=0.0, threshold=0.6)
     visited = [1]
     for _ in range(2 * len(LADDER) + 4):
@@ -86,7 +86,7 @@ def test_fixed_frequency_divides_t_and_never_moves() -> None:
 
 
 @pytest.mark.parametrize("n_d", ["adaptive", 7])
-def test_frequency_goes_on_where_it_was_saved(n_d: Any) -> None:
+def test_frequency_continues_from_its_saved_state(n_d: Any) -> None:
     def run(frequency: StepFrequency, first: int, last: int) -> list[tuple[int, int, float | None]]:
         trace = []
         for t in range(first, last):

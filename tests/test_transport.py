@@ -1,4 +1,4 @@
-"""Optimal transport: equality with geomloss, closed forms, laws of W and of its gradients, and what is refused.
+"""Optimal transport: equality with geomloss, closed forms, laws of W and of its gradients, and errors.
 
 The reference is geomloss.SamplesLoss in float64 with a cost written here, on a diameter that it finds by itself.
 """
@@ -104,8 +104,8 @@ def test_value_and_gradients_are_geomlosses(kind, numbers, chosen):
 
 
 @every_cost
-def test_problems_of_one_call_are_each_solved_as_alone(cost):
-    """Sizes, diameters (0.01 to 80) and so the numbers of temperatures differ, and the order must not matter."""
+def test_problems_of_one_call_have_the_solutions_of_separate_calls(cost):
+    """Sizes, diameters (0.01 to 80) and so the numbers of temperatures differ, and the order has no effect."""
     t = Transport(cost, lam=0.05)
     shapes = [("small", 4, 9), ("far", 7, 2), ("ties", 1, 5), ("labelled", 6, 1), ("overlapping", 3, 3)]
     problems = [clouds(kind, n, m, 3, seed) for seed, (kind, n, m) in enumerate(shapes)]
@@ -187,7 +187,7 @@ def test_two_far_pairs_are_matched(backend):
 
 @both
 @pytest.mark.parametrize(("place", "exponent"), [(0.0, 1.0), (3.5, 1.0), (3.5, 2.0)])
-def test_points_all_the_same_cost_nothing(backend, place, exponent):
+def test_equal_points_cost_nothing(backend, place, exponent):
     t = Transport(L1_L2.cost, 0.05, exponent, backend=backend)
     value, *gradients = solution_of(t, torch.full((4, 3), place), torch.full((2, 3), place))
     assert float(value) == pytest.approx(0.0, abs=1e-7)
@@ -263,16 +263,16 @@ def test_semi_debiased_loss_as_defined(backend, m, p):
     assert_same(semi_debiased(t, X, Y[:m], n), (expected.detach(), *torch.autograd.grad(expected, leaf)))
 
 
-def test_terms_solved_apart_are_the_terms_of_the_loss():
-    """As methods/dp_sinkhorn.py does, lest the rows it releases without noise have shared rounding with the data."""
+def test_terms_solved_separately_are_the_terms_of_the_loss():
+    """methods/dp_sinkhorn.py does so, because rows without noise must not depend on the data by rounding."""
     n, n_, X, Y = 50, 20, digit_like(70, 2), digit_like(47, 3)
     (own,), (cross,) = L1_L2.solve((X[:n], X[n_:])), L1_L2.solve((X[:n], Y))
-    apart = torch.zeros_like(X)
-    apart[:n] += 2.0 * cross.in_x - own.in_x
-    apart[n_:] -= own.in_both[1]
+    separate = torch.zeros_like(X)
+    separate[:n] += 2.0 * cross.in_x - own.in_x
+    separate[n_:] -= own.in_both[1]
     loss, together = semi_debiased(L1_L2, X, Y, n)
-    assert_same([2.0 * cross.value - own.value, apart[:n], apart[n:]], [loss, together[:n], together[n:]], 1e-3)
-    assert torch.equal(apart[n:], semi_debiased(L1_L2, X, Y[:0], n)[1][n:])
+    assert_same([2.0 * cross.value - own.value, separate[:n], separate[n:]], [loss, together[:n], together[n:]], 1e-3)
+    assert torch.equal(separate[n:], semi_debiased(L1_L2, X, Y[:0], n)[1][n:])
 
 
 def test_no_matrix_product_so_that_reduced_precision_cannot_matter(reduced_precision):
@@ -294,7 +294,7 @@ def test_a_few_rows_at_a_time_give_the_same(monkeypatch, numbers):
     assert_same(solution_of(L1_L2, x, y), expected, 1e-13)
 
 
-def test_later_calls_leave_earlier_results_alone():
+def test_later_calls_do_not_change_earlier_results():
     (first,) = L1_L2.solve(points(5, 4))
     results = (first.value, *first.in_both)
     copies = [result.clone() for result in results]
@@ -304,7 +304,7 @@ def test_later_calls_leave_earlier_results_alone():
     assert all(map(torch.equal, (first.value, *first.in_both), copies))
 
 
-def test_a_call_in_inference_mode_does_not_spoil_later_ones(monkeypatch):
+def test_a_call_in_inference_mode_does_not_break_later_ones(monkeypatch):
     monkeypatch.setattr(transport, "_workspaces", threading.local())
     with torch.inference_mode():
         inside = solution_of(L1_L2, *points(5, 4))
@@ -323,7 +323,7 @@ def test_threads_do_not_share_their_memory():
 @pytest.mark.parametrize("lam", [1e-8, 1e8])
 @pytest.mark.parametrize("size", [0.0, 1e-20, 1.0, 1e6])
 def test_nothing_that_is_accepted_can_overflow(size, lam, exponent):
-    """A private function must not raise, or give NaN, for one record and a number for another."""
+    """A function inside a mechanism must not raise or return NaN because of a record."""
     x, y = (size * (2.0 * torch.rand(k, 784, generator=torch.Generator().manual_seed(k)) - 1.0) for k in (3, 5))
     for cost in (Cost(1e6 - 1.0, 1.0), Cost(0.0, 1e-3)):
         for scaling in (1e-3, 0.9):

@@ -29,7 +29,7 @@ def build(case, classes: int = 4, dtype: torch.dtype = torch.float64) -> nn.Modu
 
 
 def inputs(case, b: int = 3) -> tuple[Tensor, Tensor]:
-    """What the network is called with: latents of {0, 1} or images, and labels."""
+    """The network's inputs: latents of {0, 1} or images, and labels."""
     net, shape, _ = case
     y = torch.arange(b) % 4
     if net is ProjectionCritic:
@@ -38,7 +38,7 @@ def inputs(case, b: int = 3) -> tuple[Tensor, Tensor]:
 
 
 def numbers(net: nn.Module) -> tuple[int, int]:
-    """Trainable numbers, and the numbers in buffers, all of which are the vectors of spectral norms."""
+    """Numbers of trainable parameters and of entries of buffers, which are all spectral vectors."""
     return sum(p.numel() for p in net.parameters() if p.requires_grad), sum(b.numel() for b in net.buffers())
 
 
@@ -270,7 +270,7 @@ def test_evaluation_mode_is_pure_and_training_mode_moves_only_the_vectors(case):
 
 @pytest.mark.parametrize("case", [GENERATORS[0], CRITICS[0]])
 def test_spectral_norms_go_to_1(case):
-    """The largest singular value of each normalised weight, by SVD: above 1 as long as its estimate is too small."""
+    """The largest singular value of each normalised weight, by SVD: it is above 1 while its estimate is too small."""
     torch.manual_seed(9)
     net, (x, y) = build(case), inputs(case, 1)
     with torch.no_grad():

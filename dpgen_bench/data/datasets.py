@@ -53,7 +53,7 @@ def enlarge_8_to_28(images: Tensor) -> Tensor:
     return ((enlarged * 2 * 255 + largest) // (2 * largest)).to(torch.uint8)
 
 
-def stratified_test_ids(labels: np.ndarray, size: int) -> np.ndarray:
+def stratified_test_mask(labels: np.ndarray, size: int) -> np.ndarray:
     """Which records (bool [n]) belong to a test set of `size` records with the class proportions of `labels`.
 
     Each class has its share of `size`, rounded down; the classes with the largest remainders (ties: the lower class
@@ -73,7 +73,7 @@ def stratified_test_ids(labels: np.ndarray, size: int) -> np.ndarray:
 class Digits(DatasetSpec):
     """scikit-learn's 1,797 scanned digits, enlarged from 8x8 to 28x28: 1,437 for training, 360 for testing.
 
-    The data is part of scikit-learn. `stratified_test_ids` chooses the test records, always the same ones.
+    The data is part of scikit-learn. `stratified_test_mask` chooses the test records, always the same ones.
     """
 
     name: str = "digits"
@@ -94,7 +94,7 @@ class Digits(DatasetSpec):
         from sklearn.datasets import load_digits  # not at the top of the module: it takes half a second
 
         scans = load_digits()
-        keep = stratified_test_ids(scans.target, self.test_size) == (split == "test")
+        keep = stratified_test_mask(scans.target, self.test_size) == (split == "test")
         images = enlarge_8_to_28(torch.from_numpy(scans.images[keep].astype(np.uint8)))
         return Records(images.unsqueeze(1), torch.from_numpy(scans.target[keep].astype(np.int64)))
 

@@ -84,10 +84,12 @@ class PrivateData:
 
     @property
     def device(self) -> torch.device:
+        """The device of the records and of released values."""
         return self._services.device
 
     @property
     def budget(self) -> Budget:
+        """The run's privacy budget."""
         return self._services.ledger.budget
 
     @property

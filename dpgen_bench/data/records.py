@@ -130,6 +130,7 @@ class DatasetSpec(ABC):
 
     @property
     def num_classes(self) -> int:
+        """The number of classes."""
         return len(self.class_names)
 
     @property
@@ -146,7 +147,11 @@ class DatasetSpec(ABC):
         return None
 
     def download(self, into: Path) -> None:
-        """Download the whole dataset to `into / folder`. Only `dpgen_bench.data.fetch.fetch` calls it."""
+        """Download the whole dataset to `into / folder`. Only `dpgen_bench.data.fetch.fetch` calls it.
+
+        Raises:
+            ValueError: If the dataset has no download.
+        """
         raise ValueError(f"dataset {self.name!r} has nothing to download. {self.how}".rstrip())
 
     @property

@@ -25,6 +25,7 @@ class Norm(nn.Module):
         self.shift = nn.Parameter(torch.zeros(width))
 
     def forward(self, h: Tensor) -> Tensor:
+        """Normalised features of the shape of h."""
         shape = h.shape
         h = h[:, :, None, None] if h.dim() == 2 else h
         return (self.norm(h) + self.shift[:, None, None]).reshape(shape)

@@ -80,6 +80,7 @@ class GSWGANSettings(Checked):
 
     @property
     def generator_class(self) -> type[nn.Module]:
+        """The class of the generator's network."""
         return GENERATORS[self.generator]
 
     @property

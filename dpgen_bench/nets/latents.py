@@ -7,10 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Law = Literal["normal", "uniform", "bernoulli"]
+LatentDistribution = Literal["normal", "uniform", "bernoulli"]
 
 
-def draw_latents(law: Law, shape: tuple[int, ...], rng: torch.Generator, device: torch.device) -> Tensor:
+def draw_latents(
+    distribution: LatentDistribution, shape: tuple[int, ...], rng: torch.Generator, device: torch.device
+) -> Tensor:
     """Latents z of this shape: standard normal, uniform on [0, 1], or Bernoulli(1/2) on {0, 1}.
 
     They are drawn on the CPU, so that they are the same on every device.
@@ -19,7 +21,7 @@ def draw_latents(law: Law, shape: tuple[int, ...], rng: torch.Generator, device:
         rng: A generator of random numbers on the CPU.
         device: Where to move the latents.
     """
-    if law == "normal":
+    if distribution == "normal":
         return torch.randn(shape, generator=rng).to(device)
     uniform = torch.rand(shape, generator=rng)
-    return (uniform if law == "uniform" else uniform.lt(0.5).float()).to(device)
+    return (uniform if distribution == "uniform" else uniform.lt(0.5).float()).to(device)

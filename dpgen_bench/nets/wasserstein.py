@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dpgen_bench.nets.latents import Law, draw_latents
+from dpgen_bench.nets.latents import LatentDistribution, draw_latents
 from dpgen_bench.nets.stack import Stack
 
 Records = tuple[Tensor, Tensor]
@@ -86,7 +86,7 @@ class CriticTraining:
     n_critic: int = 5
     gp_weight: float = 10.0
     drift: float = 1e-3
-    latent: Law = "bernoulli"
+    latent: LatentDistribution = "bernoulli"
     latent_dim: int = 10
     lr: float = 1e-4
     betas: tuple[float, float] = (0.5, 0.9)

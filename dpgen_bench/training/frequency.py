@@ -55,8 +55,10 @@ class StepFrequency:
             self.g_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
+        """Everything that changes during training."""
         return {"n_d": self.n_d, "d_steps": self.d_steps, "g_steps": self.g_steps, "ema": self.ema}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the state to one that `state_dict` returned."""
         self.n_d, self.d_steps, self.g_steps = state["n_d"], state["d_steps"], state["g_steps"]
         self.ema = state["ema"]
