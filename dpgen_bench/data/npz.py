@@ -1,4 +1,4 @@
-"""A user's own arrays: one NumPy file of images and labels, in MedMNIST's form or without a split."""
+"""`Npz`: a dataset in one NumPy file of images and labels, in MedMNIST's format or without a split."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ KINDS = ("images", "labels")
 
 @dataclass(frozen=True)
 class Npz(DatasetSpec):
-    """Images and labels of one `.npz` file, as `numpy.savez` or `numpy.savez_compressed` writes it.
+    """Images and labels of one `.npz` file, which `numpy.savez` or `numpy.savez_compressed` wrote.
 
-    The file holds `train_images`, `train_labels`, `test_images` and `test_labels` (MedMNIST's form; its `val_` arrays
-    are not used), or `images` and `labels` alone. Then an image is for testing if the SHA-256 of its pixels, read as a
-    number in [0, 1), is under `test_fraction`: adding or removing one image moves no other one, and equal images are in
-    the same split. Images are uint8 [n, h, w], [n, h, w, c] or [n, c, h, w] with c = 1 or 3; labels are integers from
-    0, [n] or [n, 1]. An array `class_names` of text names the classes; otherwise their names are their numbers. The
-    number of classes and of images count as public. The file is read when its shape or its classes are asked for.
+    The file has the arrays `train_images`, `train_labels`, `test_images` and `test_labels` (MedMNIST's format, whose
+    `val_` arrays are not used), or only `images` and `labels`. In the second case an image is in the test split if the
+    SHA-256 of its pixels, as a number in [0, 1), is below `test_fraction`: adding or removing an image does not move
+    other images between the splits, and equal images are in the same split. Images are uint8 [n, h, w], [n, h, w, c] or
+    [n, c, h, w] with c = 1 or 3; labels are integers from 0, [n] or [n, 1]. An array `class_names` of strings names the
+    classes; without it, their names are their numbers. The numbers of classes and of images count as public. The file
+    is read when the image shape or the classes are needed.
 
     Args:
-        path: the file.
-        test_fraction: expected share of the test split, in (0, 1); of no effect where the file has a split.
+        path: The file.
+        test_fraction: Expected share of the test split, in (0, 1). It has no effect if the file has a split.
+
+    Raises:
+        ValueError: If `test_fraction` is not in (0, 1).
     """
 
     path: str
@@ -55,12 +59,12 @@ class Npz(DatasetSpec):
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
-        number = 1 + max(int(records.labels.max()) for records in self._splits.values())
+        classes = 1 + max(int(records.labels.max()) for records in self._splits.values())
         if "class_names" not in self._arrays:
-            return tuple(str(label) for label in range(number))
+            return tuple(str(label) for label in range(classes))
         names = tuple(map(str, self._arrays["class_names"].tolist()))
-        if len(names) < number:
-            raise self._wrong(f"class_names has {len(names)} names, but labels go up to {number - 1}")
+        if len(names) < classes:
+            raise self._content_error(f"class_names has {len(names)} names, but labels go up to {classes - 1}")
         return names
 
     def load(self, split: Split) -> Records:
@@ -68,7 +72,7 @@ class Npz(DatasetSpec):
         return self._splits[split]
 
     def identity(self) -> dict[str, Any]:
-        """As for every spec, with `content`: a hash of the images and labels of both splits."""
+        """See `DatasetSpec.identity`; `content` is a hash of the images and labels of both splits."""
         content = "".join(self._splits[split].content_hash for split in SPLITS)
         return {
             "name": self.name,
@@ -79,68 +83,74 @@ class Npz(DatasetSpec):
 
     @cached_property
     def _arrays(self) -> dict[str, np.ndarray]:
+        """The arrays of the file that are used, by name."""
         path = Path(self.path)
         if not path.is_file():
             raise MissingData(f"dataset {self.name!r}: {path.absolute()} is no file. {self.how}")
         if not zipfile.is_zipfile(path):
-            raise self.damaged(path, "it is no archive of numpy.savez (or is cut short)")
+            raise self.damaged_error(path, "it is no archive of numpy.savez, or it is incomplete")
         try:
             with np.load(path, allow_pickle=False) as file:
                 names = ("class_names", "images", "labels", *(f"{s}_{what}" for s in SPLITS for what in KINDS))
                 return {name: file[name] for name in names if name in file.files}
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-            raise self.damaged(path, str(error)) from error
+            raise self.damaged_error(path, str(error)) from error
         except ValueError as error:
             if "pickle" not in str(error):
                 raise
-            raise self._wrong("an array holds Python objects; save numbers, and class_names as text") from error
+            raise self._content_error("an array holds Python objects; save numbers, and class_names as text") from error
 
     @cached_property
     def _splits(self) -> dict[Split, Records]:
+        """The records of both splits."""
         arrays, splits = self._arrays, dict[Split, Records]()
         expected = [f"{split}_{what}" for split in SPLITS for what in KINDS]
         if all(name in arrays for name in expected):
             splits = {split: self._records(f"{split}_images", f"{split}_labels") for split in SPLITS}
         elif "images" in arrays and "labels" in arrays:
-            everything = self._records("images", "labels")
-            ranks = [hash_rank(hashlib.sha256(image.tobytes()).hexdigest()) for image in everything.images.numpy()]
+            records = self._records("images", "labels")
+            ranks = [hash_rank(hashlib.sha256(image.tobytes()).hexdigest()) for image in records.images.numpy()]
             test = torch.tensor([rank < self.test_fraction for rank in ranks], dtype=torch.bool)
-            splits["train"] = Records(everything.images[~test], everything.labels[~test])
-            splits["test"] = Records(everything.images[test], everything.labels[test])
+            splits["train"] = Records(records.images[~test], records.labels[~test])
+            splits["test"] = Records(records.images[test], records.labels[test])
         else:
-            raise self._wrong(f"it holds {sorted(arrays) or 'none of these arrays'}")
+            raise self._content_error(f"it holds {sorted(arrays) or 'none of these arrays'}")
         for split, records in splits.items():
             if len(records) == 0:
-                raise self._wrong(f"the {split} split has no image")
+                raise self._content_error(f"the {split} split has no image")
         if splits["train"].images.shape[1:] != splits["test"].images.shape[1:]:
             shapes = [tuple(splits[split].images.shape[1:]) for split in SPLITS]
-            raise self._wrong(f"images of the splits have different shapes, {shapes[0]} and {shapes[1]}")
+            raise self._content_error(f"images of the splits have different shapes, {shapes[0]} and {shapes[1]}")
         return splits
 
     def _records(self, images_name: str, labels_name: str) -> Records:
+        """The records of two arrays of the file, after a check of their shapes and types."""
         images, labels = self._arrays[images_name], self._arrays[labels_name]
         if images.dtype != np.uint8 or images.ndim not in (3, 4):
-            raise self._wrong(f"{images_name} is {images.dtype} {images.shape}; scale pixels to 0..255 and round them")
+            raise self._content_error(
+                f"{images_name} is {images.dtype} {images.shape}; scale pixels to 0..255 and round them"
+            )
         if images.ndim == 3:
             images = images[:, None]
         elif images.shape[-1] in (1, 3):
             images = images.transpose(0, 3, 1, 2)
         elif images.shape[1] not in (1, 3):
-            raise self._wrong(f"{images_name} has shape {images.shape}, without an axis of 1 or 3 channels")
+            raise self._content_error(f"{images_name} has shape {images.shape}, without an axis of 1 or 3 channels")
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels[:, 0]
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or len(labels) != len(images):
-            raise self._wrong(
+            raise self._content_error(
                 f"{labels_name} is {labels.dtype} {labels.shape}; give one integer for each of the {len(images)} images"
             )
         if len(labels) and int(labels.min()) < 0:
-            raise self._wrong(f"{labels_name} has negative labels; count classes from 0")
+            raise self._content_error(f"{labels_name} has negative labels; count classes from 0")
         pixels = torch.from_numpy(np.ascontiguousarray(images))
         return Records(pixels, torch.from_numpy(labels.astype(np.int64)))
 
-    def _wrong(self, found: str) -> ValueError:
+    def _content_error(self, problem: str) -> ValueError:
+        """The error for a file with other arrays than expected; the caller raises it."""
         return ValueError(
             f"dataset {self.name!r}: expected {Path(self.path).absolute()} to hold train_images, train_labels, "
             f"test_images and test_labels, or images and labels (uint8 [n, h, w], [n, h, w, c] or [n, c, h, w] with "
-            f"c = 1 or 3; integers [n] from 0): {found}."
+            f"c = 1 or 3; integers [n] from 0): {problem}."
         )
