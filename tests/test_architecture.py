@@ -76,8 +76,8 @@ def test_every_experiment_composes_and_builds(name):
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in (CONF / "dataset").glob("*.yaml")))
 def test_every_dataset_builds_without_its_files(name):
-    extra = ["dataset.path=somewhere", "dataset.image_size=28"] if name == "image_folder" else []
-    config = compose_config([f"dataset={name}", *extra])
+    required = {"image_folder": ["dataset.path=somewhere", "dataset.image_size=28"], "npz": ["dataset.path=some.npz"]}
+    config = compose_config([f"dataset={name}", *required.get(name, [])])
     assert build_dataset(config).name == config.dataset.name
 
 
