@@ -1,4 +1,4 @@
-"""The command line: `dpgen VERB`, and after the verb Hydra overrides."""
+"""The command line, `dpgen VERB`: parses arguments and calls the function of the verb."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ CONF = str(Path(__file__).resolve().parent.parent / "conf")
 
 USAGE = """dpgen VERB [OVERRIDES]
 
-  run [-m] [OVERRIDES]       make a run (with -m: a Hydra multirun), e.g. dpgen run method=dpgan privacy.epsilon=10
-  runs [--results DIR]       list runs: status, epsilon, headline metrics
-  runs --spent [--delta D]   what all runs with privacy.noise=os on the same data spend together
+  run [-m] [OVERRIDES]       train and measure (-m: a Hydra multirun), e.g. dpgen run method=dpgan privacy.epsilon=10
+  runs [--results DIR]       list runs: status, epsilons, main metrics
+  runs --spent [--delta D]   the epsilon that all runs with privacy.noise=os on the same data spend together
   check method=NAME [--records N] [--data] [--thorough]
-                             put one method through the conformance suite, on made-up or the dataset's own records
+                             run the conformance suite on a method, with made-up or the dataset's own records
   account [...]              epsilon by RDP, PRV and PLD under both relations (dpgen account --help)
-  evaluate RUN [protocol=P]  measure an existing generator again, without training
-  sample RUN --n N --out F   draw images from a finished generator
+  evaluate RUN [protocol=P]  measure the generator of a run again, without training
+  sample RUN --n N --out F   draw images from the generator of a finished run
   tables NAME... | --all [scale=quick] [--format md,tex,csv,html] [--overwrite]
-                             tables, a paper's with the distance to each printed figure, into results/tables/
+                             write tables to results/tables/; a paper's with the difference from each published value
   sweep NAME [scale=quick] [--dry-run] [OVERRIDES]
-                             launch the runs that a table lacks, or only list them with their steps
-  report [--overwrite]       everything under results/ in one HTML file, which needs no server and no network
+                             execute the runs that a table lacks, or only list them with their steps
+  report [--overwrite]       write all results to one HTML file, which needs no server and no network
   fetch dataset=NAME         download a dataset into data_root
 """
 
@@ -45,9 +45,9 @@ def _run_task(config: DictConfig) -> None:
     try:
         execute(config, list(HydraConfig.get().overrides.task))
     except (ValueError, LookupError, FileNotFoundError, RunBusy, RunFailed) as error:
-        code = _complain(error)
+        code = _print_error(error)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise  # Hydra makes the other jobs, then ends with a status that is not 0
+            raise  # Hydra executes the other jobs, then exits with a status other than 0
         raise SystemExit(code) from None
 
 
@@ -61,20 +61,22 @@ def _runs(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("dpgen runs", allow_abbrev=False)
     parser.add_argument("--results", type=Path, default=_results())
     parser.add_argument(
-        "--spent", action="store_true", help="what all runs with privacy.noise=os spend together of each population"
+        "--spent", action="store_true", help="list the epsilon that all runs with privacy.noise=os spend together"
     )
-    parser.add_argument("--delta", type=float, help="with --spent: of the totals; the smallest of the runs if not said")
+    parser.add_argument(
+        "--delta", type=float, help="with --spent: delta of the totals (default: the smallest of the runs)"
+    )
     from dpgen_bench.runs.listing import print_runs
     from dpgen_bench.runs.spent import print_spent
 
-    given = parser.parse_args(argv)
-    _expect_folder(given.results)
-    if given.delta is not None and not (given.spent and 0.0 < given.delta < 1.0):
-        raise ValueError(f"expected --delta in (0, 1) and together with --spent, got {given.delta:g}.")
-    if given.spent:
-        print_spent(given.results, given.delta)
+    options = parser.parse_args(argv)
+    _expect_folder(options.results)
+    if options.delta is not None and not (options.spent and 0.0 < options.delta < 1.0):
+        raise ValueError(f"expected --delta in (0, 1) and together with --spent, got {options.delta:g}.")
+    if options.spent:
+        print_spent(options.results, options.delta)
     else:
-        print_runs(given.results)
+        print_runs(options.results)
     return 0
 
 
@@ -97,9 +99,9 @@ def _evaluate(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("dpgen evaluate", allow_abbrev=False)
     parser.add_argument("run", help="a run id or the start of one")
     parser.add_argument("--results", type=Path, default=_results())
-    parser.epilog = "then overrides: protocol=NAME, protocol.repeats=5, runtime.device=..., --config-dir DIR"
-    given, overrides = parser.parse_known_args(argv)
-    folder = evaluate_run(given.results, given.run, overrides)
+    parser.epilog = "followed by overrides: protocol=NAME, protocol.repeats=5, runtime.device=..., --config-dir DIR"
+    options, overrides = parser.parse_known_args(argv)
+    folder = evaluate_run(options.results, options.run, overrides)
     print_metrics(folder)
     return 0
 
@@ -113,10 +115,12 @@ def _sample(argv: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="a .npz file, or a folder for PNG files")
     parser.add_argument("--labels", choices=("balanced", "uniform"), default="balanced")
-    parser.add_argument("--benchmark", action="store_true", help="allow a run whose noise is seeded, hence not private")
+    parser.add_argument(
+        "--benchmark", action="store_true", help="allow a run that is not private, such as one with seeded noise"
+    )
     parser.add_argument("--results", type=Path, default=_results())
-    given = parser.parse_args(argv)
-    sample_run(given.results, given.run, given.n, given.seed, given.out, given.labels, given.benchmark)
+    options = parser.parse_args(argv)
+    sample_run(options.results, options.run, options.n, options.seed, options.out, options.labels, options.benchmark)
     return 0
 
 
@@ -126,40 +130,42 @@ def _tables(argv: list[str]) -> int:
     from dpgen_bench.tables.rows import has_quick_runs, load_table, scales_to_build, table_names
 
     parser = argparse.ArgumentParser("dpgen tables", allow_abbrev=False)
-    parser.add_argument("names", nargs="*", help="tables in conf/table/, and scale=quick for their quick runs")
-    parser.add_argument("--all", action="store_true", help="every table, and what was measured of each at scale quick")
-    parser.add_argument("--format", default="md,csv", help=f"which files to write: {','.join(FORMATS)}")
+    parser.add_argument("names", nargs="*", help="names of tables in conf/table/; scale=quick for their quick runs")
+    parser.add_argument(
+        "--all", action="store_true", help="every table, at scale quick, too, if runs of that scale were measured"
+    )
+    parser.add_argument("--format", default="md,csv", help=f"formats of the files to write: {','.join(FORMATS)}")
     parser.add_argument("--results", type=Path, default=_results())
-    parser.add_argument("--overwrite", action="store_true", help=f"also files with {OF_NO_RUN}")
-    given = parser.parse_intermixed_args(argv)
-    names, scale = _take_scale(given.names)
-    if bool(names) == given.all:
+    parser.add_argument("--overwrite", action="store_true", help=f"also overwrite files with {OF_NO_RUN}")
+    options = parser.parse_intermixed_args(argv)
+    names, scale = _take_scale(options.names)
+    if bool(names) == options.all:
         raise ValueError(
             f"expected names of tables, or --all, got {' '.join(argv) or 'neither'}; tables: {' '.join(table_names())}"
         )
-    _expect_folder(given.results)
-    formats = given.format.split(",")
-    if not given.all:
+    _expect_folder(options.results)
+    formats = options.format.split(",")
+    if not options.all:
         for name in names:
-            load_table(name)  # a name that is none before anything is built
+            load_table(name)  # raises for an unknown name before anything is written
         for name in names:
-            write_table(name, given.results, scale, formats, given.overwrite)
+            write_table(name, options.results, scale, formats, options.overwrite)
         return 0
-    quick, all_names, failed = has_quick_runs(given.results), table_names(), 0
+    quick, all_names, failed = has_quick_runs(options.results), table_names(), 0
     for number, name in enumerate(all_names, start=1):
         print(f"[{number}/{len(all_names)}] {name}", file=sys.stderr, flush=True)
         try:
             for each in scales_to_build(load_table(name), quick):
-                write_table(name, given.results, each, formats, given.overwrite, quiet=True)
-        except Exception as error:  # one table must not cost the others
-            failed = _complain(error)
+                write_table(name, options.results, each, formats, options.overwrite, quiet=True)
+        except Exception as error:  # an error in one table must not prevent the others
+            failed = _print_error(error)
     return failed
 
 
-def _take_scale(words: list[str]) -> tuple[list[str], str]:
-    """The words without scale=..., and that scale; "paper" where none says."""
-    scales = [word.split("=", 1)[1] for word in words if word.startswith("scale=")]
-    return [word for word in words if not word.startswith("scale=")], scales[-1] if scales else "paper"
+def _take_scale(arguments: list[str]) -> tuple[list[str], str]:
+    """The arguments without scale=..., and that scale, by default "paper"."""
+    scales = [argument.split("=", 1)[1] for argument in arguments if argument.startswith("scale=")]
+    return [argument for argument in arguments if not argument.startswith("scale=")], scales[-1] if scales else "paper"
 
 
 def _report(argv: list[str]) -> int:
@@ -168,45 +174,46 @@ def _report(argv: list[str]) -> int:
 
     parser = argparse.ArgumentParser("dpgen report")
     parser.add_argument("--results", type=Path, default=_results())
-    parser.add_argument("--out", type=Path, help="the file to write; report.html in the results if not said")
-    parser.add_argument("--overwrite", action="store_true", help="also a report of runs, where there is no run now")
-    given = parser.parse_args(argv)
-    _expect_folder(given.results)
-    path = given.out or given.results / "report.html"
-    here = {folder.id for folder in Store(given.results).runs()}
-    if not given.overwrite and (gone := _runs_shown(path) - here):
+    parser.add_argument("--out", type=Path, help="the file to write (default: report.html in the folder of results)")
+    parser.add_argument("--overwrite", action="store_true", help="also overwrite a report of runs that are missing now")
+    options = parser.parse_args(argv)
+    _expect_folder(options.results)
+    path = options.out or options.results / "report.html"
+    existing = {folder.id for folder in Store(options.results).runs()}
+    if not options.overwrite and (missing := _runs_shown(path) - existing):
         print(
-            f"dpgen: kept {path}: it shows {len(gone)} runs that are not in {given.results / 'runs'} ({min(gone)}, "
-            "...); --overwrite to replace it, --out to write another",
+            f"dpgen: kept {path}: it shows {len(missing)} runs that are not in {options.results / 'runs'} "
+            f"({min(missing)}, ...); use --overwrite to replace it, or --out to write another file",
             file=sys.stderr,
         )
         return 0
-    print(build_report(given.results, given.out))
+    print(build_report(options.results, options.out))
     return 0
 
 
 def _runs_shown(path: Path) -> set[str]:
-    """Folders of the runs with figures that the report in a file shows; none where there is no report of ours."""
+    """Folders of the runs with values that an existing report shows; none if the file is missing or no report."""
     if not path.is_file():
         return set()
     text = path.read_text(errors="replace")
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     try:
-        shown = json.loads(found[1])["runs"] if found else []
+        shown = json.loads(match[1])["runs"] if match else []
         return {run["folder"] for run in shown if run["state"] in ("finished", "damaged", "duplicate")}
     except (ValueError, KeyError, TypeError):
         return set()
 
 
 def _expect_folder(results: Path) -> None:
-    """
+    """Check that the folder of results exists.
+
     Raises:
-        ValueError: if `results` is no folder.
+        ValueError: if `results` is not a folder.
     """
     if not results.is_dir():
         raise ValueError(
-            f"expected a folder of results, got {results}, which is none; --results or the environment's DPGEN_RESULTS "
-            "say where it is, and `dpgen run` or `dpgen sweep` make one."
+            f"expected a folder of results, got {results}, which is not a folder; set it with --results or the "
+            "environment variable DPGEN_RESULTS, or create it with `dpgen run` or `dpgen sweep`."
         )
 
 
@@ -214,20 +221,22 @@ def _sweep(argv: list[str]) -> int:
     from dpgen_bench.tables.sweeps import launch_sweeps, print_plan
 
     parser = argparse.ArgumentParser("dpgen sweep", allow_abbrev=False)
-    parser.add_argument("words", nargs="*", metavar="NAME [KEY=VALUE ...]", help="a table in conf/table/; overrides")
-    parser.add_argument("--dry-run", action="store_true", help="list the missing runs with their steps, and stop")
+    parser.add_argument(
+        "arguments", nargs="*", metavar="NAME [KEY=VALUE ...]", help="a table in conf/table/; overrides"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only list the missing runs with their steps")
     parser.add_argument("--results", type=Path, default=_results())
     parser.epilog = "overrides: scale=quick, and for every run hydra/launcher=joblib, runtime.device=..."
-    given = parser.parse_intermixed_args(argv)
-    words, scale = _take_scale(given.words)
-    names = [word for word in words if "=" not in word and not word.startswith("~")]
+    options = parser.parse_intermixed_args(argv)
+    arguments, scale = _take_scale(options.arguments)
+    names = [argument for argument in arguments if "=" not in argument and not argument.startswith("~")]
     if len(names) != 1:
         raise ValueError(f"expected one table and overrides KEY=VALUE, got {' '.join(names) or 'no table'}.")
-    overrides = [word for word in words if word != names[0]]
-    if given.dry_run:
-        print_plan(names[0], given.results, overrides, scale)
+    overrides = [argument for argument in arguments if argument != names[0]]
+    if options.dry_run:
+        print_plan(names[0], options.results, overrides, scale)
         return 0
-    return launch_sweeps(names[0], given.results, overrides, scale)
+    return launch_sweeps(names[0], options.results, overrides, scale)
 
 
 def _fetch(argv: list[str]) -> int:
@@ -253,26 +262,27 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status (2: bad input, 1: a run failed)."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help", "help"):
+    """Entry point; returns the exit status (0: success, 1: a run failed, 2: invalid input)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
-        return 0 if words else 2
-    verb, rest = words[0], words[1:]
+        return 0 if arguments else 2
+    verb, rest = arguments[0], arguments[1:]
     if verb not in VERBS:
-        print(f"dpgen: expected one of {' '.join(VERBS)}, got {verb!r}; dpgen --help tells more.", file=sys.stderr)
+        print(f"dpgen: expected one of {' '.join(VERBS)}, got {verb!r}; see dpgen --help.", file=sys.stderr)
         return 2
-    # A method of one's own may lie beside where one works, not only where Python was installed.
+    # So that a method's file in the working directory can be imported.
     sys.path.insert(0, str(Path.cwd()))
     if verb == "run":
         return _run(rest)
     try:
         return VERBS[verb](rest)
     except (ValueError, LookupError, FileNotFoundError, RuntimeError, HydraException, OmegaConfBaseException) as error:
-        return _complain(error)
+        return _print_error(error)
 
 
-def _complain(error: Exception) -> int:
+def _print_error(error: Exception) -> int:
+    """Print an error; returns the exit status for it."""
     from dpgen_bench.runs.execute import RunFailed
 
     print(f"dpgen: {error}", file=sys.stderr)
@@ -280,6 +290,7 @@ def _complain(error: Exception) -> int:
 
 
 def _results() -> Path:
+    """The default folder of results."""
     import os
 
     return Path(os.environ.get("DPGEN_RESULTS", "results"))

@@ -1,4 +1,4 @@
-"""Configs and small runs of a toy method, and processes that are killed, for the tests of runs."""
+"""Helpers for tests of runs: configs and small runs of a toy method, and child processes that are killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpgen_bench.utils import files
 
 TOY = "tests.toys.MeanImage"
 
-# The epsilon table takes most of the time of a run as small as these; nearly all cells get none here.
+# The table of epsilons would take most of the time of such small runs; nearly all cells exceed this limit.
 QUICK = ["runtime.progress=false", "runtime.checkpoint_s=0", "runtime.account_s=0.01"]
 
 
@@ -42,12 +42,12 @@ def config(results: Path, *overrides: str, target: str = TOY, small: bool = True
 
 
 def undisturbed_run(results: Path) -> RunFolder:
-    """A toy run that nobody killed, with its whole epsilon table; tests share its cache with others."""
+    """A toy run that is not killed, with its whole table of epsilons; other tests copy its cache."""
     return execute(config(results, "runtime.account_s=60"))
 
 
 def in_child(function) -> int:
-    """Run `function` in a forked process; its exit code (negative: the signal that ended it)."""
+    """Run `function` in a forked process; returns its exit code (negative: the signal that ended it)."""
     process = multiprocessing.get_context("fork").Process(target=function)
     process.start()
     process.join(timeout=300)
@@ -57,12 +57,12 @@ def in_child(function) -> int:
 
 def kill_at_rename(number: int, action) -> None:
     """Run `action`; the process kills itself with SIGKILL instead of making its `number`-th rename (from 1)."""
-    made = [0]
+    renames = [0]
     rename = os.replace
 
     def replace(source, target):
-        made[0] += 1
-        if made[0] == number:
+        renames[0] += 1
+        if renames[0] == number:
             os.kill(os.getpid(), signal.SIGKILL)
         rename(source, target)
 
@@ -71,10 +71,11 @@ def kill_at_rename(number: int, action) -> None:
 
 
 def contents(folder) -> dict[str, bytes]:
-    """The files that must not depend on whether a run was killed."""
+    """The contents of the files that must not depend on whether a run was killed."""
     names = ["ledger.json", "generator.safetensors", "generator.json", "log.jsonl", "samples.png", "identity.json"]
     return {name: (folder.path / name).read_bytes() for name in names}
 
 
 def prepare(results: Path, undisturbed) -> None:
+    """Copy the cache of an undisturbed run, so that its table of epsilons is not computed again."""
     shutil.copytree(undisturbed.path.parent.parent / "cache", results / "cache", dirs_exist_ok=True)

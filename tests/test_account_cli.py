@@ -116,7 +116,7 @@ def test_the_conditional_figure_has_its_time_limit_and_its_label(capsys) -> None
     assert "20,000 releases, one of 1000 shards, random, joint multiplier 0.18915" in printed
     assert printed.count("over 0.05 s") == 1
     assert printed.index("conditional (if") < printed.index("claimed (640,000")
-    assert "it bounds nothing" in printed
+    assert "the claimed epsilon is no bound" in printed
 
 
 def test_a_public_schedule_costs_its_rounds(capsys, monkeypatch) -> None:
@@ -304,9 +304,9 @@ def test_a_plan_that_fails_is_an_error_not_a_traceback(monkeypatch, capsys) -> N
         (["--shards", "0", "--sigma", "1", "--steps", "1"], "--shards >= 1, got 0"),
         (["--shards", "9", "--steps", "1"], "missing --sigma"),
         (["--sigma", "2", "--steps", "1"], "missing --q"),
-        ([*SHORT, "--schedule", "random"], "--schedule belongs to --shards"),
+        ([*SHORT, "--schedule", "random"], "expected --schedule together with --shards"),
         (["--shards", "9", "--sigma", "1", "--steps", "1", "--schedule", "fixed"], "invalid choice"),
-        ([*BALANCED, "--published"], "no count for a public schedule"),
+        ([*BALANCED, "--published"], "without --max-answers or a public schedule"),
         (["--shards", "9", "method=dpgan"], "got both"),
         (["--q", "0", "--sigma", "1", "--steps", "1"], "--q in (0, 1], got 0"),
         (["--q", "3/2", "--sigma", "1", "--steps", "1"], "--q in (0, 1], got 1.5"),
@@ -324,8 +324,8 @@ def test_a_plan_that_fails_is_an_error_not_a_traceback(monkeypatch, capsys) -> N
         ([*SHORT, "method=dpgan"], "got both"),
         (["--sigm", "1"], "got --sigm 1"),
         (["--steep=3"], "got --steep=3"),
-        (["method=dp_merf", "dataset=digits", "--published"], "dp_merf has no count of its paper's own"),
-        (["method=dpgan", "--bound", "row"], "--bound and --releases-per-draw belong to"),
+        (["method=dp_merf", "dataset=digits", "--published"], "for which the paper of dp_merf states an epsilon"),
+        (["method=dpgan", "--bound", "row"], "--bound and --releases-per-draw together with"),
     ],
 )
 def test_bad_input_is_refused_with_status_2(argv, message, capsys, monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""Values of a config against the types of a dataclass's fields."""
+"""Tests that values of a config are checked against the types of a dataclass's fields."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ GOOD = [
     {"widths": [1, 2, 3]},
     {"other": object()},
     {"net": None},
-    {"unknown": "whatever"},  # the class itself refuses it
+    {"unknown": "any value"},  # not checked here; the class refuses it
 ]
 BAD = [
     ({"lr": "fast"}, "method.lr: expected a number, got 'fast'"),
@@ -63,18 +63,18 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("given", GOOD)
-def test_values_of_the_declared_type_pass(given: dict[str, Any]) -> None:
-    check_types(Settings, given, "method")
+@pytest.mark.parametrize("arguments", GOOD)
+def test_values_of_the_declared_type_pass(arguments: dict[str, Any]) -> None:
+    check_types(Settings, arguments, "method")
 
 
-@pytest.mark.parametrize(("given", "message"), BAD)
-def test_others_are_named(given: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_values_of_another_type_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_types(Settings, given, "method")
+        check_types(Settings, arguments, "method")
 
 
-def test_a_class_without_fields_is_left_to_itself() -> None:
+def test_a_class_without_fields_is_not_checked() -> None:
     check_types(dict, {"lr": "fast"}, "method")
 
 
@@ -87,6 +87,6 @@ def test_a_class_without_fields_is_left_to_itself() -> None:
         ("method.steps=1.5", "method.steps: expected an integer or null"),
     ],
 )
-def test_a_runs_values_are_checked_before_anything_is_made(override: str, message: str) -> None:
+def test_the_values_of_a_run_are_checked_when_its_config_is_resolved(override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_spec(compose_config(["method=dp_sinkhorn", override]))

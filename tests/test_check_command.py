@@ -1,4 +1,4 @@
-"""`dpgen check`: the size and the data that were asked for, what it says of them, warnings, and its exit status."""
+"""Tests of `dpgen check`: its records and settings, its output and warnings, and its exit status."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def conf(tmp_path: Path) -> list[str]:
     return ["--config-dir", str(tmp_path)]
 
 
-def test_it_says_what_it_ran_at_and_what_it_cannot_see(conf, capsys):
+def test_the_output_states_the_settings_and_the_limits(conf, capsys):
     assert check_configured_method([*conf, "method=toy", "dataset=digits", "--records", "20", "seed=3"]) == 0
-    told = capsys.readouterr().out
-    assert "20 made-up records 1x28x28, 10 classes; epsilon 10, delta 1e-05, add_remove; seed 3" in told
-    assert "releases: 3 of 'sum'" in told
-    assert "unit: one record;" in told
-    assert "client" not in told.partition("toy conforms")[0]
-    assert "toy conforms" in told
-    assert told.partition("The suite cannot detect:\n")[2] == "".join(f"  - {limit}\n" for limit in LIMITS)
+    output = capsys.readouterr().out
+    assert "20 made-up records 1x28x28, 10 classes; epsilon 10, delta 1e-05, add_remove; seed 3" in output
+    assert "releases: 3 of 'sum'" in output
+    assert "unit: one record;" in output
+    assert "client" not in output.partition("toy conforms")[0]
+    assert "toy conforms" in output
+    assert output.partition("The suite cannot detect:\n")[2] == "".join(f"  - {limit}\n" for limit in LIMITS)
 
 
 def test_the_page_lists_the_same_limits():
@@ -43,18 +43,18 @@ def test_the_page_lists_the_same_limits():
     assert [item.replace("`", "").strip().removesuffix(".") for item in bullets] == list(LIMITS)
 
 
-@pytest.mark.parametrize(("threads", "said"), [(1, "1 thread;"), (2, "2 threads;")])
-def test_threads_are_counted(threads, said, conf, seen, monkeypatch, capsys):
+@pytest.mark.parametrize(("threads", "expected"), [(1, "1 thread;"), (2, "2 threads;")])
+def test_threads_are_counted(threads, expected, conf, seen, monkeypatch, capsys):
     monkeypatch.setattr(command.torch, "get_num_threads", lambda: threads)
     check_configured_method([*conf, "method=toy", "dataset=digits"])
-    assert said in capsys.readouterr().out
+    assert expected in capsys.readouterr().out
 
 
 @pytest.fixture
 def seen(monkeypatch) -> list[tuple[DataSet, dict]]:
-    """What the suite would be given."""
+    """The data and the method's settings of each call of the suite, which is not executed."""
     calls: list[tuple[DataSet, dict]] = []
-    monkeypatch.setattr(command, "check_method", lambda make, **given: calls.append((given["data"], vars(make()))))
+    monkeypatch.setattr(command, "check_method", lambda make, **options: calls.append((options["data"], vars(make()))))
     return calls
 
 
@@ -64,32 +64,34 @@ def test_real_records_are_those_of_the_dataset(conf, seen):
     train = Digits().load("train")
     assert check_configured_method([*conf, "method=toy", "dataset=digits", "--data"]) == 0
     assert check_configured_method([*conf, "method=toy", "dataset=digits", "--data", "--records", "40"]) == 0
-    (whole, _), (some, _) = seen
+    (whole, _), (part, _) = seen
     assert (whole.images * 255).round().byte().equal(train.images)
     assert whole.labels.equal(train.labels)
-    assert len(some) == 40
-    assert len(some.labels.unique()) > 5  # not the first ones of a sorted data set
+    assert len(part) == 40
+    assert len(part.labels.unique()) > 5  # not the first records of a sorted dataset
     rows = {image.numpy().tobytes() for image in whole.images}
-    assert all(image.numpy().tobytes() in rows for image in some.images)
+    assert all(image.numpy().tobytes() in rows for image in part.images)
 
 
-def test_settings_of_the_yaml_yield_to_overrides_and_to_the_switch(conf, seen):
+def test_overrides_and_as_configured_take_precedence_over_the_yaml(conf, seen):
     for more in ([], ["method.steps=5"], ["--as-configured"]):
         check_configured_method([*conf, "method=toy", "dataset=digits", *more])
     assert [settings["steps"] for _, settings in seen] == [3, 5, 90]
 
 
-@pytest.mark.parametrize(("name", "why"), [("door", "used '_draw' of a Mechanism"), ("broken", "RuntimeError: this")])
-def test_a_method_that_fails_gives_status_1_and_its_warnings(name, why, conf, capsys):
+@pytest.mark.parametrize(
+    ("name", "message"), [("door", "used '_draw' of a Mechanism"), ("broken", "RuntimeError: this")]
+)
+def test_a_method_that_fails_gives_status_1_and_its_warnings(name, message, conf, capsys):
     assert check_configured_method([*conf, f"method={name}", "dataset=digits"]) == 1
-    told = capsys.readouterr().out
-    assert f"FAILED  {why}" in told or (name == "door" and why in told)
-    assert "conforms" not in told
+    output = capsys.readouterr().out
+    assert f"FAILED  {message}" in output or (name == "door" and message in output)
+    assert "conforms" not in output
     if name == "door":
-        assert "cheats.py:" in told.split("WARNING")[1]
+        assert "cheats.py:" in output.split("WARNING")[1]
 
 
 @pytest.mark.parametrize("records", ["0", "1", "99999"])
-def test_sizes_that_cannot_be_are_refused(records, conf):
+def test_invalid_numbers_of_records_are_refused(records, conf):
     with pytest.raises(ValueError, match="expected --records of at"):
         check_configured_method([*conf, "method=toy", "dataset=digits", "--data", "--records", records])

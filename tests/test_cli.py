@@ -1,4 +1,4 @@
-"""The command line as a person uses it: sweeps, listing, sampling, the README's example, wrong input and results."""
+"""Tests of the command line: sweeps, listing, sampling, the README's example, invalid input, and written results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.table_toys import ROW, RUN, fake_run, measured, paper_table
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A method that trains in a moment, measured in a moment.
+# Training and evaluation take a moment.
 TINY = [
     "method=dp_merf", "method.features=20", "method.steps=2", "protocol.num_samples=200", "runtime.progress=false",
     "+protocol.metrics.brightness={_target_: tests.toys.Brightness}", "~protocol.metrics.mlp",
@@ -30,12 +30,12 @@ TINY = [
 ]  # fmt: skip
 
 
-def dpgen(*words: str, cwd: Path = ROOT, results: Path | None = None) -> subprocess.CompletedProcess:
+def dpgen(*arguments: str, cwd: Path = ROOT, results: Path | None = None) -> subprocess.CompletedProcess:
     """`dpgen` in a process of its own, as the console script starts it."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     if results is not None:
         environment["DPGEN_RESULTS"] = str(results)
-    command = [sys.executable, "-m", "dpgen_bench.cli", *words]
+    command = [sys.executable, "-m", "dpgen_bench.cli", *arguments]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -47,7 +47,7 @@ def swept(tmp_path_factory):
     return results, done
 
 
-def test_a_failing_job_stops_neither_the_sweep_nor_hides(swept):
+def test_a_failing_job_is_reported_and_does_not_stop_the_sweep(swept):
     results, done = swept
     status = sorted(folder.status() for folder in Store(results).runs())
     assert status == ["failed", "failed", "finished", "finished"]
@@ -55,7 +55,7 @@ def test_a_failing_job_stops_neither_the_sweep_nor_hides(swept):
     assert "failed during training" in done.stdout + done.stderr
 
 
-def test_a_run_stores_the_overrides_that_make_it_again_and_no_folder(swept):
+def test_a_run_stores_the_overrides_that_reproduce_it_without_folders(swept):
     results, _ = swept
     for folder in Store(results).runs():
         overrides = folder.read_json("environment.json")["overrides"]
@@ -75,28 +75,39 @@ def test_runs_lists_them_all(swept, capsys, monkeypatch):
     assert capsys.readouterr().out.count("stale") == 4
 
 
-def test_a_damaged_run_hides_no_other(swept, tmp_path, capsys):
+def test_an_unreadable_run_hides_no_other(swept, tmp_path, capsys):
     results, _ = swept
     shutil.copytree(results, tmp_path, dirs_exist_ok=True)
-    damaged = next(folder for folder in Store(tmp_path).runs() if folder.done)
-    (damaged.path / "ledger.json").write_text("{bad")
+    unreadable = next(folder for folder in Store(tmp_path).runs() if folder.done)
+    (unreadable.path / "ledger.json").write_text("{bad")
     assert main(["runs", "--results", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    assert "damaged" in shown
+    assert "cannot be read" in shown
     assert "finished" in shown
 
 
 def test_a_sample_from_the_command_line(swept, tmp_path, capsys):
     results, _ = swept
     run = next(folder for folder in Store(results).runs() if folder.done)
-    words = ["sample", run.id, "--n", "3", "--seed", "1", "--out", str(tmp_path / "x.npz"), "--results", str(results)]
-    assert main(words) == 2
+    arguments = [
+        "sample",
+        run.id,
+        "--n",
+        "3",
+        "--seed",
+        "1",
+        "--out",
+        str(tmp_path / "x.npz"),
+        "--results",
+        str(results),
+    ]
+    assert main(arguments) == 2
     assert "is not for release" in capsys.readouterr().err
-    assert main([*words, "--benchmark"]) == 0
+    assert main([*arguments, "--benchmark"]) == 0
     assert (tmp_path / "x.npz").exists()
 
 
-def test_runs_marks_figures_of_a_changed_protocol(tmp_path):
+def test_runs_marks_values_of_a_changed_protocol(tmp_path):
     first = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"]
     record = build_spec(compose_config([*first, "protocol.num_samples=50"])).protocol_record()
     run = Store(tmp_path).folder(fake_run(tmp_path, first, 92.0, record))
@@ -151,7 +162,7 @@ def test_the_readme_names_files_that_exist():
 
 
 def test_the_readmes_leaderboard_is_the_committed_one():
-    """Its columns are some of those of results/tables/leaderboard.md, its lines all of them, cell by cell."""
+    """The README has some of the columns and all lines of results/tables/leaderboard.md, with equal cells."""
 
     def cells(text: str) -> list[list[str]]:
         lines = [line for line in text.splitlines() if line.startswith("|")]
@@ -164,7 +175,7 @@ def test_the_readmes_leaderboard_is_the_committed_one():
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("arguments", "message"),
     [
         (["paint"], "expected one of run"),
         (["run", "method=nothing"], "nothing"),
@@ -175,17 +186,17 @@ def test_the_readmes_leaderboard_is_the_committed_one():
         (["evaluate", "zzz"], "found none"),
     ],
 )
-def test_wrong_input_gets_one_clear_line(words, complaint, tmp_path, monkeypatch, capsys):
-    if words[0] == "run":  # Hydra's logging outlives a call, so it gets a process of its own
-        done = dpgen(*words, results=tmp_path)
+def test_invalid_input_gets_one_clear_line(arguments, message, tmp_path, monkeypatch, capsys):
+    if arguments[0] == "run":  # Hydra's logging outlives a call, so it gets a process of its own
+        done = dpgen(*arguments, results=tmp_path)
         code, shown = done.returncode, done.stdout + done.stderr
     else:
         monkeypatch.setenv("DPGEN_RESULTS", str(tmp_path))
-        code = main(words)
+        code = main(arguments)
         captured = capsys.readouterr()
         shown = captured.out + captured.err
     assert code not in (0, None)
-    assert complaint in shown
+    assert message in shown
     assert "Traceback" not in shown
 
 
@@ -202,7 +213,7 @@ def toy(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_written_figures_outlive_their_runs_unless_they_are_to_be_overwritten(toy, capsys):
+def test_files_with_values_of_missing_runs_are_kept_unless_overwritten(toy, capsys):
     written = [toy / "tables" / "toy.md", toy / "tables" / "toy.csv", toy / "report.html"]
     assert [main([*verb, "--results", str(toy)]) for verb in (["tables", "--all"], ["report"])] == [0, 0]
     before = [path.read_bytes() for path in written]
@@ -215,10 +226,10 @@ def test_written_figures_outlive_their_runs_unless_they_are_to_be_overwritten(to
     assert [main([*verb, "--overwrite", f"--results={toy}"]) for verb in (["tables", "toy"], ["report"])] == [0, 0]
     assert "kept" not in capsys.readouterr().err
     assert not {path.read_bytes() for path in written} & set(before)
-    assert "251.8" in written[0].read_text()  # what the paper prints needs no run
+    assert "251.8" in written[0].read_text()  # a published value needs no run
 
 
-def test_a_figure_that_was_deleted_is_not_taken_from_the_written_table(toy, capsys):
+def test_a_deleted_value_is_not_taken_from_the_written_table(toy, capsys):
     assert main(["tables", "toy", f"--results={toy}"]) == 0
     table = toy / "tables" / "toy.csv"
     before = table.read_bytes()
@@ -230,7 +241,7 @@ def test_a_figure_that_was_deleted_is_not_taken_from_the_written_table(toy, caps
     assert table.read_bytes() != before
 
 
-def test_what_stands_in_the_way_of_one_table_costs_no_other(toy, capsys, monkeypatch):
+def test_an_error_in_one_table_does_not_prevent_the_others(toy, capsys, monkeypatch):
     (toy / "conf" / "table" / "a_bad_one.yaml").write_text("title: it has no protocol\nsweeps: [method=dp_merf]\n")
     assert main(["tables", "--all", f"--results={toy}"]) == 2
     assert "a_bad_one" in capsys.readouterr().err
@@ -244,7 +255,7 @@ def test_what_stands_in_the_way_of_one_table_costs_no_other(toy, capsys, monkeyp
 
 
 @pytest.mark.parametrize("verb", [["tables", "demo"], ["tables", "--all"], ["report"], ["runs"]])
-def test_results_that_are_not_there_are_an_error(verb, tmp_path, monkeypatch, capsys):
+def test_a_missing_folder_of_results_is_an_error(verb, tmp_path, monkeypatch, capsys):
     assert main([*verb, f"--results={tmp_path / 'reslts'}"]) == 2
     monkeypatch.setenv("DPGEN_RESULTS", str(tmp_path / "reslts"))
     assert (main(verb), (tmp_path / "reslts").exists()) == (2, False)

@@ -68,7 +68,7 @@ def test_both_adversaries_are_printed(capsys) -> None:
     assert main([*CLIENTS, "--max-answers", "20"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "30,000 releases, one of 3400 clients, random, at most 20 answers each, joint multiplier 0.18915" in printed
-    assert "20 of one client at most" in printed
+    assert "at most 20 of one client" in printed
     assert printed.index("333.7") < printed.index("379.4 (add/remove), 379.4 (replace-one)")
     assert main(["--q", "1", "--sigma", "1", "--steps", "1"]) == 0
     assert "server" not in capsys.readouterr().out
@@ -91,11 +91,11 @@ def test_the_claimed_epsilon_counts_as_the_paper_does(capsys) -> None:
         ([*CLIENTS, "--shards", "9", "--q", "1"], "one of --q and --shards and --clients, got all"),
         (["--clients", "0", *CLIENTS[2:]], "--clients >= 1, got 0"),
         ([*CLIENTS, "--max-answers", "0"], "--max-answers >= 1, got 0"),
-        (["--shards", "9", *CLIENTS[2:], "--max-answers", "2"], "--max-answers belongs to --clients"),
-        (["--q", "1", *CLIENTS[2:], "--schedule", "random"], "--schedule belongs to --shards and --clients"),
+        (["--shards", "9", *CLIENTS[2:], "--max-answers", "2"], "expected --max-answers together with --clients"),
+        (["--q", "1", *CLIENTS[2:], "--schedule", "random"], "expected --schedule together with --shards or --clients"),
         (["--clients", "9", "--steps", "1"], "missing --sigma"),
         (["--clients", "9", "method=dpgan"], "got both"),
-        (["--max-answers", "3", "method=dpgan"], "--max-answers belongs to --clients"),
+        (["--max-answers", "3", "method=dpgan"], "expected --max-answers together with --clients"),
         ([*CLIENTS, "--max-answers", "3", "--published"], "without a limit"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The conditional epsilon that a run writes down, and where it is shown."""
+"""Tests of the conditional epsilon: how a run stores it, and where it is shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.shard_cases import DELTA, unit
 from tests.table_toys import fake_run
 
 
-class Figures:
+class ClaimsAndConditions:
     def __init__(self, claimed=9.99, conditional=(329.4, "if steps were memoryless")) -> None:
         self.claimed, self.conditional = claimed, conditional
 
@@ -41,40 +41,40 @@ def accounted(folder, method, accountant="pld") -> dict:
     ledger.approve(Entry("m", {"kind": "Whole", "C": 1.0}, unit(10, 1.0, 50)))
     config = OmegaConf.create({"results": str(folder), "runtime": {"account_s": 60}})
     account_run(SimpleNamespace(method=lambda: method, config=config), SimpleNamespace(path=folder))  # type: ignore[arg-type]
-    found = Ledger.load(folder / "ledger.json").epsilon
-    assert found is not None
-    return found
+    stored = Ledger.load(folder / "ledger.json").epsilon
+    assert stored is not None
+    return stored
 
 
-def test_a_run_keeps_its_conditional_figure_with_the_assumption(tmp_path) -> None:
-    found = accounted(tmp_path, Figures())
-    assert found["conditional"] == {"epsilon": 329.4, "assumption": "if steps were memoryless"}
-    assert found["claimed"] == 9.99
-    assert found["proven"] == epsilon([unit(10, 1.0, 50)], DELTA, "replace_one", "pld")
-    assert "reason" not in found
+def test_a_run_stores_its_conditional_epsilon_with_the_assumption(tmp_path) -> None:
+    stored = accounted(tmp_path, ClaimsAndConditions())
+    assert stored["conditional"] == {"epsilon": 329.4, "assumption": "if steps were memoryless"}
+    assert stored["claimed"] == 9.99
+    assert stored["proven"] == epsilon([unit(10, 1.0, 50)], DELTA, "replace_one", "pld")
+    assert "reason" not in stored
 
 
 @pytest.mark.parametrize(
     ("method", "conditional"),
     [
-        (Figures(conditional=None), None),
+        (ClaimsAndConditions(conditional=None), None),
         (object(), None),
-        (Figures(conditional=(math.inf, "if so")), {"epsilon": "inf", "assumption": "if so"}),
-        (Figures(conditional=RuntimeError("no luck")), "failed: RuntimeError: no luck"),
+        (ClaimsAndConditions(conditional=(math.inf, "if so")), {"epsilon": "inf", "assumption": "if so"}),
+        (ClaimsAndConditions(conditional=RuntimeError("no luck")), "failed: RuntimeError: no luck"),
     ],
 )
-def test_a_run_is_not_lost_for_a_conditional_figure(method, conditional, tmp_path) -> None:
+def test_an_error_of_a_conditional_epsilon_does_not_fail_the_run(method, conditional, tmp_path) -> None:
     assert accounted(tmp_path, method)["conditional"] == conditional
 
 
-def test_what_the_accountant_does_not_cover_is_infinite_with_its_reason(tmp_path) -> None:
-    found = accounted(tmp_path, Figures(), accountant="prv")
-    assert found["proven"] == "inf"
-    assert "random number of participations" in found["reason"]
-    assert isinstance(found["table"]["replace_one"]["pld"], float)
+def test_an_epsilon_that_the_accountant_does_not_cover_is_infinite_with_a_reason(tmp_path) -> None:
+    stored = accounted(tmp_path, ClaimsAndConditions(), accountant="prv")
+    assert stored["proven"] == "inf"
+    assert "random number of participations" in stored["reason"]
+    assert isinstance(stored["table"]["replace_one"]["pld"], float)
 
 
-def test_tables_show_conditional_figures_where_a_row_has_one(tmp_path) -> None:
+def test_tables_show_conditional_epsilons_if_a_row_has_one(tmp_path) -> None:
     table = replace(load_table("demo"), sweeps=("experiment=demo/dp_merf privacy.epsilon=10", "experiment=demo/dpgan"))
     one = fake_run(tmp_path, ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"], 90.0)
     built = assemble("demo", table, tmp_path)
@@ -82,8 +82,8 @@ def test_tables_show_conditional_figures_where_a_row_has_one(tmp_path) -> None:
     assert "epsilon_conditional" not in long_frame(built)
     folder = Store(tmp_path).folder(one)
     before = describe_run(folder)
-    figures = {"proven": 610.34, "claimed": 9.9926, "conditional": {"epsilon": 329.42, "assumption": "if so"}}
-    folder.write_json("ledger.json", {"epsilon": figures})
+    epsilons = {"proven": 610.34, "claimed": 9.9926, "conditional": {"epsilon": 329.42, "assumption": "if so"}}
+    folder.write_json("ledger.json", {"epsilon": epsilons})
     built = assemble("demo", table, tmp_path)
     frame = side_by_side(built)
     names = list(frame.columns)
@@ -92,5 +92,5 @@ def test_tables_show_conditional_figures_where_a_row_has_one(tmp_path) -> None:
     assert set(long_frame(built)["epsilon_conditional"]) == {329.42, "–"}
     assert "ε conditional: if so" in built.rows[0].notes()
     assert [cell for cell in describe_run(folder) if cell not in before] == ["610", "9.99 (329 conditional)"]
-    folder.write_json("ledger.json", {"epsilon": {**figures, "conditional": "failed: RuntimeError: no luck"}})
+    folder.write_json("ledger.json", {"epsilon": {**epsilons, "conditional": "failed: RuntimeError: no luck"}})
     assert assemble("demo", table, tmp_path).rows[0].epsilon("conditional") == "failed: RuntimeError: no luck"

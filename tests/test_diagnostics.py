@@ -1,4 +1,4 @@
-"""What a run writes of norms under privacy.diagnostics=unsafe, and the picture of it."""
+"""Tests of the norms that a run writes with privacy.diagnostics=unsafe, and of their plot."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def test_norms_are_of_rows_before_they_are_clipped(tmp_path, bound, norms):
 
 def test_a_draw_without_records_has_no_norms(tmp_path):
     path = tmp_path / "private" / "diagnostics.jsonl"
-    nobody = (torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.int64))
-    data = PrivateData(*nobody, 3, Services(Ledger(Budget(math.inf), 0), Key.seeded("x"), diagnostics=path))
+    no_records = (torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.int64))
+    data = PrivateData(*no_records, 3, Services(Ledger(Budget(math.inf), 0), Key.seeded("x"), diagnostics=path))
     bound = PerRecord(C=1.0, shape=(2,))
     data.mechanism("query", sample=Full(), bound=bound, times=1, std=1.0)(lambda images, labels: ROWS[labels])
     assert json.loads(path.read_text())["norms_before_clipping"] == []
     assert not draw_norms(path, {"query": 1.0}, tmp_path / "norms.png")
 
 
-def test_a_release_made_again_counts_as_last_made_and_half_a_line_is_left_out(tmp_path):
+def test_of_a_repeated_release_the_last_counts_and_an_incomplete_line_is_skipped(tmp_path):
     path = tmp_path / "diagnostics.jsonl"
     rows = [(0, [1.0]), (1, [2.0]), (1, [3.0]), (2, [math.nan, math.inf])]
     lines = [json.dumps({"mechanism": "m", "release": i, "norms_before_clipping": norms}) for i, norms in rows]

@@ -1,4 +1,4 @@
-"""What enters a run's id of a method, and what keeps a run from being resumed with another source."""
+"""Tests of a method's part in a run's id, and that a run is not resumed with another source of its method."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Exchanging:
         self.a, self.b = None, self.a
 
 
-def test_a_stated_version_is_not_that_of_a_subclass():
+def test_a_subclass_does_not_inherit_the_version():
     assert method_version(Stated) == 3
     assert method_version(Derived) == source_fingerprint(Derived)
 
@@ -84,17 +84,17 @@ def test_the_source_of_a_method_is_what_defines_it(file, text, changes, tmp_path
 
 
 @pytest.mark.parametrize("version", [0, "2", 1.0, True])
-def test_odd_versions_are_refused(version):
+def test_invalid_versions_are_refused(version):
     with pytest.raises(ValueError, match="version to be an integer >= 1"):
-        method_version(type("Odd", (), {"version": version}))
+        method_version(type("Invalid", (), {"version": version}))
 
 
-def test_spelling_out_a_default_changes_nothing():
+def test_stating_a_default_changes_nothing():
     short, whole = (OmegaConf.create({"_target_": "x", **more}) for more in ({}, {"a": 1, "b": 2, "check": {"a": 9}}))
     assert resolved_arguments(Stated, short) == resolved_arguments(Stated, whole)
 
 
-def test_arguments_are_told_apart_whatever_the_class_makes_of_them():
+def test_arguments_are_distinguished_even_if_the_class_maps_them_to_the_same_attributes():
     one, other = (OmegaConf.create({"_target_": "x", "a": a}) for a in (1, 2))
     assert resolved_arguments(Exchanging, one) != resolved_arguments(Exchanging, other)
 
@@ -110,22 +110,22 @@ def test_a_run_with_releases_is_not_resumed_with_another_source(tmp_path, monkey
     ledger.record_executed("sum", 1)
     prepare.expect_same_source(spec, folder, ledger)
     monkeypatch.setattr(prepare, "source_fingerprint", lambda cls: "a third")
-    with pytest.raises(ValueError, match="another source of its method"):
+    with pytest.raises(ValueError, match="expected the source of the method"):
         prepare.expect_same_source(spec, folder, ledger)
 
 
-class Grab:
+class StoresOperand:
     def __eq__(self, other: object) -> bool:
-        self.got = other
+        self.operand = other
         return True
 
     __hash__ = None  # type: ignore[assignment]
 
 
 def test_the_seconds_of_a_context_cannot_be_written_through_a_comparison():
-    context, grab = Context(), Grab()
-    assert context.seconds == grab
-    grab.got["leak"] = 1.0
+    context, stores_operand = Context(), StoresOperand()
+    assert context.seconds == stores_operand
+    stores_operand.operand["leak"] = 1.0
     assert "leak" not in context.seconds
 
 
@@ -135,11 +135,11 @@ def test_the_identity_of_a_program_runs_no_code_of_its_fields():
             raise AssertionError("copied")
 
     @dataclass
-    class Mine(Program):
+    class Example(Program):
         x: object
 
     spy = Spy()
-    assert Mine(spy).identity() == {"x": spy}
+    assert Example(spy).identity() == {"x": spy}
 
 
 def test_a_keys_secret_is_not_printed():
@@ -147,6 +147,6 @@ def test_a_keys_secret_is_not_printed():
 
 
 @pytest.mark.parametrize("override", ["privacy.epsilon=true", "privacy.delta=true"])
-def test_a_budget_is_no_truth_value(override):
+def test_a_budget_is_not_a_boolean(override):
     with pytest.raises(ValueError, match="expected numbers for privacy"):
         build_spec(compose_config(["method=dp_merf", "dataset=digits", override]))

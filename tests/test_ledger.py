@@ -111,7 +111,7 @@ def test_a_parent_that_is_not_trained_is_refused(tmp_path):
     (parent.path / "DONE").unlink()
     (parent.path / "generator.safetensors").unlink()
     parent.mark("preempted", "train")
-    with pytest.raises(ValueError, match=rf"restart.run={parent.id} to be a run that is trained.*it is preempted"):
+    with pytest.raises(ValueError, match=rf"restart.run={parent.id} to be trained.*it is preempted"):
         execute(config(tmp_path, f"restart={{run: {parent.id}}}", "seed=1", small=False))
     assert [run.id for run in Store(tmp_path).runs()] == [parent.id]
 
@@ -124,7 +124,7 @@ def test_images_may_be_released_only_if_all_entries_allow_it(tmp_path):
     for changed, why in (
         ({"noise": "seeded"}, "its noise of 'p/sum', which it inherited, is 'seeded'"),
         ({"diagnostics": "unsafe"}, "private diagnostics of 'p/sum', which it inherited, were kept"),
-        ({"noise": None, "diagnostics": None}, "does not say how the noise of 'p/sum', which it inherited, was made"),
+        ({"noise": None, "diagnostics": None}, "does not state the mode of the noise of 'p/sum', which it inherited"),
     ):
         entries = [*content["entries"], {**inherited, **changed}]
         (reason,) = release_problems({**content, "entries": entries})

@@ -168,5 +168,5 @@ def test_a_class_without_samples_is_noted_and_measured(tmp_path, folder, coarse,
 def test_fewer_samples_than_asked_for_are_noted(tmp_path, folder, monkeypatch):
     monkeypatch.setattr(NetGenerator, "draw_labels", lambda self, n, seed: torch.arange(min(n, 30)) % 10)
     run(spec_for(tmp_path, {"mean": metric("Mean")}), folder)
-    remarks = "30 samples, where the protocol asks for 40: the generator has no more"
+    remarks = "30 samples instead of the protocol's 40: the generator has no more"
     assert remarks in notes(the_measurement(folder))

@@ -85,7 +85,7 @@ def test_a_reason_of_a_figure_that_the_table_has_not_is_a_mistake(tmp_path):
         ({"unproven": ["who knows"]}, "nothing is proven: who knows"),
         ({"budget": {"epsilon": 5.0}}, "its ledger has a budget of 5, not 10"),
         ({"epsilon": {"relation": "replace_one"}}, "its ledger counts by relation replace_one, not add_remove"),
-        ({"unit": None}, "its ledger says no unit or no budget"),
+        ({"unit": None}, "its ledger lacks the unit or the budget"),
     ],
 )
 def test_a_ledger_that_does_not_prove_the_budget_is_said_and_does_not_count(tmp_path, edit, said):

@@ -1,4 +1,4 @@
-"""Tests what runs leave: their identity, skipping, measuring again, failures, restarts and release rules."""
+"""Tests of runs: their files and identity, skipping, measuring again, failures, restarts, and rules of release."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def undisturbed(tmp_path_factory):
 
 
 def names(folder) -> list[str]:
-    """The protocols of a run's complete reports."""
+    """The names of the protocols of a run's complete measurements."""
     return [measurement["protocol"]["name"] for measurement in folder.measurements.all()]
 
 
-def test_a_run_leaves_what_the_store_promises(undisturbed):
-    there = {path.name for path in undisturbed.path.iterdir()}
-    promised = (
+def test_a_finished_run_has_the_files_of_the_store(undisturbed):
+    existing = {path.name for path in undisturbed.path.iterdir()}
+    expected = (
         "config.yaml ledger.json metrics environment.json log.jsonl samples.npz samples.png generator.safetensors"
     )
-    assert set(promised.split()) | {"checkpoints", "DONE", "status.json"} <= there
+    assert set(expected.split()) | {"checkpoints", "DONE", "status.json"} <= existing
     assert undisturbed.status() == "finished"
     ledger = json.loads((undisturbed.path / "ledger.json").read_text())
     assert 0 < float(ledger["epsilon"]["proven"]) <= 10
@@ -81,17 +81,17 @@ def test_changed_protocol_settings_are_measured_again(undisturbed, tmp_path, cap
     folder = execute(config(tmp_path, "protocol.num_samples=20"))
     assert "skipped" not in capsys.readouterr().out
     assert sorted(measurement["protocol"]["num_samples"] for measurement in folder.measurements.all()) == [20, 40]
-    with np.load(folder.path / "samples.npz") as made:
-        assert len(made["images"]) == 20
+    with np.load(folder.path / "samples.npz") as archive:
+        assert len(archive["images"]) == 20
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("overrides", "message"),
     [
         (["seed=7"], "got seed"),
         (["protocol=quick", "dataset=mnist"], "got dataset"),
         (["privacy.noise=seeded"], "got privacy.noise"),
-        (["protocol.repeats=2"], "expected protocol=NAME beside protocol.repeats"),
+        (["protocol.repeats=2"], "expected protocol=NAME together with protocol.repeats"),
         (["protocol=quick", "protocol.num_samples=0"], "protocol.num_samples"),
         (["protocol=quick", "protocol.floor=300"], "protocol.floor"),
         (["protocol=quick", "protocol.name=../ledger"], "protocol.name"),
@@ -99,17 +99,17 @@ def test_changed_protocol_settings_are_measured_again(undisturbed, tmp_path, cap
         (["protocol=quick", "runtime.workers=0"], "runtime.workers"),
     ],
 )
-def test_wrong_words_to_evaluate_cost_no_report(undisturbed, tmp_path, words, complaint):
+def test_invalid_overrides_of_evaluate_change_no_file(undisturbed, tmp_path, overrides, message):
     shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
     folder = Store(tmp_path).folder(undisturbed.id)
     before = {path: path.read_bytes() for path in folder.path.rglob("*.json")}
-    with pytest.raises(ValueError, match=complaint):
-        evaluate_run(tmp_path, undisturbed.id, words)
+    with pytest.raises(ValueError, match=message):
+        evaluate_run(tmp_path, undisturbed.id, overrides)
     assert {path: path.read_bytes() for path in folder.path.rglob("*.json")} == before
 
 
-def test_without_a_protocol_evaluate_takes_the_runs_own_and_agrees_with_run(undisturbed, tmp_path):
-    """What `evaluate` makes is what `run` and the tables look for, and the other way round."""
+def test_without_a_protocol_evaluate_uses_that_of_the_run(undisturbed, tmp_path):
+    """The measurement of `evaluate` is the one that `run` and the tables look for, and vice versa."""
     shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
     folder = evaluate_run(tmp_path, undisturbed.id, [])
     (measurement,) = folder.measurements.all()
@@ -124,7 +124,7 @@ def test_without_a_protocol_evaluate_takes_the_runs_own_and_agrees_with_run(undi
     assert folder.measurements.fully_measured(record)
 
 
-def test_a_failed_metric_is_tried_again_and_a_lost_generator_is_noticed(undisturbed, tmp_path):
+def test_a_failed_metric_and_a_missing_generator_are_made_again(undisturbed, tmp_path):
     shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
     folder = Store(tmp_path).folder(undisturbed.id)
     (measurement,) = [each for each in folder.measurements.all() if each["protocol"]["num_samples"] == 40]
@@ -139,7 +139,7 @@ def test_a_failed_metric_is_tried_again_and_a_lost_generator_is_noticed(undistur
 
 @pytest.mark.parametrize("cheat", ["AsksByRaising", "RaisesTheBudget"])
 def test_cheats_that_a_run_itself_refuses(tmp_path, cheat):
-    with pytest.raises(RunFailed, match=r"an answer without noise|changed the ledger's budget"):
+    with pytest.raises(RunFailed, match=r"an answer without noise|expected the ledger's budget to be"):
         execute(config(tmp_path, target=f"tests.toys.{cheat}"))
     assert not Store(tmp_path).runs()[0].trained
 
@@ -160,21 +160,21 @@ def test_a_failed_run_keeps_its_error_and_is_tried_again(tmp_path):
         execute(config(tmp_path, target="tests.toys.Broken"))
     folder = Store(tmp_path).runs()[0]
     assert folder.status() == "failed"
-    told = folder.read_json("status.json")
-    assert told["phase"] == "train"
-    assert "this method always fails" in told["error"]
+    status = folder.read_json("status.json")
+    assert status["phase"] == "train"
+    assert "this method always fails" in status["error"]
     assert "toys.py" in (folder.path / "private" / "traceback.txt").read_text()
-    assert str(tmp_path) not in json.dumps(told)
+    assert str(tmp_path) not in json.dumps(status)
     with pytest.raises(RunFailed):
         execute(config(tmp_path, target="tests.toys.Broken"))
 
 
 def test_a_plan_over_budget_fails_and_releases_nothing(tmp_path):
-    made = config(tmp_path, "privacy.epsilon=1", small=False)
-    made.method = compose_config(["method=dpgan"]).method
-    made.method.update({"sigma": 0.5, "steps": 1000, "d_d": 8, "d_g": 8})
+    dpgan = config(tmp_path, "privacy.epsilon=1", small=False)
+    dpgan.method = compose_config(["method=dpgan"]).method
+    dpgan.method.update({"sigma": 0.5, "steps": 1000, "d_d": 8, "d_g": 8})
     with pytest.raises(RunFailed, match="would bring epsilon to") as caught:
-        execute(made)
+        execute(dpgan)
     assert isinstance(caught.value.__cause__, BudgetExceeded)
     assert Ledger.load(Store(tmp_path).runs()[0].path / "ledger.json").entries == {}
 
@@ -183,13 +183,13 @@ def test_a_restart_inherits_the_ledger_and_the_weights_of_its_parent(tmp_path):
     small = ["method.batch_size=8", "method.d_d=8", "method.d_g=8", "method.n_d=1", "method.steps=4"]
 
     def gan(*overrides: str):
-        made = config(tmp_path, "privacy.epsilon=inf", small=False)
-        made.method = compose_config(["method=dpgan"]).method
-        OmegaConf.update(made, "runtime.keep_steps", [2])
-        for word in [*small, *overrides]:
-            key, value = word.split("=", 1)
-            OmegaConf.update(made, key, OmegaConf.create(f"v: {value}").v)
-        return made
+        dpgan = config(tmp_path, "privacy.epsilon=inf", small=False)
+        dpgan.method = compose_config(["method=dpgan"]).method
+        OmegaConf.update(dpgan, "runtime.keep_steps", [2])
+        for override in [*small, *overrides]:
+            key, value = override.split("=", 1)
+            OmegaConf.update(dpgan, key, OmegaConf.create(f"v: {value}").v)
+        return dpgan
 
     private = ["method.sigma=1.0", "method.clip_norm=1.0"]
     parent = execute(gan("method.sigma=null"))
@@ -200,14 +200,14 @@ def test_a_restart_inherits_the_ledger_and_the_weights_of_its_parent(tmp_path):
     ledger = Ledger.load(child.path / "ledger.json")
     inherited = [entry for entry in ledger.entries.values() if entry.inherited_from]
     assert [entry.inherited_from for entry in inherited] == [parent.id]
-    assert ledger.epsilon["proven"] == "inf"  # a non-private parent's releases cannot be taken back
+    assert ledger.epsilon["proven"] == "inf"  # the releases of the parent, which is not private, count, too
     with pytest.raises(RunFailed, match="found \\['last', 'step-2'\\]"):
         execute(gan("seed=1", f"restart={{run: {parent.id}, checkpoint: step-3}}"))
     with pytest.raises(RunFailed, match="budget"):
         execute(gan("privacy.epsilon=10", *private, f"restart={{run: {parent.id}}}"))
 
 
-def test_plan_touches_no_record():
+def test_a_plan_needs_no_record():
     ledger = plan(["method=dp_merf", "dataset=digits", "privacy.epsilon=2", "method.features=20"])
     assert ledger.budget.epsilon == 2
     assert [event.times for event in ledger.events] == [1]
@@ -215,7 +215,7 @@ def test_plan_touches_no_record():
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
+    ("override", "message"),
     [
         ("seed=-1", "seed to be an integer >= 0"),
         ("privacy.epsilon=-1", "privacy.epsilon > 0"),
@@ -229,29 +229,29 @@ def test_plan_touches_no_record():
         ("method.colour=red", "cannot be built"),
     ],
 )
-def test_bad_configs_are_refused_before_anything_is_written(tmp_path, override, words):
-    with pytest.raises(ValueError, match=words):
+def test_bad_configs_are_refused_before_anything_is_written(tmp_path, override, message):
+    with pytest.raises(ValueError, match=message):
         execute(config(tmp_path, override))
     assert not list(tmp_path.iterdir())
 
 
-def test_images_of_a_seeded_run_need_a_word(undisturbed, tmp_path):
+def test_images_of_a_seeded_run_need_the_option_benchmark(undisturbed, tmp_path):
     results = undisturbed.path.parent.parent
     with pytest.raises(NotForRelease, match="can be subtracted"):
         sample_run(results, undisturbed.id, 5, 0, tmp_path / "a.npz", "balanced", benchmark=False)
     assert not (tmp_path / "a.npz").exists()
     sample_run(results, undisturbed.id, 5, 0, tmp_path / "a.npz", "balanced", benchmark=True)
-    with np.load(tmp_path / "a.npz") as made:
-        assert made["images"].shape == (5, 1, 8, 8)
-        expected = Generator.load(undisturbed.path).sample(torch.from_numpy(made["labels"]), 0)
-        assert torch.equal(torch.from_numpy(made["images"]), expected)
+    with np.load(tmp_path / "a.npz") as archive:
+        assert archive["images"].shape == (5, 1, 8, 8)
+        expected = Generator.load(undisturbed.path).sample(torch.from_numpy(archive["labels"]), 0)
+        assert torch.equal(torch.from_numpy(archive["images"]), expected)
     sample_run(results, undisturbed.id, 3, 0, tmp_path / "pngs", "balanced", benchmark=True)
     assert len(list((tmp_path / "pngs").glob("*.png"))) == 3
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match="expected --out to name a new file or folder"):
         sample_run(results, undisturbed.id, 3, 0, tmp_path / "pngs", "balanced", benchmark=True)
 
 
-def test_images_of_a_run_with_os_noise_are_free(tmp_path, undisturbed):
+def test_images_of_a_run_with_os_noise_may_be_released(tmp_path, undisturbed):
     prepare(tmp_path, undisturbed)
     folder = execute(config(tmp_path, "privacy.noise=os"))
     shutil.rmtree(tmp_path / "cache")  # nothing but the run's own folder is needed

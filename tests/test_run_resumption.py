@@ -1,4 +1,4 @@
-"""Tests that a run killed at any rename, stopped or damaged is resumed as if it had not been, or says why not."""
+"""Tests that a run that was killed at any rename or stopped ends as an undisturbed one, or is refused with a reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EVERY = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.s
 
 @EVERY
 def test_a_run_killed_at_any_rename_ends_like_one_that_was_not(undisturbed, tmp_path, every):
-    """At every third in the fast suite, which meets each kind of file."""
+    """The fast suite kills it at every third rename, which includes each kind of file."""
     kills = 0
     for number in range(1, 200, every):
         results = tmp_path / str(number)
@@ -54,7 +54,7 @@ def test_a_run_killed_at_any_rename_ends_like_one_that_was_not(undisturbed, tmp_
 
 @EVERY
 def test_two_loops_with_a_release_between_them_resume_anywhere(tmp_path, every):
-    """A release between two loops must not get the number, hence the noise, of one before it when it is made again."""
+    """A repeated release between two loops must not get the number, and hence the noise, of an earlier release."""
     make = functools.partial(config, target="tests.toys.TwoLoops")
     whole = execute(make(tmp_path / "whole"))
     assert json.loads((whole.path / "ledger.json").read_text())["entries"][0]["executed"] == 7
@@ -67,7 +67,7 @@ def test_two_loops_with_a_release_between_them_resume_anywhere(tmp_path, every):
     assert number > 12
 
 
-def test_a_run_killed_again_and_again_gets_there(undisturbed, tmp_path):
+def test_a_run_that_is_killed_repeatedly_finishes(undisturbed, tmp_path):
     prepare(tmp_path, undisturbed)
     for _ in range(40):
         if in_child(lambda: kill_at_rename(12, lambda: execute(config(tmp_path)))) == 0:
@@ -79,16 +79,16 @@ def test_a_run_killed_again_and_again_gets_there(undisturbed, tmp_path):
 
 def test_a_dpgan_killed_in_the_middle_ends_bit_identical(tmp_path):
     def dpgan(results: Path):
-        made = compose_config(
+        composed = compose_config(
             [
                 "method=dpgan", "privacy.epsilon=inf", f"results={results}", *QUICK, "method.sigma=2.0",
                 "method.clip_norm=1.0", "method.steps=8", "method.n_d=2", "method.batch_size=8", "method.d_d=8",
                 "method.d_g=8",
             ]
         )  # fmt: skip
-        OmegaConf.set_struct(made, False)
-        made.protocol = config(results).protocol
-        return made
+        OmegaConf.set_struct(composed, False)
+        composed.protocol = config(results).protocol
+        return composed
 
     whole = execute(dpgan(tmp_path / "whole"))
     assert in_child(lambda: kill_at_rename(12, lambda: execute(dpgan(tmp_path / "killed")))) == -signal.SIGKILL
@@ -117,7 +117,7 @@ def test_noise_from_the_operating_system_is_repeated_on_resume_and_its_key_delet
     assert not (folder.path / "private" / "noise.key").exists()
 
 
-def test_a_run_whose_noise_key_is_gone_is_not_trained_a_second_time(tmp_path, undisturbed):
+def test_a_run_whose_noise_key_is_missing_is_not_trained_again(tmp_path, undisturbed):
     prepare(tmp_path, undisturbed)
     folder = execute(config(tmp_path, "privacy.noise=os"))
     (folder.path / "generator.safetensors").unlink()
@@ -125,7 +125,7 @@ def test_a_run_whose_noise_key_is_gone_is_not_trained_a_second_time(tmp_path, un
         execute(config(tmp_path, "privacy.noise=os"))
 
 
-def test_a_damaged_checkpoint_says_so(tmp_path, undisturbed):
+def test_a_corrupt_checkpoint_is_refused(tmp_path, undisturbed):
     prepare(tmp_path, undisturbed)
     assert in_child(functools.partial(kill_at_rename, 20, functools.partial(execute, config(tmp_path)))) != 0
     folder = Store(tmp_path).folder(undisturbed.id)
@@ -147,12 +147,12 @@ def test_two_processes_on_one_run(undisturbed, tmp_path):
     while folder.status() != "running":
         time.sleep(0.05)
     try:
-        with pytest.raises(RunBusy, match="worked on by another process"):
+        with pytest.raises(RunBusy, match="is in use by another process"):
             execute(config(tmp_path))
     finally:
         holder.kill()
         holder.join()
-    assert execute(config(tmp_path)).done  # the lock fell with its holder
+    assert execute(config(tmp_path)).done  # the lock was released with its process
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -160,19 +160,19 @@ def test_a_stop_signal_writes_a_checkpoint_and_the_run_goes_on_later(number, und
     prepare(tmp_path, undisturbed)
 
     def stopped() -> None:
-        made = config(tmp_path, "runtime.checkpoint_s=1000")
-        tell = [0]
-        release = torch.Tensor.lerp_
+        toy = config(tmp_path, "runtime.checkpoint_s=1000")
+        calls = [0]
+        original = torch.Tensor.lerp_
 
-        def lerp_(self, *words):
-            tell[0] += 1
-            if tell[0] == 3:
+        def lerp_(self, *arguments):
+            calls[0] += 1
+            if calls[0] == 3:
                 os.kill(os.getpid(), number)
-            return release(self, *words)
+            return original(self, *arguments)
 
         torch.Tensor.lerp_ = lerp_
         try:
-            execute(made)
+            execute(toy)
         except Preempted as error:
             os._exit(int(error.code))
 

@@ -121,7 +121,7 @@ def test_one_unproven_run_leaves_the_total_unproven_and_a_damaged_run_is_named(t
     print_spent(tmp_path)
     out = " ".join(capsys.readouterr().out.split())
     assert "nothing is proven: run bbbbbbbbbbbb: release 0 of 'm0' raised ValueError" in out
-    assert "run cccccccccccc cannot be read (JSONDecodeError): what it spent is in no total" in out
+    assert "run cccccccccccc cannot be read (JSONDecodeError): what it spent is not in any total" in out
     assert set(total(only(tmp_path), tmp_path)["add_remove"].values()) == {"inf"}
 
 

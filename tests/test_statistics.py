@@ -10,7 +10,7 @@ import pytest
 from dpgen_bench.runs.statistics import format_value, summarise, t_interval
 
 
-def test_one_figure_has_no_spread():
+def test_one_value_has_no_spread():
     summary = summarise([[3.5]])
     assert (summary.mean, summary.seeds, summary.repeats) == (3.5, 1, 1)
     assert summary.std_seeds is summary.std_repeats is summary.ci95 is summary.ci_over is None
@@ -27,7 +27,7 @@ def test_seeds_and_repeats_are_two_spreads():
     assert summary.text() == "3.0 ± 2.8 (repeats ± 1.2)"
 
 
-def test_five_samplings_of_one_generator_are_no_trainings():
+def test_repeats_of_one_generator_have_no_spread_over_seeds():
     summary = summarise([[1.0, 2.0, 3.0, 4.0, 5.0]])
     assert summary.std_seeds is None
     assert summary.std_repeats == pytest.approx(math.sqrt(2.5))
@@ -35,14 +35,14 @@ def test_five_samplings_of_one_generator_are_no_trainings():
     assert summary.text() == "3.0 (repeats ± 1.6)"
 
 
-def test_the_interval_is_students():
+def test_the_interval_is_that_of_students_t():
     """t(0.975; 2 degrees of freedom) = 4.302653 (printed tables)."""
     low, high = t_interval([1.0, 2.0, 3.0])
     assert (high - low) / 2 == pytest.approx(4.302653 / math.sqrt(3.0), rel=1e-6)
     assert (low + high) / 2 == pytest.approx(2.0)
 
 
-def test_the_interval_covers_as_often_as_it_says():
+def test_the_interval_has_its_coverage():
     """1,000 sets of 3 seeds: 950 ± 4 standard errors (7 each) cover the mean."""
     rng = np.random.default_rng(0)
     intervals = [summarise([[x] for x in rng.normal(7.0, 2.0, 3)]).ci95 for _ in range(1000)]
@@ -54,20 +54,20 @@ def test_order_does_not_matter():
     assert one == two
 
 
-@pytest.mark.parametrize("nothing", [[], [[1.0], []]])
-def test_nothing_has_no_summary(nothing):
-    with pytest.raises(ValueError, match="one figure or more"):
-        summarise(nothing)
+@pytest.mark.parametrize("values", [[], [[1.0], []]])
+def test_no_values_have_no_summary(values):
+    with pytest.raises(ValueError, match="expected one or more values"):
+        summarise(values)
 
 
 @pytest.mark.parametrize(
-    ("figure", "text"),
+    ("value", "text"),
     [(2272129.0, "2,272,129"), (123.456, "123.5"), (0.000423, "0.000423"), (1.0, "1"), (-0.5, "-0.5")],
 )
-def test_small_figures_keep_their_digits(figure, text):
-    assert format_value(figure) == text
+def test_small_values_keep_their_digits(value, text):
+    assert format_value(value) == text
 
 
-def test_a_spread_has_the_form_of_its_figure():
+def test_a_spread_has_the_format_of_its_mean():
     assert summarise([[92.0], [92.01]]).text() == "92.0 ± 0.0"
     assert summarise([[4.2e-4], [5.1e-4]]).text() == "0.000465 ± 6.36e-05"

@@ -112,7 +112,7 @@ def test_a_damaged_run_of_the_table_is_said_and_not_made(tmp_path, monkeypatch, 
     assert main(["sweep", "toy", f"--results={tmp_path}"]) == 1
     assert f"run {bad.name} is damaged: ledger.json cannot be read; it is not made" in capsys.readouterr().err
     assert [[word for word in words if "seed" in word] for words in launched] == [["seed=0,1"]]
-    with pytest.raises(ValueError, match=f"run {bad.name} is damaged: ledger.json cannot be read. Restore"):
+    with pytest.raises(ValueError, match=f"run {bad.name} cannot be used: ledger.json cannot be read. Restore"):
         execute(compose_config([MERF, "seed=0", "protocol=quick", f"results={tmp_path}"]))
     launched.clear()
     write_table(tmp_path / "only", monkeypatch, a_table(f"{MERF} seed=0"))

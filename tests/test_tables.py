@@ -144,10 +144,10 @@ def test_missing_failed_damaged_and_duplicate_runs(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("identity.json", None, "it does not say which run it is: identity.json is missing"),
-        ("identity.json", "[]", "identity.json is not what a run leaves"),
-        ("ledger.json", "null", "ledger.json is not what a run leaves"),
-        ("training.json", '"x"', "training.json is not what a run leaves"),
+        ("identity.json", None, "its identity.json is missing, so it is unknown which run it is"),
+        ("identity.json", "[]", "identity.json is not a JSON object"),
+        ("ledger.json", "null", "ledger.json is not a JSON object"),
+        ("training.json", '"x"', "training.json is not a JSON object"),
     ],
 )
 def test_a_folder_of_strange_content_is_damaged_and_hides_no_other(tmp_path, name, content, said):

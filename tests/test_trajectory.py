@@ -1,4 +1,4 @@
-"""Kept steps: the generator as it was then, what had been spent by then, and its figures beside the run's."""
+"""Tests of kept steps: their generators, their epsilons, and their measurements together with the run's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.execute import evaluate_run, execute
-from dpgen_bench.runs.kept import extract, kept, trajectory
+from dpgen_bench.runs.kept import extract, folder_of_step, trajectory
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.training.checkpoint import load_checkpoint
 
@@ -27,106 +27,107 @@ TINY = {
 }
 
 
-def made(results: Path, name: str, *more: str) -> tuple[list[str], RunFolder]:
-    """The run of a tiny preset with kept steps 2 and 4; where a budget is not needed it is infinite, for speed."""
-    words = [
+def executed(results: Path, name: str, *more: str) -> tuple[list[str], RunFolder]:
+    """The overrides and the run of a tiny preset with kept steps 2 and 4. Most budgets are infinite, for speed."""
+    overrides = [
         *TINY[name].split(),
         *("runtime.keep_steps=[2,4]", "runtime.progress=false", "runtime.workers=1"),
         *("runtime.account_s=0.01", "protocol.num_samples=100", "~protocol.metrics.mlp", f"results={results}", *more),
     ]
-    return words, execute(compose_config(words))
+    return overrides, execute(compose_config(overrides))
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, RunFolder]:
     results = tmp_path_factory.mktemp("kept")
-    return {name: made(results, name)[1] for name in TINY}
+    return {name: executed(results, name)[1] for name in TINY}
 
 
 @pytest.mark.parametrize(("name", "network"), [("dpgan", "G"), ("dp_sinkhorn", "g"), ("gs_wgan", "ema")])
-def test_the_network_that_is_released_is_found_and_read_as_it_was(runs, name, network):
-    """For GS-WGAN that is the moving average, not the trained network, which has the same shapes."""
+def test_the_released_network_gets_the_weights_of_the_kept_step(runs, name, network):
+    """GS-WGAN releases the moving average, not the trained network, which has the same shapes."""
     folder = runs[name]
-    then = load_checkpoint(folder.path / "checkpoints" / "step-2.pt")
-    state = then.phases["train"].stateful[network]
+    checkpoint = load_checkpoint(folder.path / "checkpoints" / "step-2.pt")
+    state = checkpoint.phases["train"].stateful[network]
     prefix = "module." if network == "ema" else ""
-    taken = Generator.load(extract(folder, 2).path)
-    for key, parameter in taken.net.named_parameters():
+    extracted = Generator.load(extract(folder, 2).path)
+    for key, parameter in extracted.net.named_parameters():
         assert torch.equal(parameter, state[prefix + key]), key
     released = Generator.load(folder.path)
-    assert any(not torch.equal(a, b) for a, b in zip(taken.net.parameters(), released.net.parameters(), strict=True))
-    assert taken.config() == released.config()
+    assert any(
+        not torch.equal(a, b) for a, b in zip(extracted.net.parameters(), released.net.parameters(), strict=True)
+    )
+    assert extracted.config() == released.config()
 
 
-def test_the_last_step_kept_is_what_was_released(tmp_path):
-    _, folder = made(tmp_path, "gs_wgan", "runtime.keep_steps=[6]")
+def test_the_last_kept_step_is_the_released_generator(tmp_path):
+    _, folder = executed(tmp_path, "gs_wgan", "runtime.keep_steps=[6]")
     labels = torch.arange(10)
-    taken, released = Generator.load(extract(folder, 6).path), Generator.load(folder.path)
-    assert torch.equal(taken.sample(labels, seed=3), released.sample(labels, seed=3))
+    extracted, released = Generator.load(extract(folder, 6).path), Generator.load(folder.path)
+    assert torch.equal(extracted.sample(labels, seed=3), released.sample(labels, seed=3))
 
 
-def test_what_was_spent_by_then_is_the_epsilon_of_the_releases_made(runs):
+def test_the_epsilon_of_a_step_is_that_of_its_releases(runs):
     folder = runs["dpgan"]
     ledger = Ledger.load(folder.path / "ledger.json")
     (event,) = ledger.events
     budget = ledger.budget
-    spent = kept(folder, int(extract(folder, 2).path.name)).read_json("step.json")["epsilon"]
+    spent = folder_of_step(folder, int(extract(folder, 2).path.name)).read_json("step.json")["epsilon"]
     assert spent == epsilon([replace(event, times=2)], budget.delta, budget.relation, budget.accountant)
     assert 0 < spent < ledger.epsilon["proven"]
 
 
-def test_kept_steps_are_measured_and_skipped_when_they_are(tmp_path, capsys):
-    words, folder = made(tmp_path, "dpgan", "runtime.measure_kept=true")
-    spec = build_spec(compose_config(words))
+def test_kept_steps_are_measured_once(tmp_path, capsys):
+    overrides, folder = executed(tmp_path, "dpgan", "runtime.measure_kept=true")
+    spec = build_spec(compose_config(overrides))
     points = trajectory(folder, spec.protocol_record())
     assert [point.step for point in points] == [2, 4, 6]
     assert all("acc_logreg_pct" in point.measurement["repeats"][0]["metrics"]["logreg"]["values"] for point in points)
     assert points[0].epsilon < points[1].epsilon < points[2].epsilon <= 10
-    assert not (folder.path / "cache").exists()  # what is computed for many runs lies beside the runs
+    assert not (folder.path / "cache").exists()  # the cache is next to the runs, because they share it
     capsys.readouterr()
-    execute(compose_config(words))
+    execute(compose_config(overrides))
     assert "is finished: skipped" in capsys.readouterr().out
-    # What is lost of a step is measured again, the rest not.
-    for path in kept(folder, 4).path.glob("metrics/*.json"):
+    # A measurement that is missing is made again; the others are not.
+    for path in folder_of_step(folder, 4).path.glob("metrics/*.json"):
         path.unlink()
-    execute(compose_config(words))
-    said = capsys.readouterr().out
-    assert "step 2 is measured" in said
+    execute(compose_config(overrides))
+    assert "step 2 is measured" in capsys.readouterr().out
     assert [point.step for point in trajectory(folder, spec.protocol_record())] == [2, 4, 6]
 
 
 def test_a_finished_runs_kept_steps_are_measured_by_evaluate(tmp_path):
-    words, folder = made(tmp_path, "dpgan")
-    record = build_spec(compose_config(words)).protocol_record()
+    overrides, folder = executed(tmp_path, "dpgan")
+    record = build_spec(compose_config(overrides)).protocol_record()
     assert [point.step for point in trajectory(folder, record)] == [6]
-    how = ["protocol=quick", "protocol.num_samples=100", "~protocol.metrics.mlp"]
-    evaluate_run(tmp_path, folder.id, [*how, "runtime.measure_kept=true", "runtime.workers=1"])
+    evaluation = ["protocol=quick", "protocol.num_samples=100", "~protocol.metrics.mlp"]
+    evaluate_run(tmp_path, folder.id, [*evaluation, "runtime.measure_kept=true", "runtime.workers=1"])
     assert [point.step for point in trajectory(folder, record)] == [2, 4, 6]
 
 
-def test_without_privacy_the_epsilon_along_the_way_is_infinite(tmp_path):
-    _, folder = made(tmp_path, "dpgan", "privacy.epsilon=inf", "method.sigma=null")
-    assert kept(folder, int(extract(folder, 2).path.name)).read_json("step.json")["epsilon"] == "inf"
+def test_without_privacy_the_epsilon_of_a_step_is_infinite(tmp_path):
+    _, folder = executed(tmp_path, "dpgan", "privacy.epsilon=inf", "method.sigma=null")
+    assert folder_of_step(folder, int(extract(folder, 2).path.name)).read_json("step.json")["epsilon"] == "inf"
     assert trajectory(folder, {"name": "quick", "metrics": {}}) == []
 
 
-def test_a_method_that_releases_another_network_than_it_names(tmp_path):
-    _, folder = made(tmp_path, "dpgan")
+def test_a_released_network_that_is_not_in_the_checkpoint_is_refused(tmp_path):
+    _, folder = executed(tmp_path, "dpgan")
     other = Generator.load(folder.path)
     with torch.no_grad():
         next(other.net.parameters()).add_(1.0)
     other.save(folder.path)
-    with pytest.raises(ValueError, match="must hand to ctx"):
+    with pytest.raises(ValueError, match="must pass the network that it releases to ctx"):
         extract(folder, 2)
 
 
-def test_a_step_that_was_not_kept(runs):
+def test_a_step_without_a_checkpoint_is_refused(runs):
     with pytest.raises(ValueError, match=r"expected the checkpoint step-3 .* runtime.keep_steps"):
         extract(runs["dpgan"], 3)
 
 
-def test_a_store_with_kept_steps_lists_runs_alone(runs):
+def test_a_store_with_kept_steps_lists_only_runs(runs):
     extract(runs["dpgan"], 4)
     listed = Store(runs["dpgan"].path.parent.parent).runs()
     assert sorted(run.id for run in listed) == sorted(run.id for run in runs.values())
-    assert not math.isnan(kept(runs["dpgan"], 4).read_json("step.json")["epsilon"])
+    assert not math.isnan(folder_of_step(runs["dpgan"], 4).read_json("step.json")["epsilon"])

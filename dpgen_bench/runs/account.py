@@ -1,4 +1,4 @@
-"""`dpgen account`: epsilon of a planned mechanism by three accountants under both neighbouring relations."""
+"""`dpgen account`: epsilon of planned mechanisms by RDP, PRV and PLD under both neighbouring relations."""
 
 from __future__ import annotations
 
@@ -24,37 +24,45 @@ from dpgen_bench.runs.plan import plan
 EPILOG = """\
 sigma is the noise multiplier: noise std over the add/remove sensitivity of ONE released row. For a sum of clipped
 per-record gradients that sensitivity is C. For rows that may be any function of the batch (DP-Sinkhorn, GS-WGAN) it
-is 2C, and the papers' sigma is already relative to 2C (DP-Sinkhorn's Algorithm 1), so give it as printed.
+is 2C. The papers' sigma is already relative to 2C (DP-Sinkhorn's Algorithm 1): pass it as published.
 
-Where one draw feeds B releases, they move together: what is proven is the multiplier sigma / sqrt(B), T times.
+B releases that use the same draw are one joint release with the multiplier sigma / sqrt(B), made T times: this is what
+is proven.
 
 --shards K instead of --q: a draw is one of K disjoint parts of the records (GS-WGAN), which may keep private state.
   dpgen account --shards 1000 --sigma 1.07 --steps 20000 --releases-per-draw 32 --published
 
---clients N instead of --q: each step asks one of N clients, --max-answers times each at most, and the client adds the
-noise. The table is of outsiders, who see what is made of the answers; the line below it is of the server.
+--clients N instead of --q: each step asks one of N clients, each at most --max-answers times, and the client adds the
+noise. The table holds against outsiders, who see the generator; the line below it holds against the server.
   dpgen account --clients 3400 --sigma 1.07 --steps 30000 --releases-per-draw 32 --max-answers 20
 
-Without these: Hydra overrides, whose planned mechanisms are accounted before any data is used. Where there are several,
-the table also shows the epsilon of each alone, by the accountant of the budget; these epsilons do not add up:
+Hydra overrides instead of these options: the mechanisms that the run would request are accounted, before any data is
+used. With several mechanisms the table also shows the epsilon of each alone, by the budget's accountant. These epsilons
+do not add up:
   dpgen account method=dpgan dataset=mnist privacy.epsilon=10
 """
 
 
-class Usage(Exception):
-    """Bad arguments; the message says what was expected."""
+class UsageError(Exception):
+    """Raised for invalid arguments."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is accounted. ledger: of the run that overrides describe, with the names of its mechanisms; else None."""
+    """The releases to account for.
+
+    Args:
+        events: one event for each mechanism.
+        delta: the delta at which epsilon is computed.
+        ledger: the ledger of the run that overrides describe, which names the mechanisms; None for options.
+    """
 
     events: list[Event]
     delta: float
     ledger: Ledger | None = None
 
-    def alone(self, timeout_s: float, cache: Path | None) -> dict[str, Table]:
-        """The epsilon of each mechanism by itself, by the budget's accountant; empty unless there are several."""
+    def tables_of_each(self, timeout_s: float, cache: Path | None) -> dict[str, Table]:
+        """The epsilon of each mechanism alone, by the budget's accountant; empty unless there are several."""
         if self.ledger is None or len(self.ledger.entries) < 2:
             return {}
         accountants = (self.ledger.budget.accountant,)
@@ -65,7 +73,7 @@ class Plan:
 
 
 def main(argv: list[str]) -> int:
-    """`dpgen account`; returns the exit status (0, or 2 for bad arguments)."""
+    """Run `dpgen account`; returns the exit status (0, or 2 for invalid arguments)."""
     parser = _parser()
     try:
         arguments, overrides = parser.parse_known_args(argv)
@@ -75,20 +83,20 @@ def main(argv: list[str]) -> int:
         _check(arguments, overrides)
         if arguments.config_dir is not None:
             overrides = [f"--config-dir={arguments.config_dir}", *overrides]
-        plan = _planned(arguments, overrides)
-        server = _seen_by_server(plan.events, plan.delta)
+        plan = _build_plan(arguments, overrides)
+        server = _against_server(plan.events, plan.delta)
         claims, conditional = _claims(arguments, overrides, plan) if arguments.published else ({}, {})
-    except (Usage, ValueError, LookupError, FileNotFoundError) as error:
+    except (UsageError, ValueError, LookupError, FileNotFoundError) as error:
         print(f"dpgen account: {error}", file=sys.stderr)
         return 2
     table = epsilon_table(plan.events, plan.delta, arguments.timeout, claims, arguments.cache, conditional)
-    alone = plan.alone(arguments.timeout, arguments.cache)
+    alone = plan.tables_of_each(arguments.timeout, arguments.cache)
     if arguments.json:
-        told = {} if server is None else {"server": server}
+        against_server = {} if server is None else {"server": server}
         mechanisms = [_as_json(event) for event in plan.events]
         for name, mechanism in zip(plan.ledger.entries if plan.ledger else (), mechanisms, strict=False):
             mechanism |= {"name": name, "epsilon_alone": alone.get(name, table)}
-        print(json.dumps({"delta": plan.delta, "mechanisms": mechanisms, "epsilon": table, **told}))
+        print(json.dumps({"delta": plan.delta, "mechanisms": mechanisms, "epsilon": table, **against_server}))
     else:
         _print(table, plan, alone, arguments, server)
     return 0
@@ -106,12 +114,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--q", type=_rate, help="Poisson sampling rate in (0, 1], e.g. 1/469; 1: every record")
     parser.add_argument("--shards", type=int, metavar="K", help="each draw is one of K disjoint parts of the records")
-    parser.add_argument("--clients", type=int, metavar="N", help="each step asks one of N clients, which is the unit")
     parser.add_argument(
-        "--schedule", choices=("random", "public_balanced"), help="of the shards or clients drawn (default random)"
+        "--clients", type=int, metavar="N", help="each step asks one of N clients; the unit of privacy is the client"
     )
     parser.add_argument(
-        "--max-answers", type=int, metavar="K", help="of one client; a step beyond passes without a release"
+        "--schedule", choices=("random", "public_balanced"), help="how shards or clients are drawn (default random)"
+    )
+    parser.add_argument(
+        "--max-answers", type=int, metavar="K", help="most answers of one client; further steps release nothing"
     )
     parser.add_argument("--sigma", type=float, help="noise multiplier of one released row (see below)")
     parser.add_argument("--steps", type=int, help="T: number of draws")
@@ -122,13 +132,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--bound",
         choices=("record", "row"),
-        help="what one row is: a clipped sum over records (replacing one moves it twice as far as removing one), or "
-        "any clipped function of the batch (both move it by 2C). Default: record if B is 1, else row; row of clients",
+        help="record: a row is a clipped sum over records (replacing a record changes it twice as much as removal). "
+        "row: any clipped function of the batch (both change it by at most 2C). Default: record if B is 1, else row; "
+        "always row with --clients",
     )
-    parser.add_argument("--config-dir", metavar="DIR", help="with yamls of your own, for the overrides")
-    parser.add_argument("--published", action="store_true", help="print the papers' own count beside the proven one")
+    parser.add_argument("--config-dir", metavar="DIR", help="a folder with your own yaml files, for the overrides")
+    parser.add_argument("--published", action="store_true", help="also print epsilon as the paper counts it")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds per cell (default 60)")
-    parser.add_argument("--cache", type=Path, help="JSON file that remembers slow cells")
+    parser.add_argument("--cache", type=Path, help="JSON file in which slow cells are cached")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     return parser
 
@@ -141,31 +152,41 @@ def _rate(text: str) -> float:
 
 
 def _check(arguments: argparse.Namespace, overrides: list[str]) -> None:
-    """Raise Usage for what argparse cannot see."""
+    """Check what argparse cannot.
+
+    Raises:
+        UsageError: for unknown options, missing ones, options that exclude each other, or values out of range.
+    """
     stray = [token for token in overrides if "=" not in token.lstrip("-") and not token.startswith("~")]
     stray += [token for token in overrides if token.startswith("-") and token not in stray]
     if stray:
-        raise Usage(
+        raise UsageError(
             f"expected options or Hydra overrides (key=value), got {' '.join(stray)}; see dpgen account --help."
         )
-    given = [name for name in ("q", "shards", "clients", "sigma", "steps") if getattr(arguments, name) is not None]
-    drawn = [name for name in given if name in ("q", "shards", "clients")]
-    wanted = "--q or --shards, --sigma and --steps"
-    if given and overrides:
-        raise Usage(f"expected either {wanted}, or overrides, got both (--{given[0]}, {overrides[0]}).")
-    if len(drawn) > 1:
-        raise Usage(f"expected one of --{' and --'.join(drawn)}, got {'both' if len(drawn) == 2 else 'all'}.")
-    missing = [name for name in ("q", "sigma", "steps") if name not in given and not (name == "q" and drawn)]
-    if given and missing:
-        raise Usage(f"expected {wanted} together; missing {', '.join(f'--{name}' for name in missing)}.")
-    if not given and not overrides:
-        raise Usage(f"expected {wanted}, or Hydra overrides such as method=dpgan; see --help, for --clients too.")
-    if arguments.schedule and drawn not in (["shards"], ["clients"]):
-        raise Usage("--schedule belongs to --shards and --clients.")
-    if arguments.max_answers is not None and drawn != ["clients"]:
-        raise Usage("--max-answers belongs to --clients.")
+    options = [name for name in ("q", "shards", "clients", "sigma", "steps") if getattr(arguments, name) is not None]
+    sampling = [name for name in options if name in ("q", "shards", "clients")]
+    expected_options = "--q or --shards, --sigma and --steps"
+    if options and overrides:
+        raise UsageError(
+            f"expected either {expected_options}, or overrides, got both (--{options[0]}, {overrides[0]})."
+        )
+    if len(sampling) > 1:
+        raise UsageError(
+            f"expected one of --{' and --'.join(sampling)}, got {'both' if len(sampling) == 2 else 'all'}."
+        )
+    missing = [name for name in ("q", "sigma", "steps") if name not in options and not (name == "q" and sampling)]
+    if options and missing:
+        raise UsageError(f"expected {expected_options} together; missing {', '.join(f'--{name}' for name in missing)}.")
+    if not options and not overrides:
+        raise UsageError(
+            f"expected {expected_options}, or Hydra overrides such as method=dpgan; see --help, for --clients too."
+        )
+    if arguments.schedule and sampling not in (["shards"], ["clients"]):
+        raise UsageError("expected --schedule together with --shards or --clients.")
+    if arguments.max_answers is not None and sampling != ["clients"]:
+        raise UsageError("expected --max-answers together with --clients.")
     if overrides and (arguments.bound or arguments.releases_per_draw != 1):
-        raise Usage(f"--bound and --releases-per-draw belong to {wanted}.")
+        raise UsageError(f"expected --bound and --releases-per-draw together with {expected_options}, got overrides.")
     rules = {
         "q": ("in (0, 1]", lambda q: 0.0 < q <= 1.0),
         "shards": (">= 1", lambda shards: shards >= 1),
@@ -177,20 +198,21 @@ def _check(arguments: argparse.Namespace, overrides: list[str]) -> None:
         "releases_per_draw": (">= 1", lambda releases: releases >= 1),
         "timeout": ("> 0", lambda seconds: seconds > 0.0),
     }
-    for name, (expected, holds) in rules.items():
+    for name, (expected, is_valid) in rules.items():
         value = getattr(arguments, name)
-        if value is not None and not holds(value):
-            raise Usage(f"expected --{name.replace('_', '-')} {expected}, got {value:g}.")
+        if value is not None and not is_valid(value):
+            raise UsageError(f"expected --{name.replace('_', '-')} {expected}, got {value:g}.")
 
 
-def _planned(arguments: argparse.Namespace, overrides: list[str]) -> Plan:
+def _build_plan(arguments: argparse.Namespace, overrides: list[str]) -> Plan:
+    """The releases that the overrides plan, or else those that the options describe."""
     if overrides:
         ledger = plan(overrides)
         return Plan(ledger.events, arguments.delta or ledger.budget.delta, ledger)
     releases = arguments.releases_per_draw
     joint = math.sqrt(releases)
-    sums = releases == 1 and arguments.clients is None  # a client answers with any function of its records
-    per_record = (arguments.bound or ("record" if sums else "row")) == "record"
+    is_sum = releases == 1 and arguments.clients is None  # a client's answer may be any function of its records
+    per_record = (arguments.bound or ("record" if is_sum else "row")) == "record"
     sensitivity = Sensitivity(joint, 2.0 * joint if per_record else joint)
     sampling: Sampling
     if arguments.shards is not None:
@@ -202,51 +224,55 @@ def _planned(arguments: argparse.Namespace, overrides: list[str]) -> Plan:
     return Plan([Event(sampling, sensitivity, arguments.sigma, arguments.steps)], arguments.delta or 1e-5)
 
 
-def _seen_by_server(events: Sequence[Event], delta: float) -> dict[str, Any] | None:
-    """What the server learns of one client, {"answers": k_max, "epsilon": {relation: exact}}; None without clients.
+def _against_server(events: Sequence[Event], delta: float) -> dict[str, Any] | None:
+    """Epsilon of a client against the server, {"answers": k_max, "epsilon": {relation: exact}}; None without clients.
 
-    It knows whom it asks and keeps every answer, so nothing is amplified: as many unsampled Gaussian releases as a
-    client answers at most. That is so whomever it asks, and whatever it sends.
+    The server knows which client it asks and keeps every answer, so sampling does not amplify privacy: a client makes
+    at most k_max unsampled Gaussian releases. This holds for any choice of clients and any message of the server.
     """
     if len(events) != 1 or not isinstance(events[0].sampling, OneClient):
         return None
     (event,) = events
     assert isinstance(event.sampling, OneClient)
     answers = event.sampling.max_participations(event.times)
-    seen = replace(event, sampling=Full(), times=answers)
+    unsampled = replace(event, sampling=Full(), times=answers)
     return {
         "answers": answers,
-        "epsilon": {relation: epsilon([seen], delta, relation, "pld") for relation in RELATIONS},
+        "epsilon": {relation: epsilon([unsampled], delta, relation, "pld") for relation in RELATIONS},
     }
 
 
 def _claims(
     arguments: argparse.Namespace, overrides: list[str], plan: Plan
 ) -> tuple[dict[str, float], dict[str, float | Sequence[Event]]]:
-    """The paper's own count, and what would hold under an assumption: of a run's method, or as the papers count draws.
+    """Claimed and conditional epsilons by label: those of a run's method, or as the papers count draws.
+
+    A claimed epsilon is what the paper states; a conditional one holds under an assumption.
 
     Raises:
-        Usage: if there is neither.
+        UsageError: if there is neither.
     """
     if overrides:
         config = compose_config(overrides)
         name, method, events, delta = config.method.name, build_spec(config).method(), plan.events, plan.delta
         claimed = claimed_epsilon(method, events, delta)
-        figure = conditional_epsilon(method, events, delta)
-        if claimed is None and figure is None:
-            raise Usage(f"--published: {name} has no count of its paper's own for these settings.")
+        conditional = conditional_epsilon(method, events, delta)
+        if claimed is None and conditional is None:
+            raise UsageError(f"expected settings for which the paper of {name} states an epsilon with --published.")
         return (
             {} if claimed is None else {f"claimed (by {name}'s paper)": float(claimed)},
-            {} if figure is None else {f"conditional ({figure['assumption']})": float(figure["epsilon"])},
+            {}
+            if conditional is None
+            else {f"conditional ({conditional['assumption']})": float(conditional["epsilon"])},
         )
     compositions = arguments.steps * arguments.releases_per_draw
     rest = (arguments.sigma, compositions, plan.delta)
     label = f"claimed ({compositions:,} compositions, {{}} RDP)"
     if arguments.q is None:
         if arguments.schedule == "public_balanced" or arguments.max_answers is not None:
-            raise Usage(
-                "--published: the papers draw shards and clients at random, without a limit; they have no count for a "
-                "public schedule or for --max-answers."
+            raise UsageError(
+                "expected --published without --max-answers or a public schedule: the papers draw shards and clients "
+                "at random, without a limit."
             )
         return (
             {label.format("without-replacement"): wor_rdp(1.0 / (arguments.shards or arguments.clients), *rest)},
@@ -259,6 +285,7 @@ def _claims(
 
 
 def _as_json(event: Event) -> dict[str, Any]:
+    """The entry of one mechanism in the output of --json."""
     sampling = event.sampling.to_dict()
     return {
         "sampling": sampling.pop("kind").lower(),
@@ -275,6 +302,7 @@ def _print(
     arguments: argparse.Namespace,
     server: Mapping[str, Any] | None = None,
 ) -> None:
+    """Print the mechanisms, the table of proven epsilons, and the epsilons of other kinds below it."""
     from rich.console import Console
     from rich.table import Table as RichTable
 
@@ -297,23 +325,24 @@ def _print(
         view.add_column(column, overflow="fold")
     for name in ACCOUNTANTS:
         view.add_row(f"proven, {name.upper()}", _cell(table["add_remove"][name]), _cell(table["replace_one"][name]))
-    for mechanism, costs in alone.items():
-        for name in costs["add_remove"]:
-            cells = (_cell(costs[relation][name]) for relation in ("add_remove", "replace_one"))
+    for mechanism, epsilons in alone.items():
+        for name in epsilons["add_remove"]:
+            cells = (_cell(epsilons[relation][name]) for relation in ("add_remove", "replace_one"))
             view.add_row(f"{mechanism!r} alone, {name.upper()}", *cells)
     console.print(view)
     if server is not None:
-        most, felt = server["answers"], server["epsilon"]
+        answers, epsilons = server["answers"], server["epsilon"]
         console.print(
-            f"against the server, which keeps every answer ({most:,} of one client at most, noised by itself): "
-            f"{_cell(felt['add_remove'])} (add/remove), {_cell(felt['replace_one'])} (replace-one)"
+            f"against the server, which keeps every answer (at most {answers:,} of one client, which adds the noise): "
+            f"{_cell(epsilons['add_remove'])} (add/remove), {_cell(epsilons['replace_one'])} (replace-one)"
         )
-    # In no column: under which relation a paper counts is its own affair.
+    # These are not in the table's columns, because each paper counts under a relation of its own.
     for label, value in [*table.get("conditional", {}).items(), *table.get("claimed", {}).items()]:
         console.print(f"{label}: {_cell(value)}")
     if table.get("claimed") and arguments.releases_per_draw > 1:
         console.print(
-            f"The claim counts {arguments.releases_per_draw} separate draws per step; there is one: it bounds nothing."
+            f"The claim counts {arguments.releases_per_draw} independent draws per step, but a step has one draw: the "
+            "claimed epsilon is no bound."
         )
 
 

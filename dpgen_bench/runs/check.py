@@ -1,4 +1,4 @@
-"""`dpgen check method=NAME`: the suite on a configured method, with the records and settings that the user chooses."""
+"""`dpgen check method=NAME`: runs the conformance suite on a configured method."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dpgen_bench.testing.source import read_plugin
 from dpgen_bench.testing.suite import check_method, random_data
 
 RECORDS = 48  # default number of made-up records
-CLIENTS = 8
+CLIENTS = 8  # number of clients that made-up records, or records without clients, are divided among
 
 LIMITS = (  # the same list as in docs/conformance.md
     "faults that appear only beyond the size that was checked: with more records, larger draws or later releases",
@@ -47,10 +47,10 @@ LIMITS = (  # the same list as in docs/conformance.md
 
 
 def check_configured_method(arguments: list[str]) -> int:
-    """`dpgen check method=NAME [--records N] [--data] [--thorough] [--as-configured] [OVERRIDES]`.
+    """Run `dpgen check method=NAME [--records N] [--data] [--thorough] [--as-configured] [OVERRIDES]`.
 
-    The settings of the yaml's `check` mapping, which make a method small, apply unless an override names them. They are
-    arguments of the method, and `privacy.epsilon` for a method that has no finite one.
+    The yaml's `check` mapping contains settings that make a method small: arguments of the method, and
+    `privacy.epsilon` for a method without a finite one. They apply unless an override sets the same key.
 
     Returns:
         0 if the method conforms, 1 if it does not. Warnings from its source do not change the status.
@@ -58,27 +58,27 @@ def check_configured_method(arguments: list[str]) -> int:
     Raises:
         ValueError: for invalid arguments.
     """
-    given, overrides = _parse(arguments)
+    options, overrides = _parse(arguments)
     console = Console(soft_wrap=True, highlight=False)
     config = compose_config(overrides)
-    named = {word.split("=")[0].lstrip("+~") for word in overrides}
-    for key, value in ({} if given.as_configured else config.method.get("check") or {}).items():
+    overridden = {override.split("=")[0].lstrip("+~") for override in overrides}
+    for key, value in ({} if options.as_configured else config.method.get("check") or {}).items():
         path = key if key.startswith("privacy.") else f"method.{key}"
-        if path not in named:
+        if path not in overridden:
             OmegaConf.update(config, path, value)
     dataset = build_dataset(config)
-    data, clients = _data(config, dataset, given.records, given.data)
+    data, clients = _data(config, dataset, options.records, options.data)
     budget = RunSpec(config, training={}).budget()
     threads = torch.get_num_threads()
-    kind = f"records of {config.dataset.name}" if given.data else "made-up records"
+    kind = f"records of {config.dataset.name}" if options.data else "made-up records"
     console.print(f"{config.method.name}: its yaml builds {config.method['_target_']}")
     console.print(
         f"  at  {len(data)} {kind} {'x'.join(map(str, data.images.shape[1:]))}, {dataset.num_classes} classes; "
         f"epsilon {budget_text(budget.epsilon)}, delta {budget.delta:g}, {budget.relation}; "
         f"seed {int(config.seed)}; {threads} {'thread' if threads == 1 else 'threads'}; "
-        + ("thorough" if given.thorough else "fast (--thorough checks more)")
+        + ("thorough" if options.thorough else "fast (--thorough checks more)")
     )
-    began = time.monotonic()
+    started = time.monotonic()
     try:
         check_method(
             lambda: build_method(config),
@@ -88,7 +88,7 @@ def check_configured_method(arguments: list[str]) -> int:
             data=data,
             clients=clients,
             data_folders=_data_folders(config),
-            thorough=given.thorough,
+            thorough=options.thorough,
             echo=lambda line: console.print(f"  ok  {line}", markup=False),
         )
     except Exception as error:  # any error of a plugin is a result of the suite, not a crash
@@ -98,7 +98,7 @@ def check_configured_method(arguments: list[str]) -> int:
     finally:
         for finding in read_plugin(get_class(config.method["_target_"])):
             console.print(f"  WARNING  {finding}", markup=False)
-    console.print(f"{config.method.name} conforms ({time.monotonic() - began:.0f} s)")
+    console.print(f"{config.method.name} conforms ({time.monotonic() - started:.0f} s)")
     console.print("The suite cannot detect:\n" + "\n".join(f"  - {limit}" for limit in LIMITS), markup=False)
     return 0
 
@@ -107,17 +107,19 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser("dpgen check", allow_abbrev=False)
     parser.add_argument("--records", type=int, help="number of records; by default 48 made-up ones, or all of --data")
     parser.add_argument("--data", action="store_true", help="real training records of the configured dataset")
-    parser.add_argument("--thorough", action="store_true", help="every neighbour, more releases, more kills")
+    parser.add_argument(
+        "--thorough", action="store_true", help="every neighbouring dataset, more releases, more interruptions"
+    )
     parser.add_argument("--as-configured", action="store_true", help="ignore the yaml's `check` settings")
     parser.epilog = "followed by overrides: method=NAME, dataset=..., privacy.epsilon=..., --config-dir DIR"
-    given, overrides = parser.parse_known_args(arguments)
-    if given.records is not None and given.records < 2:
-        raise ValueError(f"expected --records of at least 2, because one of them is removed, got {given.records}.")
-    return given, overrides
+    options, overrides = parser.parse_known_args(arguments)
+    if options.records is not None and options.records < 2:
+        raise ValueError(f"expected --records of at least 2, because one of them is removed, got {options.records}.")
+    return options, overrides
 
 
 def _data(config: DictConfig, dataset: DatasetSpec, records: int | None, real: bool) -> tuple[DataSet, int]:
-    """The records to use, and how many clients they belong to."""
+    """The records to run the method on, and the number of clients that they belong to."""
     seed = int(config.seed)
     if not real:
         data = random_data(dataset.image_shape, records or RECORDS, dataset.num_classes, CLIENTS, seed)
@@ -128,7 +130,7 @@ def _data(config: DictConfig, dataset: DatasetSpec, records: int | None, real: b
         raise ValueError(
             f"expected --records of at most {len(loaded)}, the size of {config.dataset.name}, got {records}."
         )
-    # A part is chosen at random, because data sets may be sorted by class.
+    # The subset is random because datasets may be sorted by class.
     order = np.sort(Key.seeded(f"check:{seed}").generator("records").permutation(len(loaded))[:n])
     images = loaded.images[order].float() / 255.0
     if loaded.clients is None:
@@ -139,6 +141,6 @@ def _data(config: DictConfig, dataset: DatasetSpec, records: int | None, real: b
 
 
 def _data_folders(config: DictConfig) -> list[str]:
-    """The folders of the configured data; a generator must be sampled without them."""
-    named: list[Any] = [config.get("data_root"), config.dataset.get("root"), config.dataset.get("path")]
-    return sorted({str(Path(str(place)).resolve()) for place in named if place})
+    """The folders of the configured data, which the suite hides while it samples from a generator."""
+    folders: list[Any] = [config.get("data_root"), config.dataset.get("root"), config.dataset.get("path")]
+    return sorted({str(Path(str(folder)).resolve()) for folder in folders if folder})

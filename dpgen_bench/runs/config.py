@@ -1,4 +1,4 @@
-"""From a config to the identity of a run: what is hashed into its id, and whether its code has changed since."""
+"""Composes configs and turns them into `RunSpec`s: checked, with the run's dataset, method, budget and id."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from dpgen_bench.runs.identity import method_version, resolved_arguments
 from dpgen_bench.runs.store import Store
 from dpgen_bench.utils.validation import check_types
 
-# Raised when the harness changes in a way that changes what training produces: ids of older runs then differ.
+# Increased when a change of the harness changes what training produces; ids of older runs then differ.
 TRAINING_VERSION = 2
-# Raised when the harness changes in a way that changes figures: those of older reports are then measured anew.
+# Increased when a change of the harness changes metric values; runs with older measurements are then measured again.
 EVALUATION_VERSION = 2
 
 T = TypeVar("T")
@@ -38,9 +38,13 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A resolved config with its identity. `training` is exactly what the id hashes.
+    """A resolved config with the identity of its run.
 
-    The dataset and the budget are each built once, and checked when they are.
+    The dataset and the budget are built and checked at their first use, once.
+
+    Args:
+        config: the resolved config.
+        training: the run's identity: exactly what its id is the hash of.
     """
 
     config: DictConfig
@@ -59,7 +63,7 @@ class RunSpec:
         return self._once("dataset", lambda: build_dataset(self.config))
 
     def method(self) -> Method:
-        """A new instance each time: what `fit` leaves in one must not reach the accounting of its run."""
+        """A new instance of the method at each call, so that `fit` cannot change the instance used for accounting."""
         return build_method(self.config)
 
     def budget(self) -> Budget:
@@ -94,37 +98,37 @@ class RunSpec:
         )
 
     def protocol_record(self) -> dict[str, Any]:
-        """What a report's figures depend on besides the generator: the protocol as written, and EVALUATION_VERSION."""
-        written = OmegaConf.to_container(self.config.protocol)
-        assert isinstance(written, dict)
-        if written.get("batch_statistics") is None:  # so that figures from before the option keep their protocol
-            written.pop("batch_statistics", None)
-        return {**_canonical(written), "evaluation_version": EVALUATION_VERSION}
+        """The protocol and EVALUATION_VERSION, which together with the generator determine the metric values."""
+        protocol = OmegaConf.to_container(self.config.protocol)
+        assert isinstance(protocol, dict)
+        if protocol.get("batch_statistics") is None:  # so that older measurements, without this option, stay valid
+            protocol.pop("batch_statistics", None)
+        return {**_canonical(protocol), "evaluation_version": EVALUATION_VERSION}
 
     def federation(self) -> Settings:
-        return settings(self.config.get("federation") or {})  # runs from before the federated setting have none
+        return settings(self.config.get("federation") or {})  # configs of older runs have no federation
 
     def scale(self) -> Scale:
         return Scale(self.config.scale.name, self.config.scale.max_steps)
 
 
 def identify(training: dict[str, Any]) -> str:
-    """The run id of what a run is, as `RunSpec.training` and the run's identity.json have it."""
+    """The run id: a hash of the run's identity, which is `RunSpec.training` and the content of identity.json."""
     text = json.dumps(training, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def compose_config(overrides: list[str]) -> DictConfig:
-    """The config that `dpgen run` would get from these overrides, `--config-dir DIR` (also `=DIR`) included."""
+    """The config that `dpgen run` composes from these overrides; `--config-dir DIR` and `=DIR` are accepted, too."""
     directory, rest, queue = None, [], list(overrides)
     while queue:
-        word = queue.pop(0)
-        if word in ("--config-dir", "-cd"):
+        argument = queue.pop(0)
+        if argument in ("--config-dir", "-cd"):
             directory = queue.pop(0) if queue else None
-        elif word.startswith("--config-dir="):
-            directory = word.split("=", 1)[1]
+        elif argument.startswith("--config-dir="):
+            directory = argument.split("=", 1)[1]
         else:
-            rest.append(word)
+            rest.append(argument)
     if directory is not None:
         rest.append(f"hydra.searchpath=[file://{Path(directory).resolve()}]")
     GlobalHydra.instance().clear()
@@ -133,17 +137,18 @@ def compose_config(overrides: list[str]) -> DictConfig:
 
 
 def build_spec(config: DictConfig, planned: bool = False) -> RunSpec:
-    """Resolve and check a config, and work out the run's identity.
+    """Resolve and check a config, and compute the identity of its run.
 
-    Identity: the method's resolved arguments and its version (see `runs.identity`), dataset, privacy, scale, seed,
-    parent run and TRAINING_VERSION. Not: protocol, device, paths, launcher, experiment names, the population's name,
-    where the programs of clients run (but faults that are played, if there are any).
+    The identity has the method's resolved arguments and its version (see `runs.identity`), dataset, privacy, scale,
+    seed, parent run, TRAINING_VERSION and, if there are any, the simulated faults of clients. It does not depend on
+    protocol, device, paths, launcher, names of experiments, the population's name, or where clients run.
 
     Args:
-        planned: the run is not made now, and the parent that it names by its whole id need not be there yet.
+        planned: the run is only planned: a parent that `restart.run` names by its whole id need not exist yet.
 
     Raises:
-        ValueError: for a value that no run can have (the budget is checked here, before any data is read).
+        ValueError: for an invalid value. The budget is checked here, before any data is read.
+        LookupError: if no run, or more than one, matches `restart.run`.
     """
     OmegaConf.resolve(config)
     for key in ("method", "dataset", "privacy", "scale", "protocol", "federation"):
@@ -156,7 +161,7 @@ def build_spec(config: DictConfig, planned: bool = False) -> RunSpec:
     population_of(config)
     spec.scale()
     method = type(spec.method())
-    played = spec.federation().faults
+    faults = spec.federation().faults
     check_evaluation(config)
     training = {
         "method": resolved_arguments(method, config.method),
@@ -168,43 +173,43 @@ def build_spec(config: DictConfig, planned: bool = False) -> RunSpec:
         "version": method_version(method),
         "training_version": TRAINING_VERSION,
     }
-    if played.any:  # what a federation plays changes what is trained; where clients run does not
-        training["faults"] = asdict(played)
+    if faults.any:  # simulated faults change what is trained; where clients run does not
+        training["faults"] = asdict(faults)
     return replace(spec, training=_canonical(training))
 
 
 def hashed_privacy(config: DictConfig) -> dict[str, Any]:
-    """The part of `privacy` that a run's identity has: without the name of the population, which changes no release."""
+    """The part of `privacy` in a run's identity: all but the name of the population, which changes no release."""
     privacy = OmegaConf.to_container(config.privacy)
     assert isinstance(privacy, dict)
     return {str(key): value for key, value in privacy.items() if key != "population"}
 
 
 def population_of(config: DictConfig) -> str:
-    """Whose records a config is about: `privacy.population`, else the data set's name and where it lies.
+    """The name of the population that the records are of: `privacy.population`, else the dataset's name and path.
 
     Raises:
-        ValueError: for a name that is no text, or blank.
+        ValueError: if `privacy.population` is not text, or blank.
     """
-    named, dataset = config.privacy.get("population"), config.dataset
-    if named is None:
-        place = dataset.get("path") or dataset.get("root")
-        return str(dataset.get("name", "?")) + (f" at {Path(str(place)).resolve()}" if place else "")
-    if not isinstance(named, str) or not named.strip():
+    population, dataset = config.privacy.get("population"), config.dataset
+    if population is None:
+        path = dataset.get("path") or dataset.get("root")
+        return str(dataset.get("name", "?")) + (f" at {Path(str(path)).resolve()}" if path else "")
+    if not isinstance(population, str) or not population.strip():
         raise ValueError(
-            f"expected privacy.population to be a name, or null for the data set's name and path, got {named!r}."
+            f"expected privacy.population to be a name, or null for the dataset's name and path, got {population!r}."
         )
-    return named.strip()
+    return population.strip()
 
 
 PROTOCOL_KEYS = {"name", "num_samples", "labels", "rounding", "floor", "batch_statistics", "repeats", "metrics"}
 
 
 def check_evaluation(config: DictConfig) -> None:
-    """Check what a config says of measuring: its protocol, and the number of processes.
+    """Check the settings of evaluation: the protocol, and the number of processes.
 
     Raises:
-        ValueError: for a protocol that cannot be, or an entry that no protocol has.
+        ValueError: for an invalid value, or an unknown entry of the protocol.
     """
     protocol, workers = config.protocol, config.runtime.get("workers")
     if unknown := sorted(set(map(str, protocol)) - PROTOCOL_KEYS):
@@ -239,27 +244,35 @@ def _is_integer(value: Any) -> bool:
 
 
 def _restart(config: DictConfig, planned: bool) -> dict[str, str] | None:
-    """The parent by its whole id, however it was abbreviated."""
+    """The parent run by its whole id, which `restart.run` may abbreviate, and its checkpoint; None without a parent."""
     if not config.restart:
         return None
-    if not isinstance(config.restart.run, str):  # an id such as 12e456789012 is read as a number
+    if not isinstance(config.restart.run, str):  # yaml reads an id such as 12e456789012 as a number
         raise ValueError(
             f"expected restart.run to be a run's id as text, got the number {config.restart.run!r}; put the id into "
             "quotes: 'restart={run: \"ID\", checkpoint: last}'."
         )
-    named = config.restart.run
-    whole = planned and re.fullmatch("[0-9a-f]{12}", named)
-    run = named if whole else Store(Path(str(config.results))).find(named).id
+    prefix = config.restart.run
+    is_whole = re.fullmatch("[0-9a-f]{12}", prefix)
+    run = prefix if planned and is_whole else Store(Path(str(config.results))).find(prefix).id
     return {"run": run, "checkpoint": str(config.restart.get("checkpoint", "last"))}
 
 
 def build_dataset(config: DictConfig) -> DatasetSpec:
-    """The dataset of a config; its `name` is a label and no argument."""
+    """The dataset of a config.
+
+    Raises:
+        ValueError: if the class or its arguments are invalid.
+    """
     return _build(config.dataset, "dataset", drop=())
 
 
 def build_method(config: DictConfig) -> Method:
-    """The method of a config, without the keys that are the harness's own (`name`, `check`)."""
+    """The method of a config. The keys `name` and `check` are read by the harness and are not passed to the class.
+
+    Raises:
+        ValueError: if the class or its arguments are invalid.
+    """
     return _build(config.method, "method", drop=("name", "check"))
 
 
@@ -269,7 +282,7 @@ def _build(group: DictConfig, what: str, drop: tuple[str, ...]) -> Any:
     assert isinstance(plain, dict)
     try:
         cls = get_class(group["_target_"])
-    except Exception:  # what is wrong with the name, or the file behind it, is said below
+    except Exception:  # a wrong name or a broken file raises again in `instantiate` below, with its reason
         cls = object
     check_types(cls, {str(key): value for key, value in plain.items() if key in arguments}, what)
     try:
@@ -280,7 +293,7 @@ def _build(group: DictConfig, what: str, drop: tuple[str, ...]) -> Any:
 
 
 def _canonical(value: Any) -> Any:
-    """The same JSON for 10 and 10.0, and a word for infinity."""
+    """The value as JSON in one form: 10.0 becomes 10, and infinity the text "inf"."""
     if isinstance(value, dict):
         return {str(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

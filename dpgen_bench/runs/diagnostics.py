@@ -1,4 +1,4 @@
-"""Pictures of private facts that a run wrote under privacy.diagnostics=unsafe; they are private themselves."""
+"""Plots of the diagnostics that a run wrote with privacy.diagnostics=unsafe; the plots are private, too."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 
 
 def draw_norms(diagnostics: Path, bounds: dict[str, float], picture: Path) -> bool:
-    """Norms before clipping of all rows that mechanisms released: their course over releases, and their histogram.
+    """Plot the norms before clipping of all released rows, over releases and as a histogram.
 
-    What GS-WGAN's Figures 2 and A1 show of its Wasserstein gradients: whether they lie near the clipping norm.
+    GS-WGAN's Figures 2 and A1 show the same of its gradients: whether their norms are near the clipping norm.
 
     Args:
-        diagnostics: diagnostics.jsonl of a run; a release that was made again after a kill counts as it was last made.
+        diagnostics: diagnostics.jsonl of a run. Of a release that was repeated after an interruption, the last counts.
         bounds: clipping norm by mechanism; inf where nothing is clipped.
-        picture: the PNG to write.
+        picture: the PNG file to write.
 
     Returns:
-        Whether there was anything to draw.
+        Whether there were norms to plot.
     """
     from matplotlib.figure import Figure
 
@@ -29,35 +29,35 @@ def draw_norms(diagnostics: Path, bounds: dict[str, float], picture: Path) -> bo
         return False
     figure = Figure(figsize=(10.0, 3.4 * len(norms)), layout="constrained")
     panels = figure.subplots(len(norms), 2, squeeze=False)
-    for (name, rows), (course, histogram) in zip(norms.items(), panels, strict=True):
+    for (name, rows), (over_releases, histogram) in zip(norms.items(), panels, strict=True):
         C, values = bounds[name], np.concatenate(list(rows.values()))
         values = values[np.isfinite(values)]
         releases = np.array(list(rows))
         low, middle, high = (np.array([np.quantile(row, q) for row in rows.values()]) for q in (0.1, 0.5, 0.9))
-        course.fill_between(releases, low, high, alpha=0.3, linewidth=0, label="10% to 90% of a release's rows")
-        course.plot(releases, middle, linewidth=0.8, label="median")
-        course.set(xlabel="release", ylabel="norm before clipping", title=name)
+        over_releases.fill_between(releases, low, high, alpha=0.3, linewidth=0, label="10% to 90% of a release's rows")
+        over_releases.plot(releases, middle, linewidth=0.8, label="median")
+        over_releases.set(xlabel="release", ylabel="norm before clipping", title=name)
         histogram.hist(values, bins=60)
         histogram.set(
             xlabel="norm before clipping", ylabel="rows", title=f"{len(values):,} rows; {_summary(values, C)}"
         )
         if np.isfinite(C):
-            course.axhline(C, color="black", linestyle="--", linewidth=0.8, label=f"C = {C:g}")
+            over_releases.axhline(C, color="black", linestyle="--", linewidth=0.8, label=f"C = {C:g}")
             histogram.axvline(C, color="black", linestyle="--", linewidth=0.8)
-        course.set_ylim(bottom=0.0)
-        course.legend()
+        over_releases.set_ylim(bottom=0.0)
+        over_releases.legend()
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=110)
     return True
 
 
 def read_norms(diagnostics: Path) -> dict[str, dict[int, np.ndarray]]:
-    """Norms of the rows of each release, by mechanism and number."""
+    """Norms before clipping of the rows of each release, by mechanism and number of the release."""
     norms: dict[str, dict[int, np.ndarray]] = {}
     for line in diagnostics.read_text().splitlines() if diagnostics.exists() else ():
         try:
             row: dict[str, Any] = json.loads(line)
-        except json.JSONDecodeError:  # a kill while the line was written; the release was made again
+        except json.JSONDecodeError:  # the process was killed while it wrote the line, and the release was repeated
             continue
         if row.get("norms_before_clipping"):
             norms.setdefault(row["mechanism"], {})[row["release"]] = np.array(row["norms_before_clipping"], float)
@@ -65,5 +65,5 @@ def read_norms(diagnostics: Path) -> dict[str, dict[int, np.ndarray]]:
 
 
 def _summary(values: np.ndarray, C: float) -> str:
-    words = f"median {np.median(values):.3g}" if len(values) else "none finite"
-    return f"{words}, {np.mean(values > C):.0%} clipped" if np.isfinite(C) and len(values) else words
+    median = f"median {np.median(values):.3g}" if len(values) else "none finite"
+    return f"{median}, {np.mean(values > C):.0%} clipped" if np.isfinite(C) and len(values) else median

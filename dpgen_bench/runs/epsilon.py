@@ -1,4 +1,4 @@
-"""The privacy figures of a trained run, computed from its ledger and written into it."""
+"""Computes the epsilons of a trained run from its ledger, and writes them into the ledger."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from dpgen_bench.runs.store import RunFolder
 
 
 def account_run(spec: RunSpec, folder: RunFolder) -> None:
-    """Write the privacy figures into the ledger: proven by the budget's accountant, claimed, conditional, the table.
+    """Write a run's epsilons into its ledger: proven by the budget's accountant, claimed, conditional, and a table.
 
-    "proven" is "inf" and "reason" says why if the ledger is marked as unproven, or if the budget's accountant does not
-    cover what was released (only an infinite budget lets that happen). "proven" is against outsiders, who see what the
-    run releases; where the unit is the client, "server" has the value against the server.
+    "proven" holds against outsiders, who see what the run releases. If the unit of privacy is the client, "server" has
+    the epsilon against the server. Where nothing is proven, the value is "inf" and "reason" states why: the ledger is
+    marked as unproven, or the budget's accountant does not cover the releases (possible only with an infinite budget).
     """
     ledger = Ledger.load(folder.path / "ledger.json")
     if ledger.epsilon is not None:
         return
     budget, events = ledger.budget, ledger.events
     method: Method = spec.method()
-    proven, why = _proven(ledger, events)
-    figures: dict[str, Any] = {"proven": proven, **why}
+    proven, reason = _proven(ledger, events)
+    values: dict[str, Any] = {"proven": proven, **reason}
     if ledger.unit == "client":
         seen = ledger.events_seen_by_server()
-        theirs, why = ("inf", {"reason": TRUSTED}) if seen is None else _proven(ledger, seen)
-        figures["server"] = {"epsilon": theirs, **why}
+        against_server, reason = ("inf", {"reason": TRUSTED}) if seen is None else _proven(ledger, seen)
+        values["server"] = {"epsilon": against_server, **reason}
     cache = Path(str(spec.config.results)) / "cache" / "epsilon.json"
     ledger.epsilon = {
-        **figures,
-        "claimed": _tried(lambda: claimed_epsilon(method, events, budget.delta)),
-        "conditional": _tried(lambda: conditional_epsilon(method, events, budget.delta)),
+        **values,
+        "claimed": _value_or_error(lambda: claimed_epsilon(method, events, budget.delta)),
+        "conditional": _value_or_error(lambda: conditional_epsilon(method, events, budget.delta)),
         "delta": budget.delta,
         "relation": budget.relation,
         "accountant": budget.accountant,
@@ -51,23 +51,24 @@ TRUSTED = "the server is trusted: it adds the noise itself, to what it has seen"
 
 
 def _proven(ledger: Ledger, events: Sequence[Event]) -> tuple[float | str | None, dict[str, str]]:
-    """Epsilon of the events, or "inf" and {"reason": in words}."""
+    """Epsilon of the events and {}; or "inf" and {"reason": why nothing is proven}."""
     budget = ledger.budget
     if ledger.unproven:
         return "inf", {"reason": "; ".join(ledger.unproven)}
     try:
-        return _word(epsilon(events, budget.delta, budget.relation, budget.accountant)), {}
+        return _as_json(epsilon(events, budget.delta, budget.relation, budget.accountant)), {}
     except NotCovered as failure:
         return "inf", {"reason": str(failure)}
 
 
-def _tried(figure: Callable[[], Any]) -> Any:
-    """The figure, or how it failed: it is an ornament, for which a run must not be lost."""
+def _value_or_error(compute: Callable[[], Any]) -> Any:
+    """The computed value, or "failed: ERROR": a failure here must not lose a trained run."""
     try:
-        return figure()
+        return compute()
     except Exception as error:
         return f"failed: {type(error).__name__}: {error}"
 
 
-def _word(value: float | None) -> float | str | None:
+def _as_json(value: float | None) -> float | str | None:
+    """The value with infinity as "inf", because JSON has no infinity."""
     return "inf" if value is not None and math.isinf(value) else value

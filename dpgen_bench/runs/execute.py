@@ -1,4 +1,4 @@
-"""One config -> one run: train, account, sample, measure; each phase resumable and skipped when it is done."""
+"""Executes the run of a config: prepare, train, account, measure; each phase can be resumed and is done only once."""
 
 from __future__ import annotations
 
@@ -48,22 +48,25 @@ from dpgen_bench.utils.files import append_private, write_atomic
 
 
 class RunFailed(RuntimeError):
-    """A run ended in an error; its phase, time and error are in its status.json."""
+    """Raised if a run failed; its status.json has the phase, the time and the error."""
 
 
 def execute(config: DictConfig, overrides: Sequence[str] | None = None) -> RunFolder:
-    """Make the run that `config` describes, or what is missing of it.
+    """Execute the run that `config` describes, or the part of it that is missing.
 
-    A finished run is skipped; one that was killed goes on from its last checkpoint; one that failed is tried again.
+    A finished run is skipped, an interrupted one continues from its last checkpoint, a failed one is tried again.
 
     Args:
-        overrides: the overrides of `dpgen run` from which the config was composed; the run's folder keeps them.
+        overrides: the overrides of `dpgen run` that the config was composed from, to be stored in the run's folder.
+
+    Returns:
+        The folder of the run.
 
     Raises:
-        ValueError: the config cannot be a run, or the run's folder is damaged (nothing is written).
-        RunBusy: another process is working on it.
-        RunFailed: an error while it ran, kept in the run's folder.
-        Preempted: stopped by a signal after a checkpoint.
+        ValueError: if the config is invalid, or the run's folder exists and cannot be used. Nothing is written then.
+        RunBusy: if another process executes this run.
+        RunFailed: if an error ended the run; it is stored in the run's folder.
+        Preempted: if a signal stopped the run, after a checkpoint.
     """
     spec = build_spec(config)
     if config.runtime.threads is not None:
@@ -71,16 +74,17 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None) -> RunFo
     folder = Store(results_of(spec)).folder(spec.id)
     if problem := folder_problem(folder):
         raise ValueError(
-            f"run {spec.id} is damaged: {problem}. Restore {folder.path}, or delete it to make the run again."
+            f"run {spec.id} cannot be used: {problem}. Restore {folder.path}, or delete it to execute the run again."
         )
-    to_note = failures_to_settle(spec, folder) or population_to_record(spec, folder)
-    settled = folder.measurements.fully_measured(spec.protocol_record()) and kept_steps_measured(spec, folder)
-    if folder.done and folder.trained and settled and not to_note:
+    # What the operator states now, about failures or the population, is recorded even if the run is finished.
+    to_record = failures_to_settle(spec, folder) or population_to_record(spec, folder)
+    measured = folder.measurements.fully_measured(spec.protocol_record()) and kept_steps_measured(spec, folder)
+    if folder.done and folder.trained and measured and not to_record:
         print(f"run {spec.id} ({_title(spec)}) is finished: skipped")
         return folder
-    build_metrics(config.protocol)  # a misspelt metric is found now, not after the training
+    build_metrics(config.protocol)  # so that a misspelt metric raises now, not after the training
     if not folder.trained:
-        inherited_ledger(spec)  # a parent that this run may not have is refused before anything is written
+        inherited_ledger(spec)  # raises for an invalid parent run, before anything is written
     with folder.locked():
         phase = "prepare"
         context: list[Context] = []
@@ -104,25 +108,31 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None) -> RunFo
                 folder.finish()
         except Preempted as stopped:
             folder.mark("preempted", phase, stopped)
-            print(f"run {spec.id} ({_title(spec)}) was told to stop; run the same command to go on.")
+            print(f"run {spec.id} ({_title(spec)}) was stopped by a signal; run the same command to continue.")
             raise
         except Exception as error:
             _fail(spec, folder, phase, error)
     missing = unmeasured(measurement)
-    but = f", but not measured: {', '.join(missing)} (the same command tries again)" if missing else ""
-    print(f"run {spec.id} ({_title(spec)}) finished{but}: {folder.path}")
+    exceptions = f", but not measured: {', '.join(missing)} (the same command tries again)" if missing else ""
+    print(f"run {spec.id} ({_title(spec)}) finished{exceptions}: {folder.path}")
     return folder
 
 
 def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
-    """Measure the generator of a finished run again, by the protocol in `overrides`, else by the run's own.
+    """Measure the generator of a trained run again, by the protocol in `overrides`, else by the run's own.
 
-    An evaluation that was interrupted goes on; after a complete one everything is measured anew, and the old report
-    stays until the new one is complete. Overrides may say how to measure (`protocol...`, `runtime...`) and where the
-    data lie now (`data_root`, `dataset.path`), nothing else.
+    An interrupted evaluation is continued. If there is a complete measurement by the protocol, everything is measured
+    again, and the earlier measurement stays until the new one is complete.
+
+    Args:
+        run: the run's id or the start of it.
+        overrides: settings of the evaluation (`protocol...`, `runtime...`) and the present location of the data
+            (`data_root`, `dataset.path`, `dataset.root`). Others are refused.
 
     Raises:
-        LookupError: no such run. ValueError: it has no generator yet, or an override is not of that kind.
+        LookupError: if no run, or more than one, matches `run`.
+        ValueError: if the run has no generator yet, or for another override.
+        RunBusy: if another process executes this run.
     """
     folder = Store(results).find(run)
     if not folder.trained:
@@ -140,40 +150,44 @@ def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
 
 
 def _measure_kept(spec: RunSpec, folder: RunFolder, again: bool = False) -> None:
-    """With `runtime.measure_kept`, measure the generator of each kept step as the run's own was."""
+    """With `runtime.measure_kept`, measure the generator of each kept step by the protocol of the run."""
     if not spec.config.runtime.get("measure_kept", False):
         return
     for step in kept_steps(spec, folder):
-        place = extract(folder, step)
-        done = place.measurements.fully_measured(spec.protocol_record())
+        step_folder = extract(folder, step)
+        done = step_folder.measurements.fully_measured(spec.protocol_record())
         print(f"  {spec.id}: step {step:,}" + (" is measured" if done and not again else ""), flush=True)
-        measure(spec, place, _device(spec), again=again, cache=folder.path.parent.parent / "cache")
+        measure(spec, step_folder, _device(spec), again=again, cache=folder.path.parent.parent / "cache")
 
 
 def _config_to_measure(config: DictConfig, overrides: list[str]) -> DictConfig:
-    """A run's config with another protocol, runtime and place of its data."""
-    words = [
-        w for w, before in zip(overrides, [None, *overrides], strict=False) if before not in ("--config-dir", "-cd")
-    ]
-    named = {word.lstrip("+~").split("=", 1)[0]: word for word in words if not word.startswith("-")}
-    paths = {key: named[key] for key in ("dataset.path", "dataset.root") if key in named}
+    """A run's config with the protocol, runtime and location of data that the overrides set.
+
+    Raises:
+        ValueError: for overrides of other settings, or of single settings of a protocol without protocol=NAME.
+    """
+    # The argument after --config-dir is a folder, not an override.
+    previous = [None, *overrides]
+    texts = [text for text, last in zip(overrides, previous, strict=False) if last not in ("--config-dir", "-cd")]
+    by_key = {text.lstrip("+~").split("=", 1)[0]: text for text in texts if not text.startswith("-")}
+    paths = {key: by_key[key] for key in ("dataset.path", "dataset.root") if key in by_key}
     allowed = ("protocol", "runtime", "data_root")
-    if strange := [key for key in named if key.split(".")[0] not in allowed and key not in paths]:
+    if refused := [key for key in by_key if key.split(".")[0] not in allowed and key not in paths]:
         raise ValueError(
-            f"expected overrides of protocol, runtime, data_root or dataset.path, got {', '.join(strange)}: a run is "
-            "measured as it was trained; `dpgen run` trains another."
+            f"expected overrides of protocol, runtime, data_root or dataset.path, got {', '.join(refused)}: a run is "
+            "measured as it was trained; train another one with `dpgen run`."
         )
-    of_protocol = [key for key in named if key.split(".")[0] == "protocol"]
-    if of_protocol and "protocol" not in named:
-        raise ValueError(f"expected protocol=NAME beside {of_protocol[0]}=..., so that it is plain what is changed.")
-    chosen = compose_config([word for word in overrides if word not in paths.values()])
+    of_protocol = [key for key in by_key if key.split(".")[0] == "protocol"]
+    if of_protocol and "protocol" not in by_key:
+        raise ValueError(f"expected protocol=NAME together with {of_protocol[0]}=..., to state which one is changed.")
+    composed = compose_config([text for text in overrides if text not in paths.values()])
     if of_protocol:
-        config.protocol = chosen.protocol
-    config.runtime = chosen.runtime
-    if "root" in config.dataset:  # data may lie elsewhere than where the run was trained
-        config.dataset.root = chosen.data_root
-    for key, word in paths.items():
-        OmegaConf.update(config, key, word.split("=", 1)[1])
+        config.protocol = composed.protocol
+    config.runtime = composed.runtime
+    if "root" in config.dataset:  # the data may have moved since the run was trained
+        config.dataset.root = composed.data_root
+    for key, text in paths.items():
+        OmegaConf.update(config, key, text.split("=", 1)[1])
     OmegaConf.resolve(config)
     check_evaluation(config)
     return config
@@ -186,6 +200,12 @@ def _train(
     should_stop: Callable[[], int | None],
     overrides: Sequence[str] | None,
 ) -> None:
+    """Fit the method, and save its generator, ledger, environment and cost in the run's folder.
+
+    Args:
+        context: an empty list, to which the context of `fit` is appended, so that signals know if a loop runs.
+        should_stop: gives the number of a received signal, or None.
+    """
     device = _device(spec)
     memory = PeakMemory(device)
     made_by = {} if overrides is None else {"overrides": without_local_paths(overrides)}
@@ -197,12 +217,13 @@ def _train(
     runtime = spec.config.runtime
 
     def spent() -> str:
+        """Epsilon of the releases made so far, for the progress bar."""
         done = [replace(mechanism.event, times=mechanism.executed) for mechanism in data.mechanisms.values()]
         inherited = [entry.event for entry in ledger.entries.values() if entry.inherited_from]
         budget = ledger.budget
         try:
             now = epsilon([*inherited, *done], budget.delta, budget.relation, budget.accountant)
-        except NotCovered:  # only with an infinite budget; a display must not end the run
+        except NotCovered:  # possible only with an infinite budget; the display must not end the run
             now = math.inf
         return f"ε spent {now:.3g}"
 
@@ -225,22 +246,27 @@ def _train(
         generator = spec.method().fit(data, ctx)
         ledger.refuse_if_invalidated()
     except BaseException as error:
-        with contextlib.suppress(Exception):  # a client that does not end in time must not hide why the run stopped
+        with contextlib.suppress(Exception):  # an error while clients are stopped must not hide why the run ended
             data.close()
         if ledger.invalidated is None:
             raise
         failure = keep_private(folder, ledger, error)
     if failure is not None:
-        raise failure  # out of the `except`, so that the private error is not its context
+        raise failure  # outside of `except`, so that the private error does not become its context
     data.close()
     if ledger.budget != spec.budget():
-        raise ValueError(f"the method changed the ledger's budget to {ledger.budget}; it was {spec.budget()}.")
+        raise ValueError(
+            f"expected the ledger's budget to be {spec.budget()} after fit, got {ledger.budget}; a method must not "
+            "change it."
+        )
     warn_of_unused_shares(ledger)
     ctx.close()
     ledger.save()
     errors = folder.path / "private" / "federation" / "errors.txt"
     if errors.exists():
-        print(f"run {spec.id}: programs of clients failed, and answered zeros instead; the errors are in {errors}")
+        print(
+            f"run {spec.id}: programs of clients failed, and their answers count as zeros; the errors are in {errors}"
+        )
     if ledger.diagnostics == "unsafe":
         bounds = {name: mechanism.bound.C for name, mechanism in data.mechanisms.items()}
         draw_norms(folder.path / "private" / "diagnostics.jsonl", bounds, folder.path / "private" / "norms.png")
@@ -249,23 +275,24 @@ def _train(
 
 
 def _announce_warnings(spec: RunSpec, ledger: Ledger) -> None:
-    """Print the warnings of earlier attempts now, and new ones when they are added to the ledger."""
+    """Print the ledger's warnings now, and new ones as soon as they are added to it."""
 
-    def say(warning: str) -> None:
+    def print_warning(warning: str) -> None:
         print(f"run {spec.id}: warning: {warning}", file=sys.stderr)
 
     for warning in ledger.warnings:
-        say(warning)
-    ledger.announce = say
+        print_warning(warning)
+    ledger.announce = print_warning
 
 
 def _fail(spec: RunSpec, folder: RunFolder, phase: str, error: Exception) -> NoReturn:
+    """Mark the run as failed, store the traceback in its private folder, and raise RunFailed."""
     folder.mark("failed", phase, error)
-    private = isinstance(error, PrivateFailure)
-    what = str(error) if private else f"{type(error).__name__}: {error}"
+    is_private = isinstance(error, PrivateFailure)
+    what = str(error) if is_private else f"{type(error).__name__}: {error}"
     where = ""
-    if not private:
-        path = folder.path / "private" / "traceback.txt"  # a traceback names folders of this machine
+    if not is_private:
+        path = folder.path / "private" / "traceback.txt"  # private because it names folders of this machine
         append_private(path, "".join(traceback.format_exception(error)))
         where = f"The traceback is in {path}; "
     raise RunFailed(
@@ -280,8 +307,8 @@ def _write_config(spec: RunSpec, folder: RunFolder) -> None:
 
 
 def _title(spec: RunSpec) -> str:
-    c = spec.config
-    return f"{c.method.name} {c.dataset.name} ε={budget_text(c.privacy.epsilon)} seed {c.seed}"
+    config = spec.config
+    return f"{config.method.name} {config.dataset.name} ε={budget_text(config.privacy.epsilon)} seed {config.seed}"
 
 
 def _device(spec: RunSpec) -> torch.device:

@@ -1,7 +1,7 @@
-"""Private functions that raised: what is kept of the error, and the operator's statement about it.
+"""Handles private functions that raised: keeps the error private, and records the operator's statement about it.
 
-That a function raises on records is an answer without noise. `privacy.ledger` keeps the mark; the error's text, which
-may contain records, goes to the run's private folder alone.
+Whether a function raises may depend on the records, and is then an answer without noise. The ledger is marked (see
+`privacy.ledger`). The error's text, which may contain records, is written only to the run's private folder.
 """
 
 from __future__ import annotations
@@ -19,30 +19,34 @@ OPTION = "runtime.failures_independent_of_records"
 
 
 class PrivateFailure(RuntimeError):
-    """A private function raised. The text is public: it names the function, and the error's type if it may."""
+    """Raised in place of a private function's error. Its text is public: the function, and the error's type if safe."""
 
 
 def keep_private(folder: RunFolder, ledger: Ledger, ending: BaseException) -> PrivateFailure:
-    """Write what was raised, with tracebacks and causes, into private/errors.txt; an error for the public in its place.
+    """Write the errors with tracebacks and causes to private/errors.txt.
 
     Args:
-        ending: what `fit` ended with. It is private, too: the method may have put the first error's text into it.
+        ending: the error that `fit` ended with. It is private, too: the method may have copied the text of the private
+            function's error into it.
+
+    Returns:
+        A public error, to be raised instead.
     """
     path = folder.path / "private" / "errors.txt"
-    parts = [ending] if ledger.raised in (None, ending) else [ledger.raised, ending]
-    texts = ["".join(traceback.format_exception(error)) for error in parts]
+    errors = [ending] if ledger.raised in (None, ending) else [ledger.raised, ending]
+    texts = ["".join(traceback.format_exception(error)) for error in errors]
     append_private(path, "\n".join([f"{ledger.invalidated}; the run ended with:", *texts, ""]))
     return PrivateFailure(
         f"{ledger.invalidated} while it saw records; the training ended with {public_type(ending)}. Whether a private "
         "function raises may depend on the records, which is an answer without noise: the ledger is marked, and the "
-        f"proven epsilon of this run is infinite. The error's text may contain records, so it is in {path} alone. If "
-        "it shows that the failure did not depend on records (a full disk, for example), say so by running the same "
-        f"command with {OPTION}=true."
+        "proven epsilon of this run is infinite. The error's text may contain records and is therefore only in "
+        f"{path}. If it shows that the failure did not depend on records (a full disk, for example), state that by "
+        f"running the same command with {OPTION}=true."
     )
 
 
 def failures_to_settle(spec: RunSpec, folder: RunFolder) -> list[Failure]:
-    """Failures on record that the operator now states to be independent of records.
+    """Failures in the ledger that the operator states now, by the option, to be independent of records.
 
     Raises:
         ValueError: if the option is neither true nor false.
@@ -57,9 +61,9 @@ def failures_to_settle(spec: RunSpec, folder: RunFolder) -> list[Failure]:
 
 
 def settle_failures(spec: RunSpec, folder: RunFolder) -> None:
-    """Write the operator's statement into the ledger; say which failures are on record without one.
+    """Write the operator's statement into the ledger, and print which failures have none.
 
-    The statement covers the failures that are on record now. A later one has to be looked at, and needs another.
+    The statement covers the failures that are in the ledger now. A later failure needs a statement of its own.
     """
     path = folder.path / "ledger.json"
     if not path.exists():
@@ -67,7 +71,7 @@ def settle_failures(spec: RunSpec, folder: RunFolder) -> None:
     ledger = Ledger.load(path)
     if failures_to_settle(spec, folder):
         for failure in ledger.state_failures_independent(f"stated by the operator with {OPTION}=true"):
-            print(f"run {spec.id}: {failure.what}: noted in the ledger that this did not depend on records, as stated")
+            print(f"run {spec.id}: {failure.what}: the ledger notes the statement that this did not depend on records")
     for failure in ledger.failures:
         if failure.statement is None:
             print(

@@ -1,4 +1,4 @@
-"""What of a method enters a run's id: its resolved arguments, and the version of what it computes."""
+"""The part of a method in a run's identity: its resolved arguments, and the version of its computations."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ NOT_ARGUMENTS = ("name", "check", "_target_")  # entries of a method's yaml that
 
 
 def resolved_arguments(cls: type, config: DictConfig) -> dict[str, Any]:
-    """A method's class and all its arguments as they are in force, so that spelling out a default changes nothing.
+    """A method's class name and all its arguments, including defaults, so that stating a default changes nothing.
 
-    Arguments are taken as the config states them, not as the method holds them, whose code may have made two different
-    ones the same. Of a class that is no dataclass, defaults are not known.
+    Arguments are those of the config, not the attributes of an instance, because the method's code may map different
+    arguments to the same attribute. Defaults are known only for dataclasses.
 
     Args:
         cls: the class that `config` names.
+        config: the config group `method`.
     """
     stated = OmegaConf.to_container(config)
     assert isinstance(stated, dict)
@@ -40,9 +41,9 @@ def resolved_arguments(cls: type, config: DictConfig) -> dict[str, Any]:
 
 
 def method_version(cls: type) -> int | str:
-    """The `version` that a method's class states, or else a fingerprint of its source.
+    """The `version` that a method's class defines, or else a fingerprint of its source.
 
-    A base class's version is not its own: a subclass computes something else.
+    The version of a base class is ignored, because a subclass computes something else.
 
     Raises:
         ValueError: for a version that is not an integer >= 1.
@@ -56,10 +57,10 @@ def method_version(cls: type) -> int | str:
 
 
 def source_fingerprint(cls: type) -> str:
-    """Hash of what defines the class, without comments, docstrings and layout.
+    """Hash of the source that defines the class, which does not depend on comments, docstrings and formatting.
 
-    That is its module, what this imports from its own package, and the modules of its base classes; not the harness,
-    and no library.
+    It covers the class's module, the modules of the same package that this imports, and those of the base classes; not
+    the harness or any library.
 
     Raises:
         ValueError: if the source cannot be read.
@@ -69,7 +70,9 @@ def source_fingerprint(cls: type) -> str:
         raise ValueError(f"expected a method whose class is defined in a .py file, got {cls!r}.")
     for base in cls.__mro__[1:]:
         if base.__module__.split(".")[0] not in HARNESS and base.__module__ not in modules:
-            modules |= {name: found for name, found in own_modules(base.__module__).items() if name == base.__module__}
+            modules |= {
+                name: module for name, module in own_modules(base.__module__).items() if name == base.__module__
+            }
     digest = hashlib.sha256()
     for _, tree in (modules[name] for name in sorted(modules)):
         for node in ast.walk(tree):
@@ -80,8 +83,8 @@ def source_fingerprint(cls: type) -> str:
 
 
 def is_stale(config: DictConfig, identity: Mapping[str, Any]) -> bool:
-    """Whether the method computes something else now than it did when a run with this config was made."""
+    """Whether the method's version or source has changed since the run with this config and identity was started."""
     try:
         return bool(identity.get("version") != method_version(get_class(config.method["_target_"])))
-    except Exception:  # the method is gone or broken: no current code could make this run again
+    except Exception:  # the class is missing or broken, so that the run cannot be repeated
         return True

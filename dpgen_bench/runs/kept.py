@@ -1,7 +1,7 @@
-"""A run along its way: the generator at each step that was kept, what had been spent by then, and how good it was.
+"""Generators of intermediate training steps: extracted from kept checkpoints, with their epsilon and measurements.
 
-A generator kept at step t lies under steps/t of its run's folder, like a run's own: generator, samples, metrics/. It
-may be released whenever the run's own may: it is made of the same releases, and fewer.
+The generator of step t is in the folder steps/t of its run, which has the same files as a run: generator, samples and
+metrics/. It may be released whenever the run's own generator may, because it depends on a part of the same releases.
 """
 
 from __future__ import annotations
@@ -27,98 +27,112 @@ from dpgen_bench.training.checkpoint import Checkpoint, PhaseState, load_checkpo
 
 @dataclass(frozen=True)
 class Point:
-    """One kept step. `epsilon`: proven for the releases until then, inf where nothing is; `report`: of one protocol."""
+    """The measurement of one kept step.
+
+    Args:
+        step: the training step.
+        epsilon: the proven epsilon of the releases up to this step; inf if nothing is proven.
+        measurement: by one protocol.
+    """
 
     step: int
     epsilon: float
     measurement: Measurement
 
 
-def trajectory(folder: RunFolder, wanted: Protocol) -> list[Point]:
-    """The kept steps that were measured by exactly this protocol, in their order, and at the end the run itself."""
+def trajectory(folder: RunFolder, protocol: Protocol) -> list[Point]:
+    """The kept steps that have a measurement by this protocol, sorted by step; the last point is the run itself."""
     points = []
     for step in measured_steps(folder):
-        measurement = kept(folder, step).measurements.assembled(wanted)
+        step_folder = folder_of_step(folder, step)
+        measurement = step_folder.measurements.assembled(protocol)
         if measurement:
-            points.append(Point(step, _number(kept(folder, step).read_json("step.json").get("epsilon")), measurement))
+            points.append(Point(step, _number(step_folder.read_json("step.json").get("epsilon")), measurement))
     final = folder.read_json("training.json").get("steps", {}).get("train")
-    measurement = folder.measurements.assembled(wanted)
+    measurement = folder.measurements.assembled(protocol)
     if final and measurement and all(point.step != final for point in points):
         proven = (folder.read_json("ledger.json").get("epsilon") or {}).get("proven")
         points.append(Point(int(final), _number(proven), measurement))
     return sorted(points, key=lambda point: point.step)
 
 
-def kept(folder: RunFolder, step: int) -> RunFolder:
-    """The place of one kept step."""
+def folder_of_step(folder: RunFolder, step: int) -> RunFolder:
+    """The folder of one kept step, which may not exist yet."""
     return RunFolder(folder.path / "steps" / str(step))
 
 
 def measured_steps(folder: RunFolder) -> list[int]:
-    places = (folder.path / "steps").glob("*/step.json")
-    return sorted(int(path.parent.name) for path in places if path.parent.name.isdigit())
+    """The steps whose generator was extracted, sorted."""
+    paths = (folder.path / "steps").glob("*/step.json")
+    return sorted(int(path.parent.name) for path in paths if path.parent.name.isdigit())
 
 
 def kept_steps(spec: RunSpec, folder: RunFolder) -> list[int]:
-    """The steps of `runtime.keep_steps` that have a checkpoint, in order; where it names none, all that have one."""
-    there = sorted(
-        int(path.stem[5:]) for path in (folder.path / "checkpoints").glob("step-*.pt") if path.stem[5:].isdigit()
-    )
-    wanted = {int(step) for step in spec.config.runtime.keep_steps}
-    return [step for step in there if step in wanted or not wanted]
+    """The steps of `runtime.keep_steps` that have a checkpoint, sorted; if it is empty, all steps that have one."""
+    names = [path.stem.removeprefix("step-") for path in (folder.path / "checkpoints").glob("step-*.pt")]
+    available = sorted(int(name) for name in names if name.isdigit())
+    configured = {int(step) for step in spec.config.runtime.keep_steps}
+    return [step for step in available if step in configured or not configured]
 
 
 def kept_steps_measured(spec: RunSpec, folder: RunFolder) -> bool:
-    """Whether every kept step that the config wants measured has a settled report of its protocol."""
+    """Whether every kept step is fully measured by the config's protocol; true if `runtime.measure_kept` is false."""
     if not spec.config.runtime.get("measure_kept", False):
         return True
-    record = spec.protocol_record()
-    return all(kept(folder, step).measurements.fully_measured(record) for step in kept_steps(spec, folder))
+    protocol = spec.protocol_record()
+    folders = [folder_of_step(folder, step) for step in kept_steps(spec, folder)]
+    return all(step_folder.measurements.fully_measured(protocol) for step_folder in folders)
 
 
 def extract(folder: RunFolder, step: int) -> RunFolder:
-    """Make the generator of one kept step from its checkpoint: the released network, with the weights that it had then.
+    """Write the generator of one kept step: the released network with the weights of that step's checkpoint.
 
-    Which of the checkpoint's networks that is, the last checkpoint tells: the one that equals what was released.
+    A checkpoint may hold several networks. The released one is the network of the last checkpoint that equals the run's
+    generator.
+
+    Returns:
+        The folder of the step.
 
     Raises:
-        ValueError: if the checkpoint is missing or damaged, or no network in it is the released one.
+        ValueError: if a checkpoint is missing or corrupt, or none of its networks is the released one.
     """
-    place = kept(folder, step)
-    if (place.path / "step.json").exists():
-        return place
+    step_folder = folder_of_step(folder, step)
+    if (step_folder.path / "step.json").exists():
+        return step_folder
     last = _phase(load_checkpoint(folder.path / "checkpoints" / "last.pt"), "last", folder)
-    then = _phase(load_checkpoint(folder.path / "checkpoints" / f"step-{step}.pt"), f"step-{step}", folder)
+    kept = _phase(load_checkpoint(folder.path / "checkpoints" / f"step-{step}.pt"), f"step-{step}", folder)
     generator = Generator.load(folder.path)
     if not isinstance(generator, NetGenerator):
         raise ValueError(f"expected run {folder.id} to have released a network, got a {type(generator).__name__}.")
     name, prefix = _released(last.stateful, generator.net, folder)
     net = _with_weights(generator.net, last.stateful[name], prefix)
-    settled = not _same(net.state_dict(), generator.state())
-    if settled and not _same(_settle(net).state_dict(), generator.state()):
+    # The run may have released the network with settled spectral vectors; then the step's network is settled, too.
+    is_settled = not _same(net.state_dict(), generator.state())
+    if is_settled and not _same(_settle(net).state_dict(), generator.state()):
         raise ValueError(
-            f"expected run {folder.id} to have released the network {name!r} of its last checkpoint as it is, found "
-            "other running statistics: what its method does to them after training is not known, and kept steps cannot "
-            "be measured."
+            f"expected run {folder.id} to have released the network {name!r} of its last checkpoint unchanged, got "
+            "other running statistics: its method changes them after training in an unknown way, so that kept steps "
+            "cannot be measured."
         )
-    net = _with_weights(generator.net, then.stateful[name], prefix)
-    place.path.mkdir(parents=True, exist_ok=True)
-    NetGenerator(_settle(net) if settled else net, **generator.config()).save(place.path)
-    place.write_json("step.json", {"step": step, "epsilon": _spent(folder, then.executed)})
-    return place
+    net = _with_weights(generator.net, kept.stateful[name], prefix)
+    step_folder.path.mkdir(parents=True, exist_ok=True)
+    NetGenerator(_settle(net) if is_settled else net, **generator.config()).save(step_folder.path)
+    step_folder.write_json("step.json", {"step": step, "epsilon": _spent(folder, kept.executed)})
+    return step_folder
 
 
 def _phase(checkpoint: Checkpoint | None, name: str, folder: RunFolder) -> PhaseState:
+    """The state of the phase that was running at a checkpoint."""
     if checkpoint is None:
         raise ValueError(
-            f"expected the checkpoint {name} of run {folder.id}, found none; runtime.keep_steps=[...] keeps them while "
-            "a run is trained, and a finished run is not trained again: take another seed, or delete its folder."
+            f"expected the checkpoint {name} of run {folder.id}, found none; runtime.keep_steps=[...] keeps them "
+            "during training, and a finished run is not trained again: use another seed, or delete its folder."
         )
     return checkpoint.phases[checkpoint.current]
 
 
 def _released(stateful: Mapping[str, Any], net: nn.Module, folder: RunFolder) -> tuple[str, str]:
-    """Name of the state that holds the released parameters, and what stands before their names in it (`module.`)."""
+    """Name of the state with the released parameters, and the prefix of their names in it, such as `module.`."""
     parameters = dict(net.named_parameters())
     first = next(iter(parameters))
     for name, state in stateful.items():
@@ -127,20 +141,20 @@ def _released(stateful: Mapping[str, Any], net: nn.Module, folder: RunFolder) ->
             if _same({key: state.get(prefix + key) for key in parameters}, parameters):
                 return name, prefix
     raise ValueError(
-        f"expected among the states {sorted(stateful)} of run {folder.id}'s last checkpoint the network that was "
-        "released, found none equal to it: its method must hand to ctx.steps(...) the network that it releases."
+        f"expected one of the states {sorted(stateful)} in run {folder.id}'s last checkpoint to equal the released "
+        "network, found none: its method must pass the network that it releases to ctx.steps(...)."
     )
 
 
 def _with_weights(net: nn.Module, state: Mapping[str, Any], prefix: str) -> nn.Module:
-    """A copy of the net with the parameters and buffers of that state."""
+    """A copy of the network with the parameters and buffers of the state."""
     copied = copy.deepcopy(net)
     copied.load_state_dict({key: state[prefix + key] for key in copied.state_dict()})
     return copied
 
 
 def _settle(net: nn.Module) -> nn.Module:
-    """What GS-WGAN's averages need before release: spectral vectors that belong to the averaged weights."""
+    """The network with spectral vectors recomputed from its weights, as GS-WGAN releases its averaged weights."""
     with torch.no_grad():
         return settle_spectral(net)
 
@@ -152,9 +166,9 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Tensor]) -> bool:
 
 
 def _spent(folder: RunFolder, executed: Mapping[str, int]) -> float | str:
-    """Proven epsilon of the releases made by then, "inf" where nothing is proven.
+    """Proven epsilon of the releases up to a step, by the number executed of each mechanism; "inf" if none is proven.
 
-    It stands beside the figures of that step and lowers no one's epsilon: the run as a whole was approved in full.
+    It describes that step only. It does not lower the epsilon of the run, whose allowances were approved in full.
     """
     ledger = Ledger.load(folder.path / "ledger.json")
     if ledger.unproven:
@@ -174,4 +188,5 @@ def _spent(folder: RunFolder, executed: Mapping[str, int]) -> float | str:
 
 
 def _number(value: Any) -> float:
+    """A stored epsilon as a float; infinity if it is missing."""
     return math.inf if value is None else float(value)

@@ -1,4 +1,4 @@
-"""`dpgen runs`: what is there, in which state, at which epsilon, with which headline figures."""
+"""`dpgen runs`: lists runs with their status, epsilons and main metric values; formats epsilons for all output."""
 
 from __future__ import annotations
 
@@ -20,67 +20,67 @@ from dpgen_bench.runs.statistics import format_value, summarise
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.values import mean_values, metric_values, notes, unmeasured
 
-HEADLINES = ("fid", "inception_score", "acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct", "acc_avg_pct")
+MAIN_METRICS = ("fid", "inception_score", "acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct", "acc_avg_pct")
 
 
 def format_epsilon(value: Any) -> str:
-    """Three significant digits, from 1,000 on no decimals; inf without privacy; a dash where there is no value."""
+    """An epsilon as text: three significant digits, no decimals from 1,000, and a dash for None. Text is unchanged."""
     if value is None or isinstance(value, str):
         return value or "–"
-    # 999.5 has the three digits 1.00e+03.
+    # .3g would format 999.5 as 1e+03.
     return f"{value:,.0f}" if 999.5 <= float(value) < math.inf else f"{float(value):.3g}"
 
 
 def epsilon_entry(epsilon: dict[str, Any] | None, name: str) -> Any:
-    """A figure ("proven", "server", "claimed", "conditional") of a ledger's epsilons; None where it has none."""
-    figure = (epsilon or {}).get(name)
-    return figure["epsilon"] if isinstance(figure, dict) else figure
+    """The value called "proven", "server", "claimed" or "conditional" of a ledger's epsilons; None if it is missing."""
+    entry = (epsilon or {}).get(name)
+    return entry["epsilon"] if isinstance(entry, dict) else entry
 
 
 def epsilon_number(epsilon: dict[str, Any] | None, name: str) -> float | None:
-    """`epsilon_entry` as a number; None where there is none, or its count failed."""
-    figure = epsilon_entry(epsilon, name)
-    return None if figure is None or str(figure).startswith("failed") else float(figure)
+    """`epsilon_entry` as a number; None if it is missing, or if its computation failed."""
+    entry = epsilon_entry(epsilon, name)
+    return None if entry is None or str(entry).startswith("failed") else float(entry)
 
 
 def describe_claims(epsilon: dict[str, Any]) -> str:
-    """The claimed epsilon and, where the run has one, the conditional one: `9.99 (329 conditional)`."""
+    """The claimed epsilon and the conditional one, if the run has one: `9.99 (329 conditional)`."""
     claimed, conditional = (epsilon_entry(epsilon, name) for name in ("claimed", "conditional"))
     return format_epsilon(claimed) + ("" if conditional is None else f" ({format_epsilon(conditional)} conditional)")
 
 
 def describe_dataset(config: DictConfig) -> str:
-    """The data set's name and, of a choice of its clients, which: `debugging_mnist (suspected)`."""
-    choice = config.dataset.get("select")
-    return str(config.dataset.name) + (f" ({choice})" if choice else "")
+    """The dataset's name and, if only some of its clients are used, which: `debugging_mnist (suspected)`."""
+    selection = config.dataset.get("select")
+    return str(config.dataset.name) + (f" ({selection})" if selection else "")
 
 
 def describe_proven(epsilon: dict[str, Any]) -> str:
-    """The proven epsilon and, where the run has one, the one against the server: `9.99 (42 against the server)`."""
+    """The proven epsilon and the one against the server, if the run has one: `9.99 (42 against the server)`."""
     server = epsilon_entry(epsilon, "server")
-    figure = format_epsilon(epsilon.get("proven"))
-    return figure + ("" if server is None else f" ({format_epsilon(server)} against the server)")
+    proven = format_epsilon(epsilon.get("proven"))
+    return proven + ("" if server is None else f" ({format_epsilon(server)} against the server)")
 
 
 def print_runs(results: Path) -> None:
-    """One line per run, with the headline figures of each protocol it was measured by."""
+    """Print a table with one row for each run."""
     runs = Store(results).runs()
     console = make_console()
     if not runs:
-        console.print(f"no runs in {results / 'runs'} yet; `dpgen run` makes one")
+        console.print(f"no runs in {results / 'runs'}; start one with `dpgen run`")
         return
     table = Table("run", "what", "scale", "status", "ε budget", "proven", "claimed", "metrics")
     for folder in runs:
         try:
             row = describe_run(folder)
-        except Exception as error:  # one damaged run must not hide the others
-            row = [folder.id, f"damaged: {error}"]
+        except Exception as error:  # one unreadable run must not hide the others
+            row = [folder.id, f"cannot be read: {error}"]
         table.add_row(*row)
     console.print(table)
 
 
 def describe_run(folder: RunFolder) -> list[str]:
-    """The cells of one run."""
+    """The cells of one run in the table of `print_runs`."""
     config = folder.config
     ledger = folder.read_json("ledger.json")
     epsilon = ledger.get("epsilon") or ({"proven": "inf"} if is_unbounded(ledger) else {})
@@ -103,7 +103,7 @@ def is_unbounded(ledger: dict[str, Any]) -> bool:
 
 
 def describe_status(folder: RunFolder) -> str:
-    """The status, where it failed, how far it is, and `stale` when the method computes something else now."""
+    """The status, the phase in which the run failed, and `stale` if the method has changed since."""
     status = folder.status()
     if status == "failed":
         status += f" ({folder.read_json('status.json').get('phase')})"
@@ -113,38 +113,38 @@ def describe_status(folder: RunFolder) -> str:
 
 
 def describe_measurement(measurement: Measurement) -> str:
-    """`protocol: fid 12.3, acc_cnn_pct 94.5 (mean of 3)`: headlines, or else the first figures that there are.
+    """A measurement in one line: `protocol: fid 12.3, acc_cnn_pct 94.5 (mean of 3)`.
 
-    A text of the protocol that differs from the one in conf/protocol is marked as changed; what was not measured is
-    named.
+    It has the values of `MAIN_METRICS`, or else the first three values. A protocol that differs from the one of its
+    name in conf/protocol is marked as changed, and metrics that were not measured are named.
     """
     protocol, values = measurement["protocol"], mean_values(measurement)
-    shown = [name for name in HEADLINES if name in values] or list(values)[:3]
-    words = ", ".join(f"{name} {format_value(values[name])}" for name in shown)
+    shown = [name for name in MAIN_METRICS if name in values] or list(values)[:3]
+    text = ", ".join(f"{name} {format_value(values[name])}" for name in shown)
     repeats = f" (mean of {len(measurement['repeats'])})" if len(measurement["repeats"]) > 1 else ""
     changed = " (changed)" if is_changed(protocol) else ""
     missing = f"; not measured: {', '.join(unmeasured(measurement))}" if unmeasured(measurement) else ""
-    return f"{protocol['name']}{changed}: {words or 'nothing measured'}{repeats}{missing}"
+    return f"{protocol['name']}{changed}: {text or 'nothing measured'}{repeats}{missing}"
 
 
 def is_changed(protocol: Protocol) -> bool:
-    """Whether a protocol differs from the one of its name in conf/protocol now (one that is not there is not known)."""
+    """Whether a protocol differs from the present one of its name in conf/protocol; false if there is none."""
     name = str(protocol["name"])
     return (CONF / "protocol" / f"{name}.yaml").exists() and protocol != current_protocol(name)
 
 
 @lru_cache
 def current_protocol(name: str) -> Protocol:
-    """The protocol of that name in conf/protocol, as a report of it would hold it."""
+    """The present protocol of that name in conf/protocol, in the form in which measurements store it."""
     return RunSpec(compose_config([f"protocol={name}"]), training={}).protocol_record()
 
 
 def print_metrics(folder: RunFolder) -> None:
-    """All figures of the run's latest report, with the spread over repeats, and what is to be said of them."""
+    """Print all values of the run's latest measurement, with the spread over repeats, and its notes."""
     measurements = folder.measurements
     measurement = max(measurements.all(), key=lambda each: measurements.file_of(each["protocol"]).stat().st_mtime)
     console = make_console()
-    table = Table("figure", "value", title=f"run {folder.id}, protocol {measurement['protocol']['name']}")
+    table = Table("metric", "value", title=f"run {folder.id}, protocol {measurement['protocol']['name']}")
     for name, values in sorted(metric_values(measurement).items()):
         table.add_row(name, summarise([values]).text())
     console.print(table)
@@ -153,6 +153,6 @@ def print_metrics(folder: RunFolder) -> None:
 
 
 def make_console() -> Console:
-    """As wide as the terminal; wide enough for a table where there is none."""
+    """A console as wide as the terminal, or 160 columns wide if the output is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=160)

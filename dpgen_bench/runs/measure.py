@@ -1,6 +1,6 @@
-"""The measuring phase of a run: draw its samples, evaluate the metrics of its protocol, write down every value.
+"""The evaluation phase of a run: draws samples, evaluates the metrics of a protocol, and writes the measurement.
 
-One repeat is one drawing of samples from the same generator, with classifiers trained on it again.
+A repeat draws other samples from the same generator and trains the metrics' classifiers again.
 """
 
 from __future__ import annotations
@@ -22,30 +22,34 @@ from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.utils.errors import without_paths
 
 FOR_RELEASE = (
-    "this run's images are for release (privacy.noise=os), and the figure would be computed from its training records "
-    "beside the privacy accounting; measure a run with privacy.noise=seeded instead"
+    "this run's images are for release (privacy.noise=os), and the value would be computed from its training records "
+    "without privacy accounting; measure a run with privacy.noise=seeded instead"
 )
 
 
 def measure(
     spec: RunSpec, folder: RunFolder, device: torch.device, again: bool = False, cache: Path | None = None
 ) -> Measurement:
-    """Write the run's report by its config's protocol, metric by metric: killed, it goes on where it was.
+    """Measure a generator by the config's protocol, and write the measurement after each metric.
 
-    What a complete report of the same protocol has already measured is kept, and the rest tried again; with `anew`
-    everything is measured again, and the old report stays until the new one is complete. Test records are loaded here,
-    after training, and go nowhere but into the metrics.
+    An interrupted evaluation continues after the last metric that was written. Test records are loaded here, after
+    training, and are used by the metrics only.
 
     Args:
-        folder: where the generator lies and the report goes: a run's folder, or that of one of its kept steps.
-        cache: see `EvalContext`; None is the one beside the runs.
+        folder: the folder with the generator, of a run or of one of its kept steps; the measurement is written to it.
+        again: measure every metric again; the earlier measurement stays until the new one is complete. If false,
+            metrics that were measured before are kept, and failed ones are tried again.
+        cache: see `EvalContext`; None is the folder `cache` next to `runs`.
+
+    Returns:
+        The complete measurement.
     """
-    protocol, wanted = spec.config.protocol, spec.protocol_record()
-    if folder.measurements.fully_measured(wanted) and not again:
-        return folder.measurements.of(wanted)
+    protocol, record = spec.config.protocol, spec.protocol_record()
+    if folder.measurements.fully_measured(record) and not again:
+        return folder.measurements.of(record)
     metrics = build_metrics(protocol)
-    measurement = folder.measurements.unfinished(wanted) or ({} if again else folder.measurements.of(wanted))
-    measurement = {"protocol": wanted, "repeats": measurement.get("repeats", [])}
+    measurement = folder.measurements.unfinished(record) or ({} if again else folder.measurements.of(record))
+    measurement = {"protocol": record, "repeats": measurement.get("repeats", [])}
     dataset = spec.dataset()
     test = dataset.load("test")
     scratch = folder.path / "scratch"
@@ -56,12 +60,13 @@ def measure(
             measurement["repeats"].append({"seed": seed, "samples": {}, "metrics": {}})
         entry = measurement["repeats"][repeat]
         results = entry["metrics"]
-        if metrics.keys() == results.keys() and all(kept["status"] == "measured" for kept in results.values()):
+        if metrics.keys() == results.keys() and all(result["status"] == "measured" for result in results.values()):
             continue
-        # What failed or could not be measured is tried again, and with it what is combined of it.
-        for key in [key for key, kept in results.items() if kept["status"] != "measured" or is_combined(metrics[key])]:
+        # Metrics that failed or could not be measured are tried again, as are those that combine others.
+        retried = [key for key, r in results.items() if r["status"] != "measured" or is_combined(metrics[key])]
+        for key in retried:
             del results[key]
-        left = {key: metric for key, metric in metrics.items() if key not in results}
+        remaining = {key: metric for key, metric in metrics.items() if key not in results}
         samples = draw_samples(folder, protocol, seed, keep=repeat == 0)
         entry["samples"] = describe_samples(samples, dataset.num_classes, int(protocol.num_samples))
         ctx = EvalContext(
@@ -76,7 +81,7 @@ def measure(
         title = f"{spec.id} {protocol.name}" + (f" repeat {repeat + 1}/{repeats}" if repeats > 1 else "")
         for note in entry["samples"]["notes"]:
             print(f"  {title}: {note}", flush=True)
-        for key, result in evaluate_each(left, samples, test, ctx, spec.config.runtime.workers, results, title):
+        for key, result in evaluate_each(remaining, samples, test, ctx, spec.config.runtime.workers, results, title):
             notes = [without_paths(note) for note in result.notes]
             reason = None if result.reason is None else without_paths(result.reason)
             results[key] = {**asdict(result), "notes": notes, "reason": reason}
@@ -92,12 +97,12 @@ def measure(
 
 
 def is_for_release(config: DictConfig) -> bool:
-    """Whether a run's images may be given away as private, so that nothing else may be told of its records."""
+    """Whether a run's images may be released as private, so that nothing else may be computed from its records."""
     return config.privacy.noise == "os" and config.privacy.diagnostics == "off"
 
 
 def repeat_seed(seed: int, repeat: int) -> int:
-    """Seed of one repeat's samples and classifiers, below 2^31: the run's own for the first."""
+    """Seed of the samples and classifiers of one repeat, below 2^31; that of repeat 0 is the run's seed."""
     if repeat == 0:
         return seed
     return int.from_bytes(hashlib.sha256(f"repeat {repeat} of seed {seed}".encode()).digest()[:4]) % 2**31

@@ -1,12 +1,13 @@
-"""A run's reports: one file for each text of a protocol by which the run was measured.
+"""The measurements of a run: JSON files of metric values, one for each protocol by which the run was evaluated.
 
-A report is
+A measurement is
 
     {"protocol": {...}, "repeats": [{"seed": s, "samples": {...}, "metrics": {key: MetricResult}}], "complete": true}
 
-and its file metrics/NAME-HASH.json, the hash being the protocol's: figures of two texts of one protocol, such as with
-another number of samples, stand beside each other and are never mixed. While it is being made, a report lies in
-metrics/unfinished; an earlier one of the same text stays until then.
+and its file is metrics/NAME-HASH.json, where HASH is that of the protocol's content. If a protocol was edited, for
+example to draw another number of samples, values before and after the change are in different files and are never
+mixed. An evaluation in progress is written to metrics/unfinished; an earlier measurement by the same protocol stays
+until the new one is complete.
 """
 
 from __future__ import annotations
@@ -27,75 +28,84 @@ Measurement = dict[str, Any]
 
 @dataclass(frozen=True)
 class Measurements:
-    """The reports below one run's folder `path`; protocols are given as `RunSpec.protocol_record` gives them."""
+    """The measurements in the folder `path` of one run; protocols are those of `RunSpec.protocol_record`."""
 
     path: Path
 
     def file_of(self, protocol: Protocol) -> Path:
-        """Where the complete report of this protocol is, or would be."""
+        """The file of the complete measurement by this protocol, which may not exist yet."""
         text = json.dumps(protocol, sort_keys=True, default=str)
         return self.path / "metrics" / f"{protocol['name']}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
 
     def of(self, protocol: Protocol) -> Measurement:
-        """The complete report of exactly this protocol, or {}."""
+        """The complete measurement by exactly this protocol, or {}."""
         return self._read(self.file_of(protocol), protocol)
 
     def unfinished(self, protocol: Protocol) -> Measurement:
-        """What was measured by an evaluation that did not end, or {}."""
-        return self._read(self._unfinished(protocol), protocol)
+        """What an interrupted evaluation by this protocol has measured, or {}."""
+        return self._read(self._unfinished_file(protocol), protocol)
 
     def write(self, measurement: Measurement) -> None:
-        """Keep a report: beside the complete ones if it is complete, and then no longer as unfinished."""
+        """Write a measurement to the file of complete or of unfinished ones, as its entry `complete` says.
+
+        A complete measurement replaces the unfinished one by the same protocol.
+        """
         protocol = measurement["protocol"]
         complete = bool(measurement.get("complete"))
         content = json.dumps(measurement, indent=2)
-        write_atomic(self.file_of(protocol) if complete else self._unfinished(protocol), content)
+        write_atomic(self.file_of(protocol) if complete else self._unfinished_file(protocol), content)
         if complete:
-            self._unfinished(protocol).unlink(missing_ok=True)
+            self._unfinished_file(protocol).unlink(missing_ok=True)
 
     def all(self) -> list[Measurement]:
-        """Every complete report, by its protocol's name and hash."""
-        found = [self._read(path) for path in sorted((self.path / "metrics").glob("*.json"))]
-        return [measurement for measurement in found if measurement.get("complete")]
+        """Every complete measurement, sorted by the protocol's name and hash."""
+        measurements = [self._read(path) for path in sorted((self.path / "metrics").glob("*.json"))]
+        return [measurement for measurement in measurements if measurement.get("complete")]
 
-    def assembled(self, wanted: Protocol) -> Measurement:
-        """The complete report of exactly this protocol; what it lacks is taken from complete ones of its parts. Or {}.
+    def assembled(self, protocol: Protocol) -> Measurement:
+        """The complete measurement by this protocol, completed from those by other protocols where it lacks metrics.
 
-        A part draws the same samples (all but `name` and `metrics` agrees) and has a metric word for word; a metric
-        made of others, `of` them, counts if those agree too. So what a part measured is what the whole would measure.
-        `parts` names the protocols that something was taken from.
+        A result of another protocol is used if that protocol draws the same samples (all entries but `name` and
+        `metrics` are equal) and configures the metric in the same way. A metric that is combined from others (`of`)
+        also needs those to be configured in the same way. The value is then the one that `protocol` itself would have
+        measured.
+
+        Returns:
+            The measurement, whose entry `parts` names the other protocols that results were taken from; {} if nothing
+            is measured.
         """
-        whole = self.of(wanted)
+        whole = self.of(protocol)
         for part in self.all():
-            if part["protocol"] == wanted or sampling_settings(part["protocol"]) != sampling_settings(wanted):
+            if part["protocol"] == protocol or sampling_settings(part["protocol"]) != sampling_settings(protocol):
                 continue
-            shared = _shared_metrics(part["protocol"], wanted)
-            whole = _with_part(whole or {"protocol": wanted, "repeats": [], "complete": True}, part, shared)
+            shared = _shared_metrics(part["protocol"], protocol)
+            whole = _add_part(whole or {"protocol": protocol, "repeats": [], "complete": True}, part, shared)
         return whole if any(repeat["metrics"] for repeat in whole.get("repeats", [])) else {}
 
-    def covered(self, wanted: Protocol) -> bool:
-        """Whether complete reports of this protocol and of its parts have, together, every metric of every repeat."""
-        repeats = self.assembled(wanted).get("repeats", [])
-        kept = [repeat["metrics"].get(key, {}) for repeat in repeats for key in wanted["metrics"]]
-        return len(repeats) == int(wanted.get("repeats", 1)) and all(each.get("status") == "measured" for each in kept)
+    def covered(self, protocol: Protocol) -> bool:
+        """Whether `assembled` has a measured result for every metric of every repeat of this protocol."""
+        repeats = self.assembled(protocol).get("repeats", [])
+        results = [repeat["metrics"].get(key, {}) for repeat in repeats for key in protocol["metrics"]]
+        has_all_repeats = len(repeats) == int(protocol.get("repeats", 1))
+        return has_all_repeats and all(result.get("status") == "measured" for result in results)
 
     def fully_measured(self, protocol: Protocol) -> bool:
-        """Whether there is a complete report of exactly this protocol in which every metric was measured."""
+        """Whether there is a complete measurement by exactly this protocol in which no metric failed."""
         measurement = self.of(protocol)
         results = [result for repeat in measurement.get("repeats", []) for result in repeat["metrics"].values()]
         return bool(measurement) and all(result["status"] == "measured" for result in results)
 
-    def _unfinished(self, protocol: Protocol) -> Path:
+    def _unfinished_file(self, protocol: Protocol) -> Path:
         return self.path / "metrics" / "unfinished" / self.file_of(protocol).name
 
     def _read(self, path: Path, protocol: Protocol | None = None) -> Measurement:
-        """A report; {} where there is none, or with a warning a damaged one, which can be made again."""
+        """A measurement; {} if the file is missing or, with a warning, if it is corrupt, since it can be made again."""
         if not path.exists():
             return {}
         try:
             measurement = json.loads(path.read_text())
             for repeat in measurement["repeats"]:
-                for result in repeat["metrics"].values():
+                for result in repeat["metrics"].values():  # raises KeyError or TypeError if an entry is missing
                     _ = result["status"], result["values"], result["notes"], result["reason"], repeat["samples"]
             if protocol is None or measurement["protocol"] == protocol:
                 return measurement
@@ -107,39 +117,38 @@ class Measurements:
 
 
 def sampling_settings(protocol: Protocol) -> dict[str, Any]:
-    """What says how samples are drawn, and how often."""
+    """The entries of a protocol that determine which samples are drawn, and how often."""
     return {key: value for key, value in protocol.items() if key not in ("name", "metrics")}
 
 
-def _shared_metrics(part: Protocol, wanted: Protocol) -> list[str]:
-    """Keys of the metrics that both have word for word, with the others that they are made of."""
-    alike = {key for key, metric in wanted["metrics"].items() if part["metrics"].get(key) == metric}
+def _shared_metrics(part: Protocol, protocol: Protocol) -> list[str]:
+    """Keys of the metrics that both protocols configure in the same way, as well as all metrics they combine."""
+    metrics = protocol["metrics"]
+    equal = {key for key, metric in metrics.items() if part["metrics"].get(key) == metric}
     return [
         key
-        for key in wanted["metrics"]
-        if key in alike
-        and all(
-            other in alike for other, metric in wanted["metrics"].items() if _enters(metric, wanted["metrics"][key])
-        )
+        for key in metrics
+        if key in equal
+        and all(other in equal for other, metric in metrics.items() if _is_component(metric, metrics[key]))
     ]
 
 
-def _enters(metric: Mapping[str, Any], combined: Mapping[str, Any]) -> bool:
+def _is_component(metric: Mapping[str, Any], combined: Mapping[str, Any]) -> bool:
     return "name" in metric and metric["name"] in (combined.get("of") or [])
 
 
-def _with_part(whole: Measurement, part: Measurement, shared: list[str]) -> Measurement:
-    """A copy of `whole` with the part's measured results of the shared metrics where it has none of its own."""
+def _add_part(whole: Measurement, part: Measurement, shared: list[str]) -> Measurement:
+    """A copy of `whole` in which results of the `shared` metrics are taken from `part` where `whole` has none."""
     repeats, used = [], False
     for number in range(max(len(whole["repeats"]), len(part["repeats"]))):
-        theirs = part["repeats"][number] if number < len(part["repeats"]) else {"metrics": {}, "samples": {}}
-        ours = whole["repeats"][number] if number < len(whole["repeats"]) else {**theirs, "metrics": {}}
-        metrics = dict(ours["metrics"])
+        source = part["repeats"][number] if number < len(part["repeats"]) else {"metrics": {}, "samples": {}}
+        target = whole["repeats"][number] if number < len(whole["repeats"]) else {**source, "metrics": {}}
+        metrics = dict(target["metrics"])
         for key in shared:
-            result = theirs["metrics"].get(key)
-            lacks = key not in metrics or metrics[key]["status"] != "measured"
-            if result and result["status"] == "measured" and lacks:
+            result = source["metrics"].get(key)
+            is_missing = key not in metrics or metrics[key]["status"] != "measured"
+            if result and result["status"] == "measured" and is_missing:
                 metrics[key], used = result, True
-        repeats.append({**ours, "metrics": metrics})
+        repeats.append({**target, "metrics": metrics})
     names = [*whole.get("parts", []), *([part["protocol"]["name"]] if used else [])]
     return {**whole, "repeats": repeats, "parts": names}

@@ -1,4 +1,4 @@
-"""Words in the grammar of Hydra's overrides: what is to be one value stays one, whatever letters it holds."""
+"""Writes and reads Hydra overrides (KEY=VALUE), with quotes where a value contains characters of Hydra's grammar."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-_WORD = re.compile(r"[A-Za-z_][\w.+-]*(/[\w.+-]+)*", re.ASCII)
-_FOLDERS = ("data_root", "results")  # where files lie on this machine, which is no part of what a run is
+_PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.+-]*(/[\w.+-]+)*", re.ASCII)
+_FOLDERS = ("data_root", "results")  # where files are on this machine: no part of a run's identity
 _PATH = re.compile(r"~?[/\\]|[A-Za-z]:[\\/]|file:")
 _SPECIAL = {"null", "true", "false", "inf", "nan"}
 
 
 def quote_value(value: Any) -> str:
-    """A value as it stands after the = of an override."""
+    """A value as it is written after the `=` of an override, quoted where Hydra would read it as something else."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -27,34 +27,35 @@ def quote_value(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{quote_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, str):
-        if _WORD.fullmatch(value) and value.lower() not in _SPECIAL:
+        if _PLAIN_TEXT.fullmatch(value) and value.lower() not in _SPECIAL:
             return value
-        # Backslashes count as themselves except before a quote, the one that ends the value included.
-        return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + found[2].replace("'", r"\'"), value) + "'"
+        # Hydra takes a backslash literally, except before a quote, including the quote that ends the value.
+        return "'" + re.sub(r"(\\*)('|\Z)", lambda match: match[1] * 2 + match[2].replace("'", r"\'"), value) + "'"
     return repr(value)
 
 
-def parse_override(word: str) -> Override:
-    """
+def parse_override(text: str) -> Override:
+    """The parsed override.
+
     Raises:
-        ValueError: for a word that is no override.
+        ValueError: if the text is no override.
     """
     try:
-        return OverridesParser.create().parse_override(word)
+        return OverridesParser.create().parse_override(text)
     except HydraException:
         raise ValueError(
-            f"expected an override such as runtime.device=cpu, got {word!r}; a value with spaces, commas or brackets "
-            "goes into quotes: KEY='VALUE'."
+            f"expected an override such as runtime.device=cpu, got {text!r}; a value with spaces, commas or brackets "
+            "needs quotes: KEY='VALUE'."
         ) from None
 
 
 def without_local_paths(overrides: Sequence[str]) -> list[str]:
-    """The overrides as another machine can use them: data_root and results are dropped, any other path becomes PATH."""
-    kept = []
-    for word in overrides:
-        override = parse_override(word)
+    """The overrides without paths of this machine: data_root and results are dropped, any other path becomes PATH."""
+    portable = []
+    for text in overrides:
+        override = parse_override(text)
         if override.key_or_group in _FOLDERS:
             continue
         is_path = not override.is_delete() and _PATH.match(str(override.value()))
-        kept.append(f"{override.get_key_element()}=PATH" if is_path else word)
-    return kept
+        portable.append(f"{override.get_key_element()}=PATH" if is_path else text)
+    return portable

@@ -1,4 +1,4 @@
-"""What a run would release, planned without touching a record: its allowances and its budget."""
+"""Plans a run: the mechanisms that its method would request, with their budget, without access to any record."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from dpgen_bench.runs.prepare import inherited_ledger, new_ledger
 
 
 def plan(overrides: list[str]) -> Ledger:
-    """A ledger of the allowances that the run of these overrides would request before its first release.
+    """The ledger with the allowances that the run of these overrides would request before its first release.
 
-    Nothing is released: `fit` is stopped where it would first touch a record.
+    Nothing is released: `fit` is stopped before its first access to records.
     """
     spec = build_spec(compose_config(overrides))
     inherited_ledger(spec)
     dataset = spec.dataset()
     records = dataset.load("train")
     ledger = new_ledger(spec, len(records))
-    # No record is handed over: the data are empty, only their number is known, and the first release ends the plan.
+    # The method gets empty data and the number of records only, and the first release ends the plan.
     key = Key.from_os() if ledger.noise == "os" else Key.seeded("plan")
-    services = Services(ledger, key, observer=_Planned())
+    services = Services(ledger, key, observer=_StopAtRecords())
     data = PrivateData(
         records.images[:0],
         records.labels[:0],
@@ -37,20 +37,20 @@ def plan(overrides: list[str]) -> Ledger:
         clients=None if records.clients is None else records.clients[:0].numpy(),
         num_clients=dataset.num_clients,
     )
-    with contextlib.suppress(_PlanMade):
+    with contextlib.suppress(_PlanComplete):
         spec.method().fit(data, Context(spec.seed, "cpu", scale=spec.scale(), services=services))
     return ledger
 
 
-class _PlanMade(Exception):
-    pass
+class _PlanComplete(Exception):
+    """Raised where the method would first use a record."""
 
 
-class _Planned(Observer):
-    """Ends a plan: nothing of the first release comes back to the method."""
+class _StopAtRecords(Observer):
+    """Ends `fit` before the first release, which therefore returns nothing to the method."""
 
     def release(self, *_: Any) -> NoReturn:
-        raise _PlanMade
+        raise _PlanComplete
 
     def before_records(self) -> NoReturn:
-        raise _PlanMade
+        raise _PlanComplete

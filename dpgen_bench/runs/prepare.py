@@ -1,4 +1,4 @@
-"""What a run starts from: its parent, its ledger, its key, and the data behind mechanisms."""
+"""Prepares the training of a run: its parent run, ledger, noise key, population, and the data behind mechanisms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dpgen_bench.utils.files import write_atomic
 
 
 def open_ledger(spec: RunSpec, folder: RunFolder) -> Ledger:
-    """The run's ledger: the one on disk when the run is resumed, else a new one with what its parent spent."""
+    """The run's ledger: the stored one if the run is resumed, else a new one that inherits the parent's releases."""
     path = folder.path / "ledger.json"
     if path.exists():
         return Ledger.load(path)
@@ -30,28 +30,28 @@ def open_ledger(spec: RunSpec, folder: RunFolder) -> Ledger:
 
 
 def expect_same_source(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> None:
-    """Refuse to resume a run whose releases were made by another source of its method.
+    """Check that a resumed run has the same source of its method as when it made its releases.
 
-    A run's id does not tell sources of one `version` apart. Resumed with another source, a release would be made again
-    for another query with the same noise, whose difference shows the exact value.
+    The run's id does not depend on the source if the method has a `version`. With another source, a release could be
+    repeated for another query with the same noise; the difference of the two would reveal exact values.
 
     Raises:
-        ValueError: for another source, if releases were made.
+        ValueError: if releases were made and the source has changed.
     """
     path, now = folder.path / "source", source_fingerprint(type(spec.method()))
-    made = any(entry.executed and entry.inherited_from is None for entry in ledger.entries.values())
+    has_released = any(entry.executed and entry.inherited_from is None for entry in ledger.entries.values())
     before = path.read_text() if path.exists() else ""
-    if made and before and before != now:
+    if has_released and before and before != now:
         raise ValueError(
-            f"run {spec.id} has made releases with another source of its method than the present one, whose noise must "
-            "not be used twice: restore the source, take another seed, or raise the method's `version`."
+            f"expected the source of the method with which run {spec.id} made its releases, got a changed one; noise "
+            "must not be used twice: restore the source, use another seed, or increase the method's `version`."
         )
     if before != now:
         write_atomic(path, now)
 
 
 def new_ledger(spec: RunSpec, records: int) -> Ledger:
-    """An empty ledger for `records` records, or one with what the run's parent was approved for."""
+    """A ledger for `records` records, with the allowances of the run's parent if it has one."""
     ledger = spec.new_ledger(records)
     if (inherited := inherited_ledger(spec)) is not None:
         ledger.inherit(inherited, _parent(spec).id)
@@ -62,23 +62,23 @@ def inherited_ledger(spec: RunSpec) -> Ledger | None:
     """The ledger of the run's parent; None without one. No record is touched.
 
     Raises:
-        ValueError: for a parent that is not trained, or on other data, or whose releases are not private enough for
-            this run.
+        ValueError: if the parent is not trained, has other data, or has releases that this run's privacy settings do
+            not allow.
     """
     if not spec.config.restart:
         return None
     parent = _parent(spec)
     if not parent.trained:
-        # What a parent releases between this look at its ledger and the one at its checkpoint would not be counted.
+        # Releases that a parent makes after its ledger is read here would not be counted.
         raise ValueError(
-            f"expected restart.run={parent.id} to be a run that is trained, because this run inherits its ledger; "
-            f"it is {parent.status()}. Give the command of the parent again until it has finished."
+            f"expected restart.run={parent.id} to be trained, because this run inherits its ledger; it is "
+            f"{parent.status()}. Run the command of the parent again until it has finished."
         )
-    theirs, ours = parent.read_json("identity.json")["dataset"], spec.training["dataset"]
-    if theirs != ours:
+    parent_dataset, dataset = parent.read_json("identity.json")["dataset"], spec.training["dataset"]
+    if parent_dataset != dataset:
         raise ValueError(
-            f"restart.run={parent.id} was trained on {theirs}; this run is on {ours}. A restart must use its "
-            "parent's data, because it inherits the parent's ledger."
+            f"expected a parent run on {dataset}, got restart.run={parent.id} on {parent_dataset}. A restart must use "
+            "its parent's data, because it inherits the parent's ledger."
         )
     ledger = Ledger.load(parent.path / "ledger.json")
     spec.new_ledger(records=0).expect_parent(ledger, parent.id)
@@ -86,6 +86,7 @@ def inherited_ledger(spec: RunSpec) -> Ledger | None:
 
 
 def open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.device) -> tuple[PrivateData, Services]:
+    """The private data of a run, and the services (ledger, key, journal, state) that its mechanisms share."""
     dataset = spec.dataset()
     records = dataset.load("train")
     if dataset.unaccounted is not None:
@@ -119,35 +120,35 @@ def open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.de
 
 
 def _key(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> Key:
-    """Root of draws and noise: the run id when seeded; from the operating system, kept until DONE, for release."""
+    """The key of draws and noise: derived from the run id if seeded; else random, and stored until the run finishes."""
     if spec.config.privacy.noise == "seeded":
         return Key.seeded(f"run:{spec.id}")
     path = folder.path / "private" / "noise.key"
     if not path.exists():
         if any(entry.inherited_from is None for entry in ledger.entries.values()):
             raise ValueError(
-                f"run {spec.id} made releases with a noise key that is gone; training it again would spend its epsilon "
-                "a second time. Restore its folder, or take another seed for a new run with a ledger of its own."
+                f"expected the noise key {path}, with which run {spec.id} made releases, but it is missing; training "
+                "again would spend its epsilon a second time. Restore its folder, or use another seed for a new run."
             )
         write_atomic(path, Key.from_os().secret)  # mkstemp's mode: readable by its owner only
     return Key.from_os(path.read_bytes())
 
 
 def population_to_record(spec: RunSpec, folder: RunFolder) -> str | None:
-    """The population's name, if the operator now gives one that the run's ledger does not have yet."""
+    """The name in `privacy.population`, if it differs from the one in the run's ledger; else None."""
     path = folder.path / "ledger.json"
     if spec.config.privacy.get("population") is None or not path.exists():
         return None
-    ledger, named = Ledger.load(path), population_of(spec.config)
-    return named if ledger.noise == "os" and ledger.population != named else None
+    ledger, population = Ledger.load(path), population_of(spec.config)
+    return population if ledger.noise == "os" and ledger.population != population else None
 
 
 def record_population(spec: RunSpec, folder: RunFolder) -> None:
-    """Write that name into the ledger. It is no part of a run's identity, so it can be given or corrected later."""
-    if (named := population_to_record(spec, folder)) is not None:
+    """Write the population's name into the ledger. It can be corrected later, as a run's id does not depend on it."""
+    if (population := population_to_record(spec, folder)) is not None:
         ledger = Ledger.load(folder.path / "ledger.json")
-        print(f"run {spec.id}: its population was {ledger.population!r} and is now {named!r}")
-        ledger.population = named
+        print(f"run {spec.id}: its population was {ledger.population!r} and is now {population!r}")
+        ledger.population = population
         ledger.save()
 
 
@@ -171,6 +172,6 @@ def parent_checkpoint(spec: RunSpec) -> Path | None:
     parent, name = _parent(spec), spec.config.restart.get("checkpoint", "last")
     path = parent.path / "checkpoints" / f"{name}.pt"
     if not path.exists():
-        there = sorted(p.stem for p in path.parent.glob("*.pt"))
-        raise ValueError(f"expected the checkpoint {path}, found {there}; runtime.keep_steps=[...] keeps more of them.")
+        names = sorted(file.stem for file in path.parent.glob("*.pt"))
+        raise ValueError(f"expected the checkpoint {path}, found {names}; runtime.keep_steps=[...] keeps more of them.")
     return path

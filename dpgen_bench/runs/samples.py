@@ -1,4 +1,4 @@
-"""A run's samples, drawn as a protocol asks for them, and what can be told of them at a glance."""
+"""Draws the samples of a run's generator as a protocol configures them, and describes them."""
 
 from __future__ import annotations
 
@@ -18,31 +18,39 @@ from dpgen_bench.utils.cache import read_arrays, write_arrays
 from dpgen_bench.utils.files import atomic
 
 
-def sample_labels(n: int, num_classes: int, how: str, seed: int) -> Tensor:
-    """int64 [n]: `balanced` cycles through the classes, `uniform` draws each label independently."""
-    if how == "balanced":
+def sample_labels(n: int, num_classes: int, kind: str, seed: int) -> Tensor:
+    """Labels, int64 [n]: `balanced` cycles through the classes, `uniform` draws each label independently.
+
+    Raises:
+        ValueError: for another `kind`.
+    """
+    if kind == "balanced":
         return torch.arange(n) % num_classes
-    if how == "uniform":
+    if kind == "uniform":
         return torch.randint(num_classes, (n,), generator=torch.Generator().manual_seed(seed))
-    raise ValueError(f"expected protocol.labels balanced or uniform, got {how!r}.")
+    raise ValueError(f"expected protocol.labels balanced or uniform, got {kind!r}.")
 
 
 def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int, keep: bool = True) -> Records:
-    """The protocol's samples of a run's generator, drawn by `seed`.
+    """Samples of a run's generator, drawn with `seed`: images [n, c, h, w], uint8 or unrounded, and labels [n].
 
-    With `keep` they are read from samples.npz if it holds them, else drawn and written there, with samples.png, a grid
-    of one column per class. `protocol.rounding` none leaves pixels unrounded; pixels below `protocol.floor` become 0.
-    `protocol.batch_statistics` B has batch normalisation take the statistics of each B images in place of running ones.
-    A generator with labels of its own (a data set) gives as many of them as it has.
+    A generator with labels of its own (a data set) gives at most as many samples as it has labels.
+
+    Args:
+        protocol: the protocol. `num_samples` is n. With `rounding: none` pixels stay unrounded floats. Pixels below
+            `floor` become 0. With `batch_statistics: B` batch normalisation uses the statistics of each batch of B
+            images instead of running statistics.
+        keep: read the samples from samples.npz if it holds these; else draw them and write them there, together with
+            samples.png, a grid with one column for each class.
     """
     n = int(protocol.num_samples)
     rounding, floor = protocol.get("rounding", "uint8"), protocol.get("floor")
     batch = protocol.get("batch_statistics")
-    how = {"n": n, "labels": protocol.labels, "rounding": rounding, "floor": floor, "seed": seed}
-    made_by = json.dumps(how if batch is None else {**how, "batch_statistics": batch})
+    settings = {"n": n, "labels": protocol.labels, "rounding": rounding, "floor": floor, "seed": seed}
+    made_by = json.dumps(settings if batch is None else {**settings, "batch_statistics": batch})
     path = folder.path / "samples.npz"
-    if keep and (kept := _kept_samples(path, made_by)):
-        return kept
+    if keep and (stored := _stored_samples(path, made_by)):
+        return stored
     generator = Generator.load(folder.path)
     labels = generator.draw_labels(n, seed)
     if labels is None:
@@ -57,32 +65,40 @@ def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int, keep: bool 
     samples = Records(images, labels)
     if not keep:
         return samples
-    from torchvision.utils import save_image  # as long to import as torch, and tables need neither
+    from torchvision.utils import save_image  # imported here because it is slow and most uses do not need it
 
     with atomic(folder.path / "samples.png") as temporary:
         save_image(class_grid(samples, generator.num_classes), temporary, format="png")
-    # Written last: where this file is, the picture is too.
+    # samples.npz is written last, so that samples.png exists wherever it does.
     arrays = {"images": samples.images.numpy(), "labels": labels.numpy(), "made_by": np.array(made_by)}
     write_arrays(path, arrays, compress=True)
     return samples
 
 
-def _kept_samples(path: Path, made_by: str) -> Records | None:
-    kept = read_arrays(path)
-    if kept is None or str(kept.get("made_by")) != made_by:
+def _stored_samples(path: Path, made_by: str) -> Records | None:
+    """The samples in a samples.npz if they were drawn with the settings `made_by`; else None."""
+    stored = read_arrays(path)
+    if stored is None or str(stored.get("made_by")) != made_by:
         return None
-    return Records(torch.from_numpy(kept["images"]), torch.from_numpy(kept["labels"]))
+    return Records(torch.from_numpy(stored["images"]), torch.from_numpy(stored["labels"]))
 
 
-def describe_samples(samples: Records, num_classes: int, asked: int | None = None) -> dict[str, Any]:
-    """Numbers that tell a collapsed generator: how many samples, how many different ones, which classes are missing."""
+def describe_samples(samples: Records, num_classes: int, expected: int | None = None) -> dict[str, Any]:
+    """Numbers that reveal a collapsed generator, with notes on what is unusual.
+
+    Args:
+        expected: the number of samples that the protocol asks for, if it is to be compared.
+
+    Returns:
+        "n" samples, of which "distinct" are different and "blank" of one colour; "missing_classes", "notes".
+    """
     flat = samples.images.flatten(1)
     distinct = len({row.tobytes() for row in flat.numpy()})
     blank = int((flat == flat[:, :1]).all(dim=1).sum())
     missing = sorted(set(range(num_classes)) - set(samples.labels.unique().tolist()))
     notes = []
-    if asked is not None and len(samples) < asked:
-        notes.append(f"{len(samples)} samples, where the protocol asks for {asked}: the generator has no more")
+    if expected is not None and len(samples) < expected:
+        notes.append(f"{len(samples)} samples instead of the protocol's {expected}: the generator has no more")
     if missing:
         notes.append(f"no sample of class {', '.join(map(str, missing))}")
     if distinct < len(samples):
@@ -93,7 +109,7 @@ def describe_samples(samples: Records, num_classes: int, asked: int | None = Non
 
 
 def class_grid(samples: Records, num_classes: int, rows: int = 8) -> Tensor:
-    """A picture [3, H, W] in [0, 1] of the first `rows` samples of each class, one column per class."""
+    """An image [3, H, W] in [0, 1] with the first `rows` samples of each class, one column for each class."""
     from torchvision.utils import make_grid
 
     columns = []

@@ -1,4 +1,7 @@
-"""What a run's ledger says of itself: whether it proves what was configured, and whether images may be given away."""
+"""Conclusions from a run's ledger: whether it proves the configured budget, and whether images may be released.
+
+The functions take the content of ledger.json as it is. They cannot detect that a ledger was edited by hand.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +17,22 @@ from dpgen_bench.runs.listing import epsilon_number
 
 
 def budget_problem(ledger: Mapping[str, Any], privacy: DictConfig, unit: str | None = None) -> str:
-    """Why a ledger, by its own words, does not prove the budget that the run was configured with; "" if it does.
-
-    Its words are believed: whoever edits a ledger by hand can lie here.
+    """Why a ledger does not prove the budget that the run was configured with; "" if it does.
 
     Args:
-        privacy: the run's configuration of that name; with an infinite budget nothing needs to be proven, and
-            without a budget (epsilon null) any finite epsilon will do.
-        unit: whom the figures must protect; None: anyone.
+        ledger: the content of ledger.json.
+        privacy: the `privacy` group of the run's config. With an infinite budget nothing needs to be proven; without a
+            budget (epsilon null) any finite epsilon is enough.
+        unit: the unit of privacy that is required, "record" or "client"; None accepts either.
     """
     if "unit" not in ledger or not isinstance(ledger.get("budget"), dict):
-        return "its ledger says no unit or no budget"
+        return "its ledger lacks the unit or the budget"
     if unit is not None and ledger["unit"] != unit:
         return f"its epsilon protects a {ledger['unit']}, not a {unit}"
     epsilon = ledger.get("epsilon") or {}
     budget = None if privacy.epsilon is None else float(privacy.epsilon)
-    said = ledger["budget"].get("epsilon")
-    approved = None if said is None and "epsilon" in ledger["budget"] else _number(said)
+    stated = ledger["budget"].get("epsilon")
+    approved = None if stated is None and "epsilon" in ledger["budget"] else _number(stated)
     if approved != budget:
         return f"its ledger has a budget of {budget_text(approved)}, not {budget_text(budget)}"
     if budget is not None and math.isinf(budget):
@@ -40,10 +42,10 @@ def budget_problem(ledger: Mapping[str, Any], privacy: DictConfig, unit: str | N
     if not epsilon:
         return "nothing is proven"
     for key in ("relation", "delta", "accountant"):
-        # The budget is what was approved, and `epsilon` repeats what its figures were counted by.
-        for said in (ledger["budget"], epsilon):
-            if said.get(key) != privacy[key]:
-                return f"its ledger counts by {key} {said.get(key, 'unknown')}, not {privacy[key]}"
+        # The budget was approved with these settings, and `epsilon` states those that it was computed with.
+        for part in (ledger["budget"], epsilon):
+            if part.get(key) != privacy[key]:
+                return f"its ledger counts by {key} {part.get(key, 'unknown')}, not {privacy[key]}"
     proven = epsilon_number(epsilon, "proven")
     if proven is None or not math.isfinite(proven):
         return "nothing is proven"
@@ -51,19 +53,19 @@ def budget_problem(ledger: Mapping[str, Any], privacy: DictConfig, unit: str | N
 
 
 def release_problems(ledger: Mapping[str, Any]) -> list[str]:
-    """Why images of a run must not be given away as private, by all entries of its ledger; [] if they may.
+    """Why images of a run must not be released as private; [] if they may be.
 
     Args:
-        ledger: the content of ledger.json. An entry that was inherited counts as much as one of the run's own.
+        ledger: the content of ledger.json. Entries that were inherited from a parent run count as the run's own.
     """
     reasons = []
-    for entry in [{}, *ledger.get("entries", [])]:  # first the run itself, which may have no entry
+    for entry in [{}, *ledger.get("entries", [])]:  # {} stands for the run itself, which may have no entry
         noise, diagnostics = entry_modes(entry, ledger)
         inherited = f" of {entry['name']!r}, which it inherited," if entry.get("inherited_from") else ""
         if noise == "seeded":
             reasons.append(f"its noise{inherited} is 'seeded', a function of the run id, and can be subtracted")
         elif noise != "os":
-            reasons.append(f"its ledger, of an older version, does not say how the noise{inherited} was made")
+            reasons.append(f"its ledger, of an older version, does not state the mode of the noise{inherited}")
         if diagnostics == "unsafe":
             reasons.append(f"private diagnostics{inherited} were kept")
     epsilon = ledger.get("epsilon")
@@ -73,12 +75,13 @@ def release_problems(ledger: Mapping[str, Any]) -> list[str]:
 
 
 def diagnostics_kept(ledger: Mapping[str, Any]) -> bool:
-    """Whether private diagnostics were kept of any release that the ledger has."""
-    kept = [row["diagnostics"] for row in ledger.get("entries", []) if row.get("diagnostics") is not None]
-    return any(mode != "off" for mode in [ledger.get("diagnostics"), *kept])
+    """Whether private diagnostics were kept for any release in the ledger."""
+    entries = [entry["diagnostics"] for entry in ledger.get("entries", []) if entry.get("diagnostics") is not None]
+    return any(mode != "off" for mode in [ledger.get("diagnostics"), *entries])
 
 
 def _number(value: Any) -> float:
+    """The value as a float; NaN if it is no number."""
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -1,4 +1,7 @@
-"""Several figures for one cell of a table, put into one: means, and two spreads that must not be confused."""
+"""Summaries of repeated values for one cell of a table: mean, spread over seeds, and spread over repeats.
+
+The two spreads differ: seeds are trainings with other randomness, and repeats are evaluations of the same generator.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,19 @@ import scipy.stats
 
 @dataclass(frozen=True)
 class Summary:
-    """A figure over training seeds and, within each, over evaluation repeats.
+    """A value summarised over training seeds and, within each seed, over evaluation repeats.
 
     Args:
-        mean: of the seeds' means.
-        std_seeds: standard deviation (n - 1) of the seeds' means; None for one seed. It contains what is left of the
-            repeats' spread after averaging.
-        std_repeats: standard deviation (n - 1) within a seed, pooled over seeds: sqrt of the mean variance weighted by
-            degrees of freedom; None where no seed was measured twice.
-        ci95: 95% confidence interval of the mean by Student's t, over seeds if there are two or more, else over the
-            repeats of the one generator (`ci_over` says which): the second says nothing of training again.
+        mean: mean of the seeds' means.
+        std_seeds: standard deviation (n - 1) of the seeds' means; None for one seed. It includes the spread of repeats
+            that averaging over a seed's repeats leaves.
+        std_repeats: standard deviation (n - 1) within a seed, pooled over seeds: square root of the mean variance
+            weighted by degrees of freedom. None if no seed was measured more than once.
+        ci95: 95% confidence interval of the mean by Student's t; None for a single value. It is over seeds if there
+            are two or more, else over the repeats of one generator, and then does not cover the spread of training.
+        ci_over: "seeds" or "repeats", which `ci95` is over; None without `ci95`.
+        seeds: number of seeds.
+        repeats: largest number of repeats of a seed.
     """
 
     mean: float
@@ -33,42 +39,42 @@ class Summary:
     repeats: int
 
     def text(self) -> str:
-        """`86.0 ± 1.8 (repeats ± 0.3)`: spread over seeds, then over repeats; what is not known is left out."""
-        words = format_value(self.mean)
+        """`86.0 ± 1.8 (repeats ± 0.3)`: mean, spread over seeds, spread over repeats; a spread of None is omitted."""
+        text = format_value(self.mean)
         if self.std_seeds is not None:
-            words += f" ± {format_value(self.std_seeds, self.mean)}"
+            text += f" ± {format_value(self.std_seeds, self.mean)}"
         if self.std_repeats is not None:
-            words += f" (repeats ± {format_value(self.std_repeats, self.mean)})"
-        return words
+            text += f" (repeats ± {format_value(self.std_repeats, self.mean)})"
+        return text
 
 
-def format_value(value: float, beside: float | None = None) -> str:
-    """One decimal for figures of 2 and more (none from 10,000), three significant digits below, as of a KID or a share.
+def format_value(value: float, reference: float | None = None) -> str:
+    """A value as text: no decimals from 10,000, one decimal from 2, and three significant digits below, as for a KID.
 
     Args:
-        beside: the figure whose form to take, for a spread; None is the value's own.
+        reference: the value that determines the format; None is `value` itself. A spread takes the format of its mean.
     """
-    size = abs(value if beside is None else beside)
+    size = abs(value if reference is None else reference)
     return f"{value:,.0f}" if size >= 10_000 else f"{value:.1f}" if size >= 2 else f"{value:.3g}"
 
 
-def summarise(figures: Sequence[Sequence[float]]) -> Summary:
-    """The summary of figures[seed][repeat]; seeds may have different numbers of repeats.
+def summarise(values: Sequence[Sequence[float]]) -> Summary:
+    """The summary of values[seed][repeat]; seeds may have different numbers of repeats.
 
     Raises:
-        ValueError: if there is no seed, or one without a figure.
+        ValueError: if there is no seed, or a seed without a value.
     """
-    if not figures or not all(len(repeats) for repeats in figures):
-        raise ValueError(f"expected one figure or more for each of one or more seeds, got {figures!r}.")
-    means = [float(np.mean(repeats)) for repeats in figures]
-    freedom = [len(repeats) - 1 for repeats in figures]
-    variance = [float(np.var(repeats, ddof=1)) if len(repeats) > 1 else 0.0 for repeats in figures]
+    if not values or not all(len(repeats) for repeats in values):
+        raise ValueError(f"expected one or more values for each of one or more seeds, got {values!r}.")
+    means = [float(np.mean(repeats)) for repeats in values]
+    freedom = [len(repeats) - 1 for repeats in values]
+    variance = [float(np.var(repeats, ddof=1)) if len(repeats) > 1 else 0.0 for repeats in values]
     within = np.dot(freedom, variance) / sum(freedom) if sum(freedom) else None
     over, ci95 = None, None
     if len(means) > 1:
         over, ci95 = "seeds", t_interval(means)
     elif freedom[0] > 0:
-        over, ci95 = "repeats", t_interval(figures[0])
+        over, ci95 = "repeats", t_interval(values[0])
     return Summary(
         mean=float(np.mean(means)),
         std_seeds=float(np.std(means, ddof=1)) if len(means) > 1 else None,
@@ -76,12 +82,12 @@ def summarise(figures: Sequence[Sequence[float]]) -> Summary:
         ci95=ci95,
         ci_over=over,
         seeds=len(means),
-        repeats=max(len(repeats) for repeats in figures),
+        repeats=max(len(repeats) for repeats in values),
     )
 
 
 def t_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Student's t confidence interval of the mean of two or more independent values."""
+    """Student's t confidence interval (lower, upper) of the mean of two or more independent values."""
     mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    reach = float(scipy.stats.t.ppf((1 + level) / 2, len(values) - 1)) * error
-    return mean - reach, mean + reach
+    half_width = float(scipy.stats.t.ppf((1 + level) / 2, len(values) - 1)) * error
+    return mean - half_width, mean + half_width

@@ -1,7 +1,8 @@
-"""The store: one directory per run, named by its id. What a file there means never depends on when it was written.
+"""The store of runs: one folder for each run, named by the run's id.
 
-config.yaml ledger.json environment.json log.jsonl generator.safetensors generator.json checkpoints/ samples.npz
-samples.png metrics/ (see `measurements`) status.json, private/ (never to be shared) and, last, DONE.
+A folder holds config.yaml, identity.json, ledger.json, environment.json, log.jsonl, generator.safetensors,
+generator.json, checkpoints/, samples.npz, samples.png, metrics/ (see `measurements`), status.json, private/ (never to
+be shared) and DONE, which is written last. No code uses the times of files to decide what they mean.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ PHASES = {"prepare": "preparation", "train": "training", "account": "accounting"
 
 
 class RunBusy(RuntimeError):
-    """Another process is working on this run."""
+    """Raised if another process holds the lock of a run."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run on disk."""
+    """The folder of one run."""
 
     path: Path
 
@@ -48,41 +49,48 @@ class RunFolder:
         return (self.path / "generator.safetensors").exists()
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """A JSON file of the run, or {} when it is not there yet."""
+        """The content of a JSON file of the run; {} if the file does not exist.
+
+        Raises:
+            ValueError: if the file is not JSON.
+        """
         path = self.path / name
         try:
             return json.loads(path.read_text()) if path.exists() else {}
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is damaged ({error}); restore it, or delete the run's folder.") from None
+            raise ValueError(
+                f"expected JSON in {path}, got a corrupt file ({error}); restore it, or delete the run's folder."
+            ) from None
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         write_atomic(self.path / name, json.dumps(content, indent=2))
 
     @property
     def config(self) -> DictConfig:
+        """The resolved config of the run."""
         loaded = OmegaConf.load(self.path / "config.yaml")
         assert isinstance(loaded, DictConfig)
         return loaded
 
     @property
     def measurements(self) -> Measurements:
-        """By which protocols the run was measured, and what came of it."""
+        """The run's measurements, one for each protocol."""
         return Measurements(self.path)
 
     def mark(self, status: str, phase: str, error: BaseException | None = None) -> None:
-        """Write status.json: what the run is doing, or how and when it ended."""
+        """Write status.json: the run's status and phase now, the time, and the error if there is one."""
         content = {"status": status, "phase": phase, "at": datetime.now(UTC).isoformat(timespec="seconds")}
         if error is not None:
             content["error"] = describe_error(error)
         self.write_json("status.json", content)
 
     def failed_during(self) -> str:
-        """The phase in which the run failed, for a sentence: "during training"."""
+        """The phase in which the run failed, as part of a sentence: "during training"."""
         phase = str(self.read_json("status.json").get("phase"))
         return f"during {PHASES.get(phase, 'an unknown phase')}"
 
     def finish(self) -> None:
-        """Delete the secret noise key, the journal and private state, then write DONE: nothing is left to resume."""
+        """Mark the run as finished; delete its noise key, journal and private state, which only a resumed run needs."""
         for name in ("journal", "state"):
             shutil.rmtree(self.path / "private" / name, ignore_errors=True)
         (self.path / "private" / "noise.key").unlink(missing_ok=True)
@@ -91,10 +99,10 @@ class RunFolder:
 
     @contextmanager
     def locked(self, timeout_s: float = 1.0) -> Iterator[None]:
-        """Hold the run for this process; the lock falls with the process, however that ends.
+        """Lock the run for this process. The operating system releases the lock if the process is killed.
 
         Raises:
-            RunBusy: if another process holds it.
+            RunBusy: if another process holds the lock for longer than `timeout_s`.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(self.path / ".lock")
@@ -102,7 +110,7 @@ class RunFolder:
             lock.acquire(timeout=timeout_s)
         except filelock.Timeout:
             raise RunBusy(
-                f"run {self.id} is being worked on by another process (lock {self.path / '.lock'}); wait for it, or "
+                f"run {self.id} is in use by another process (lock {self.path / '.lock'}); wait for that process, or "
                 "start a run with another seed or config."
             ) from None
         try:
@@ -111,22 +119,22 @@ class RunFolder:
             lock.release()
 
     def status(self) -> str:
-        """finished, running, failed, preempted, interrupted (killed without a word) or empty."""
+        """finished, running, failed, preempted, interrupted (the process was killed) or empty (never started)."""
         if self.done:
             return "finished"
         if not self.path.exists():
             return "empty"
         try:
             with self.locked(timeout_s=0.0):
-                told = self.read_json("status.json").get("status", "empty")
+                stored = self.read_json("status.json").get("status", "empty")
         except RunBusy:
             return "running"
-        return "interrupted" if told == "running" else told
+        return "interrupted" if stored == "running" else stored
 
 
 @dataclass(frozen=True)
 class Store:
-    """All runs under one results folder."""
+    """All runs of one results folder, `root`."""
 
     root: Path
 
@@ -134,22 +142,22 @@ class Store:
         return RunFolder(self.root / "runs" / run_id)
 
     def runs(self) -> list[RunFolder]:
-        """Every run that has at least a config, by id."""
+        """All runs that have at least a config, sorted by id."""
         return [RunFolder(path.parent) for path in sorted((self.root / "runs").glob("*/config.yaml"))]
 
     def find(self, prefix: str) -> RunFolder:
-        """The run whose id starts with `prefix` (a path to its folder works too).
+        """The run whose id starts with `prefix`; `prefix` may also be the path of a run's folder.
 
         Raises:
-            LookupError: if none or several do.
+            LookupError: if no run matches, or several do.
         """
         if (Path(prefix) / "config.yaml").exists():
             return RunFolder(Path(prefix))
-        found = [run for run in self.runs() if run.id.startswith(prefix)]
-        if len(found) != 1:
-            what = "none" if not found else ", ".join(run.id for run in found)
+        matches = [run for run in self.runs() if run.id.startswith(prefix)]
+        if len(matches) != 1:
+            ids = ", ".join(run.id for run in matches) or "none"
             raise LookupError(
-                f"expected one run whose id starts with {prefix!r} in {self.root / 'runs'}, found {what}; `dpgen runs` "
-                "lists them."
+                f"expected one run whose id starts with {prefix!r} in {self.root / 'runs'}, found {ids}; `dpgen runs` "
+                "lists all runs."
             )
-        return found[0]
+        return matches[0]

@@ -1,6 +1,6 @@
-"""Whether the files of a run's folder can be used: they can be read, and the folder holds the run of its name.
+"""Checks that a run's folder can be used: its files can be read, and it holds the run that its name says.
 
-A damaged folder does not hide the others, and none of its values enters a table or a report.
+An unusable folder does not hide other runs, and none of its values enters a table or the report.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from dpgen_bench.runs.config import identify
 from dpgen_bench.runs.store import RunFolder
 
-FILES = ("identity", "ledger", "training", "status", "environment")  # the JSON files that a run leaves
+FILES = ("identity", "ledger", "training", "status", "environment")  # the JSON files of every trained run
 
 
 def folder_problem(folder: RunFolder) -> str:
-    """Why a run folder cannot be used, without a path; "" if it can, or if there is no run yet. Raises nothing.
+    """Why a run's folder cannot be used, without paths; "" if it can be used or does not exist. Never raises.
 
-    A report that cannot be read is no damage: it counts as not there.
+    A measurement that cannot be read is no problem of the folder: it is ignored and can be made again.
     """
     problem = file_problem(folder)
     if problem or not folder.path.exists() or not (identity := folder.read_json("identity.json")):
@@ -23,24 +23,25 @@ def folder_problem(folder: RunFolder) -> str:
 
 
 def file_problem(folder: RunFolder) -> str:
-    """`damage` for readers that take a run for what it holds, whatever the name of its folder is."""
+    """As `folder_problem`, but the folder may have any name, such as that of a copy."""
     if not folder.path.exists():
         return ""
     if not folder.path.is_dir():
         return "it is a file, not a folder"
-    read = {}
+    contents = {}
     for name in FILES:
         try:
-            read[name] = folder.read_json(f"{name}.json")
-        except (ValueError, OSError):  # torn JSON, bytes that are no text, a folder in its place
+            contents[name] = folder.read_json(f"{name}.json")
+        except (ValueError, OSError):  # truncated JSON, bytes that are not text, a folder in place of the file
             return f"{name}.json cannot be read"
-        if not isinstance(read[name], dict):
-            return f"{name}.json is not what a run leaves"
-    if not read["identity"]:
-        # A run writes its config, then this file, then the others: with none of them it is only not there yet.
-        return "it does not say which run it is: identity.json is missing" if read["ledger"] or folder.done else ""
+        if not isinstance(contents[name], dict):
+            return f"{name}.json is not a JSON object"
+    if not contents["identity"]:
+        # A run writes its config, then its identity, then all others: a folder without them belongs to a new run.
+        is_used = contents["ledger"] or folder.done
+        return "its identity.json is missing, so it is unknown which run it is" if is_used else ""
     try:
         _ = folder.config
-    except Exception:  # yaml's errors have no common base with OmegaConf's
+    except Exception:  # the errors of yaml and of OmegaConf have no common base class
         return "config.yaml cannot be read"
     return ""

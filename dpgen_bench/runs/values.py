@@ -1,4 +1,4 @@
-"""Figures by name: what a report holds, once for each repeat, and what its run cost."""
+"""Values by name: the metric values of a measurement, and the costs of its run."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from dpgen_bench.training.cost import cost_values
 
 
 def metric_values(measurement: Measurement) -> dict[str, list[float]]:
-    """All measured values of a report by name, one for each repeat in which it was measured."""
-    found: dict[str, list[float]] = {}
+    """All measured values of a measurement by name, one for each repeat in which the metric was measured."""
+    values: dict[str, list[float]] = {}
     for repeat in measurement.get("repeats", []):
         for result in repeat["metrics"].values():
-            for name, value in result["values"].items() if result["status"] == "measured" else ():
-                found.setdefault(name, []).append(value)
-    return found
+            if result["status"] != "measured":
+                continue
+            for name, value in result["values"].items():
+                values.setdefault(name, []).append(value)
+    return values
 
 
 def cost(folder: RunFolder) -> dict[str, list[float]]:
-    """What the run cost, see `dpgen_bench.training.cost.cost_values`; one figure each."""
+    """The costs of a run by name, each a list of one value; see `dpgen_bench.training.cost.cost_values`."""
     return {name: [value] for name, value in cost_values(folder.read_json("training.json")).items()}
 
 
 def mean_values(measurement: Measurement) -> dict[str, float]:
-    """The mean over repeats of each of `figures`."""
+    """The mean over repeats of each of `metric_values`."""
     return {name: sum(values) / len(values) for name, values in metric_values(measurement).items()}
 
 
 def notes(measurement: Measurement) -> list[str]:
-    """What must be known besides the figures: of the samples, and of each metric; why one was not measured. No line
-    comes twice."""
+    """Notes on the samples and on each metric, and why a metric was not measured. Equal lines are listed once."""
     lines: dict[str, None] = {}
     for repeat in measurement.get("repeats", []):
         lines |= dict.fromkeys(repeat["samples"].get("notes", []))
