@@ -1,4 +1,4 @@
-"""A made store for tests of pictures: run folders with the files that pictures are made of, and nothing trained."""
+"""A synthetic store for tests of plots: run folders with the files that plots read, without training."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def measurement_of(spec: RunSpec, values: Mapping[str, float]) -> Measurement:
 def make_run(
     results: Path,
     line: str,
-    figures: Mapping[str, float] | None = None,
+    metrics: Mapping[str, float] | None = None,
     proven: float | str | None = "inf",
     claimed: float | None = None,
 ) -> RunFolder:
-    """A trained run with its ledger's epsilons and, with `figures`, finished: measured by its config's protocol."""
+    """A trained run with its ledger's epsilons and, with `metrics`, finished: measured by its config's protocol."""
     spec = spec_of(line)
     folder = Store(results).folder(spec.id)
     folder.path.mkdir(parents=True)
@@ -56,18 +56,18 @@ def make_run(
     epsilon = {"proven": proven, "claimed": claimed, **terms}
     folder.write_json("ledger.json", {**ledger, "entries": [entry], "epsilon": epsilon})
     folder.write_json("training.json", {"steps": {"train": 400}})
-    if figures is not None:
-        folder.measurements.write(measurement_of(spec, figures))
+    if metrics is not None:
+        folder.measurements.write(measurement_of(spec, metrics))
         folder.finish()
     return folder
 
 
-def keep_step(folder: RunFolder, line: str, step: int, epsilon: float | str, figures: Mapping[str, float]) -> None:
-    """A generator kept on the way, measured."""
+def keep_step(folder: RunFolder, line: str, step: int, epsilon: float | str, metrics: Mapping[str, float]) -> None:
+    """A measured generator that was kept during training."""
     place = RunFolder(folder.path / "steps" / str(step))
     place.path.mkdir(parents=True)
     place.write_json("step.json", {"step": step, "epsilon": epsilon})
-    place.measurements.write(measurement_of(spec_of(line), figures))
+    place.measurements.write(measurement_of(spec_of(line), metrics))
 
 
 def write_log(folder: RunFolder, rows: Sequence[Mapping[str, Any]], end: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Folders of runs as `dpgen run` leaves them, without the training, and a table; for the tests of the report."""
+"""Run folders as `dpgen run` writes them, without training, and a table, for the tests of the report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEMO = "experiment=demo/dp_merf"
 
 
 def write_report(folder: RunFolder, protocol: dict, values: dict[str, float], **other) -> None:
-    """A complete report with one drawing and one metric."""
+    """A complete measurement with one drawing of samples and one metric."""
     result = {"status": "measured", "values": values, "reason": None, "notes": ["a note"], "seconds": 1.0, **other}
     repeat = {"seed": 0, "samples": {"n": 10, "notes": []}, "metrics": {"all": result}}
     folder.measurements.write({"protocol": protocol, "repeats": [repeat], "complete": True})
@@ -36,7 +36,7 @@ def make_run(
     steps: int = 200,
     finish: bool = True,
 ) -> RunFolder:
-    """The folder of a finished run as `dpgen run` leaves it, without the training. `change` sets what no yaml has."""
+    """The folder of a finished run as `dpgen run` writes it, without training. `change` sets config keys directly."""
     config = compose_config([f"results={results}", "data_root=/somewhere", *overrides])
     spec = build_spec(config)
     for key, value in (change or {}).items():

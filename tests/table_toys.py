@@ -1,4 +1,4 @@
-"""A toy of a paper's table, and runs that answer its rows, for the tests of tables and of the command line."""
+"""A small paper's table, and runs that reproduce its rows, for the tests of tables and of the command line."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def table_of(**content: Any) -> TableSpec:
 
 
 def measured(
-    results: Path, line: str, protocol: str, figures: dict[str, dict[str, float]], seed: int = 0, repeats: int = 1
+    results: Path, line: str, protocol: str, values_by_key: dict[str, dict[str, float]], seed: int = 0, repeats: int = 1
 ) -> str:
-    """A finished run with figures by metric key, as if measured by that protocol."""
+    """A finished run with values by metric key, as if measured by that protocol."""
     spec = build_spec(compose_config([*line.split(), f"seed={seed}", f"protocol={protocol}", f"results={results}"]))
     folder = Store(results).folder(spec.id)
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,8 @@ def measured(
     folder.write_json("ledger.json", ledger(spec.config.privacy))
     folder.write_json("training.json", {"seconds": {"train": 1.0}, "steps": {"train": 10}, "device": "cpu"})
     metrics = {
-        key: {"status": "measured", "values": values, "reason": None, "notes": []} for key, values in figures.items()
+        key: {"status": "measured", "values": values, "reason": None, "notes": []}
+        for key, values in values_by_key.items()
     }
     repeats = [{"seed": seed, "samples": {"notes": []}, "metrics": metrics}] * repeats
     folder.measurements.write({"protocol": spec.protocol_record(), "repeats": repeats, "complete": True})
@@ -91,11 +92,11 @@ def fake_run(results: Path, overrides: list[str], accuracy: float | list[float] 
 
 
 def ledger(privacy, **epsilon) -> dict[str, Any]:
-    """What a run with that configuration leaves of its ledger, as far as tables read it."""
+    """The part of a run's ledger that tables read."""
     terms = {key: privacy[key] for key in ("delta", "relation", "accountant")}
-    figures = {"proven": 9.5, "claimed": 10.0, **terms, **epsilon}
+    values_by_key = {"proven": 9.5, "claimed": 10.0, **terms, **epsilon}
     budget = None if privacy.epsilon is None else float(privacy.epsilon)
-    return {"unit": "record", "budget": {"epsilon": budget, **terms}, "unproven": [], "epsilon": figures}
+    return {"unit": "record", "budget": {"epsilon": budget, **terms}, "unproven": [], "epsilon": values_by_key}
 
 
 def line_for(built, **of):

@@ -28,7 +28,7 @@ def test_gradients_in_images_are_those_of_the_loss(m: float) -> None:
     settings = BiasVarianceSpec(p=(0.0, 0.5, 0.99), n=6, m=m)
     x, labels = clouds(2, 6, 5)
     y, real_labels = clouds(2, 4, 5, seed=1)
-    found = image_gradients(x, labels, y, real_labels, 2, settings)
+    result = image_gradients(x, labels, y, real_labels, 2, settings)
 
     def points(images: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
         return torch.cat([images, 15.0 * torch.nn.functional.one_hot(of, 2)], dim=1)
@@ -36,8 +36,8 @@ def test_gradients_in_images_are_those_of_the_loss(m: float) -> None:
     for p, debias in ((0.0, 0), (0.5, 3), (0.99, 5), (1.0, 6)):
         X = points(x, labels)[: 6 + debias]
         _, gradient = semi_debiased(Transport(Cost(l1=m)), X, points(y, real_labels), 6)
-        assert torch.allclose(found[p][: 6 + debias], gradient[:, :5], atol=1e-6)
-        assert not found[p][6 + debias :].any()
+        assert torch.allclose(result[p][: 6 + debias], gradient[:, :5], atol=1e-6)
+        assert not result[p][6 + debias :].any()
 
 
 def test_gradients_in_parameters_are_those_of_the_generator() -> None:
@@ -45,7 +45,7 @@ def test_gradients_in_parameters_are_those_of_the_generator() -> None:
     settings = BiasVarianceSpec(p=(0.4,), n=5, batches=2, m=0.0)
     images, labels = clouds(2, 8, 3)
     pools = [images[labels == label] for label in range(2)]
-    found = next(draws(pools, images, labels, settings))
+    result = next(draws(pools, images, labels, settings))
 
     random = torch.Generator().manual_seed(settings.seed)
     drawn = torch.randint(2, (10,), generator=random)
@@ -58,7 +58,7 @@ def test_gradients_in_parameters_are_those_of_the_generator() -> None:
     generated = centres + (1 + theta[1, drawn]) * (x - centres) + theta[0, drawn]
     generated.backward(in_images)
     assert theta.grad is not None
-    assert torch.allclose(found[0.4], theta.grad, atol=1e-5)
+    assert torch.allclose(result[0.4], theta.grad, atol=1e-5)
 
 
 POOL, REAL = [-0.2, 0.3, 0.9], [-0.9, -0.5, -0.1]
@@ -69,11 +69,11 @@ def test_one_point_a_batch_has_a_closed_form() -> None:
     """n = 1 and no L1: W(x, y) = |x - y|^2, so G_0 = 4 (x - y), p = 1 gives 2 (x - x') from x to x'."""
     settings, label = BiasVarianceSpec(p=(0.0, 0.9), n=1, m=0.0), torch.zeros(2, dtype=torch.int64)
     for x, other, y in TRIPLES:
-        found = image_gradients(torch.tensor([[x], [other]]), label, torch.tensor([[y]]), label[:1], 1, settings)
+        result = image_gradients(torch.tensor([[x], [other]]), label, torch.tensor([[y]]), label[:1], 1, settings)
         expected = [4 * (x - y) - 2 * (x - other), 2 * (x - other)]
-        assert found[1.0].flatten().tolist() == pytest.approx(expected, abs=1e-5)
+        assert result[1.0].flatten().tolist() == pytest.approx(expected, abs=1e-5)
         for p in (0.0, 0.9):  # floor(1 * 0.9) = 0 new points
-            assert found[p].flatten().tolist() == pytest.approx([4 * (x - y), 0.0], abs=1e-5)
+            assert result[p].flatten().tolist() == pytest.approx([4 * (x - y), 0.0], abs=1e-5)
 
 
 def test_the_moments_of_all_draws_are_their_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,9 +104,9 @@ def test_the_debiased_gradient_vanishes_on_average_where_generator_and_data_agre
     """2 W(X, Y) - W(X, X') of one law for all: its gradient has mean 0 by symmetry of W, the biased one's not."""
     images, labels = clouds(2, 10, 4)
     settings = BiasVarianceSpec(p=(0.0,), n=8, batches=150)
-    found = list(draws([images[labels == 0], images[labels == 1]], images, labels, settings))
+    result = list(draws([images[labels == 0], images[labels == 1]], images, labels, settings))
     for p, vanishes in ((1.0, True), (0.0, False)):
-        got = torch.stack([batch[p].flatten() for batch in found])
+        got = torch.stack([batch[p].flatten() for batch in result])
         # |mean|^2 of B independent draws of mean 0 is tr Cov / B on average.
         ratio = float(got.mean(dim=0).square().sum() / (got.var(dim=0).sum() / len(got)))
         assert (ratio < 2.0) if vanishes else (ratio > 3.0)
@@ -122,14 +122,14 @@ def test_bias_falls_and_variance_rises_with_p() -> None:
 
 
 def test_a_collapsed_generator_knows_no_p() -> None:
-    """One class and one image: what is drawn anew is what was there."""
+    """One class and one image: a new draw gives the same image."""
     images, labels = clouds(1, 20, 4)
     frame = bias_variance(images, labels, BiasVarianceSpec(pool=(1,), n=6, batches=20))
     assert frame["bias"].max() < 1e-3
     assert frame["variance"].to_numpy() == pytest.approx(1.0, abs=1e-4)
 
 
-def test_the_same_settings_give_the_same_figures_on_any_number_of_threads() -> None:
+def test_the_same_settings_give_the_same_values_on_any_number_of_threads() -> None:
     images, labels = clouds(2, 10, 4)
     settings = BiasVarianceSpec(n=5, batches=5, pool=(2, None))
     before = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""The leaderboard: places among comparable lines alone, and a reason wherever there is none."""
+"""The leaderboard: places among comparable lines only, and the reason for a line without a place."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def ledger(proven: float | str = 9.99, **changed: Any) -> dict[str, Any]:
     return {**whole, "epsilon": {"proven": proven, **TERMS}, **changed}
 
 
-def ran(results: Path, name: str, fid: float, seed: int = 0, told: dict | None = None, **more: float) -> RunFolder:
+def ran(results: Path, name: str, fid: float, seed: int = 0, content: dict | None = None, **more: float) -> RunFolder:
     run_id = measured(results, LINES[name], "quick", {"fid": {"fid": fid, **more}}, seed)
     folder = Store(results).folder(run_id)
-    folder.write_json("ledger.json", ledger() if told is None else told)
+    folder.write_json("ledger.json", ledger() if content is None else content)
     return folder
 
 
@@ -45,7 +45,7 @@ def places(results: Path, table) -> dict[str, tuple[str, str]]:
     return {line["method"]: (line["place"], line["status"]) for line in frame.to_dict("records")}
 
 
-def test_places_go_by_the_figure_lower_or_higher(tmp_path):
+def test_lines_are_ranked_by_the_direction_of_the_metric(tmp_path):
     for name, fid, accuracy in (("dp_merf", 100.0, 70.0), ("dpgan", 50.0, 60.0), ("dp_sinkhorn", 75.0, 80.0)):
         ran(tmp_path, name, fid, acc_mlp_pct=accuracy)
     by_fid = places(tmp_path, board(*LINES.values()))
@@ -55,7 +55,7 @@ def test_places_go_by_the_figure_lower_or_higher(tmp_path):
     assert list(by_accuracy) == ["dp_sinkhorn", "dp_merf", "dpgan"]
 
 
-def test_equal_figures_share_a_place(tmp_path):
+def test_equal_values_share_a_place(tmp_path):
     for name, fid in (("dp_merf", 50.0), ("dpgan", 50.0), ("dp_sinkhorn", 75.0)):
         ran(tmp_path, name, fid)
     assert [place for place, _ in places(tmp_path, board(*LINES.values())).values()] == ["1", "1", "3"]
@@ -71,7 +71,7 @@ def test_each_epsilon_has_its_own_places(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "why"),
+    ("content", "why"),
     [
         (ledger(9.0), "proven 9 leaves a part of 10 unspent"),
         (ledger(10.4), "proven 10.4 is above 10"),
@@ -94,14 +94,14 @@ def test_each_epsilon_has_its_own_places(tmp_path):
     ],
 )
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_seed_that_is_not_comparable_takes_the_place_and_is_named(tmp_path, told, why, bad):
-    """The best figure of all does not help; it is one seed of two, whichever comes first, by what its ledger says."""
+def test_a_seed_that_is_not_comparable_removes_the_place_and_is_named(tmp_path, content, why, bad):
+    """One of two seeds has another ledger; its line gets no place, although its value is the best."""
     for seed in (0, 1):
-        ran(tmp_path, "dp_merf", 1.0, seed, told if seed == bad else None)
+        ran(tmp_path, "dp_merf", 1.0, seed, content if seed == bad else None)
     ran(tmp_path, "dpgan", 50.0)
-    found = places(tmp_path, board(f"{LINES['dp_merf']} seed=0,1", LINES["dpgan"]))
-    assert found["dpgan"] == ("1", "measured")
-    place, status = found["dp_merf"]
+    ranking = places(tmp_path, board(f"{LINES['dp_merf']} seed=0,1", LINES["dpgan"]))
+    assert ranking["dpgan"] == ("1", "measured")
+    place, status = ranking["dp_merf"]
     assert place == "–"
     assert f"; no place: seed {bad}: {why}" in status
     assert f"seed {1 - bad}" not in status
@@ -116,10 +116,10 @@ def test_sound_seeds_have_a_place_together(tmp_path):
 def test_without_privacy_the_unit_counts_alone(tmp_path):
     line = LINES["dp_merf"].replace("epsilon=10", "epsilon=inf")
     folder = Store(tmp_path).folder(measured(tmp_path, line, "quick", {"fid": {"fid": 9.0}}))
-    told = ledger("inf", budget={"epsilon": "inf", **TERMS}, diagnostics="unsafe")
-    folder.write_json("ledger.json", told)
+    content = ledger("inf", budget={"epsilon": "inf", **TERMS}, diagnostics="unsafe")
+    folder.write_json("ledger.json", content)
     assert places(tmp_path, board(line)) == {"dp_merf": ("1", "measured")}
-    folder.write_json("ledger.json", {**told, "unit": "client"})
+    folder.write_json("ledger.json", {**content, "unit": "client"})
     assert places(tmp_path, board(line))["dp_merf"][0] == "–"
 
 
@@ -132,14 +132,14 @@ def test_a_line_has_a_place_only_with_all_its_seeds(tmp_path):
     }
 
 
-def test_a_figure_of_one_seed_of_two_is_no_place(tmp_path):
+def test_a_value_of_one_of_two_seeds_gets_no_place(tmp_path):
     ran(tmp_path, "dp_merf", 1.0, 0, acc_mlp_pct=90.0)
     ran(tmp_path, "dp_merf", 2.0, 1)
     _, status = places(tmp_path, board(f"{LINES['dp_merf']} seed=0,1", by="acc_mlp_pct"))["dp_merf"]
     assert status.endswith("no place: acc_mlp_pct was measured for 1 of 2 seeds")
 
 
-def test_a_run_without_the_figure_gets_no_place(tmp_path):
+def test_a_run_without_the_metric_gets_no_place(tmp_path):
     run_id = measured(tmp_path, LINES["dpgan"], "quick", {"mlp": {"acc_mlp_pct": 90.0}})
     Store(tmp_path).folder(run_id).write_json("ledger.json", ledger())
     assert places(tmp_path, board(LINES["dpgan"])) == {
@@ -155,8 +155,8 @@ def test_a_cost_is_better_lower(tmp_path, by, name):
     for method, cost in (("dp_merf", 20.0), ("dpgan", 5.0)):
         part = {"seconds_total": "train", "bytes_up": "up"}.get(by, "released_generator")
         ran(tmp_path, method, 1.0).write_json("training.json", {name: {part: cost}})
-    found = places(tmp_path, board(LINES["dp_merf"], LINES["dpgan"], by=by))
-    assert found == {"dpgan": ("1", "measured"), "dp_merf": ("2", "measured")}
+    ranking = places(tmp_path, board(LINES["dp_merf"], LINES["dpgan"], by=by))
+    assert ranking == {"dpgan": ("1", "measured"), "dp_merf": ("2", "measured")}
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_what_ranks_nothing(by):
     assert not HIGHER.fullmatch(by)
 
 
-def test_a_figure_that_nobody_can_rank_by_is_refused(tmp_path):
+def test_a_metric_without_a_known_direction_is_refused(tmp_path):
     ran(tmp_path, "dpgan", 50.0, brightness_gap=0.5)
     ran(tmp_path, "dp_merf", 50.0, brightness_gap=0.1)
     lines = [LINES["dpgan"], LINES["dp_merf"]]
@@ -207,11 +207,11 @@ def test_a_figure_that_nobody_can_rank_by_is_refused(tmp_path):
         assert next(iter(places(tmp_path, board(*lines, by="brightness_gap", better=better)))) == first
 
 
-def test_a_figure_that_is_no_number_gets_no_place(tmp_path):
+def test_a_value_that_is_not_finite_gets_no_place(tmp_path):
     ran(tmp_path, "dp_merf", float("nan"))
     ran(tmp_path, "dpgan", 50.0)
-    found = places(tmp_path, board(LINES["dp_merf"], LINES["dpgan"]))
-    assert found == {"dpgan": ("1", "measured"), "dp_merf": ("–", "measured; no place: fid is no finite number")}
+    ranking = places(tmp_path, board(LINES["dp_merf"], LINES["dpgan"]))
+    assert ranking == {"dpgan": ("1", "measured"), "dp_merf": ("–", "measured; no place: fid is no finite number")}
 
 
 @pytest.mark.parametrize(
@@ -223,11 +223,11 @@ def test_a_figure_that_is_no_number_gets_no_place(tmp_path):
         ("protocol=standard_2k", "protocol"),
     ],
 )
-def test_unlike_lines_are_no_leaderboard(tmp_path, other, key):
+def test_lines_that_are_not_comparable_are_refused(tmp_path, other, key):
     words = [word for word in LINES["dpgan"].split() if word.split("=")[0] != other.split("=")[0]]
-    unlike = " ".join([*words, other])
+    other_line = " ".join([*words, other])
     with pytest.raises(ValueError, match=f"expected one {key} for all lines of a leaderboard"):
-        assemble("t", board(LINES["dp_merf"], unlike), tmp_path)
+        assemble("t", board(LINES["dp_merf"], other_line), tmp_path)
 
 
 def test_the_boards_own_lines_are_comparable(tmp_path):

@@ -1,4 +1,4 @@
-"""conf/table's figures of the papers: each composes, and its plot asks for what its runs have."""
+"""The papers' figures in conf/table: each composes, and its plots use keys and metrics that its runs have."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_lines_of_a_figure_and_rows_of_a_table_are_the_same_runs() -> None:
 def test_restarts_are_from_every_checkpoint_that_the_parent_keeps() -> None:
     table, (own, *restarts) = load_table("dpgan_figure5"), first_rows("dpgan_figure5")
     (parent,) = parents_of("dpgan_figure5").values()
-    assert own.specs[0].id == parent  # its own figures are drawn too
+    assert own.specs[0].id == parent  # its own values are drawn, too
     (job,) = jobs_of(table.parents["pretrain"], {})
     assert "runtime.keep_steps=[1000,2000,3000]" in job
     for row, line in zip(restarts, lines_of(table)[1:], strict=True):

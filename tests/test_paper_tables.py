@@ -110,7 +110,7 @@ def test_a_table_says_what_it_is_and_how_it_is_measured(name: str) -> None:
     assert "\n" not in conf.title
     assert conf.protocol in OWN_PROTOCOL[FILES[name.partition("_table")[0]]]
     if conf.metrics and conf.paper:
-        assert set(conf.metrics) <= {figure for row in rows(name) for figure in row.cells}
+        assert set(conf.metrics) <= {metric for row in rows(name) for metric in row.cells}
 
 
 @pytest.mark.parametrize("name", WITH_NUMBERS)
@@ -148,18 +148,18 @@ def test_a_reason_is_one_sentence() -> None:
         assert "\n" not in why
 
 
-def test_a_choice_of_ours_is_no_reproduction() -> None:
+def test_a_setting_that_is_not_printed_has_a_caveat() -> None:
     """A row is marked if its preset, or the comment before it in the table, says that a setting is not printed."""
     marked = 0
     for name in WITH_NUMBERS:
-        said: dict[str, str] = {}
+        comments_by_row: dict[str, str] = {}
         for comment, entry in commented(name):
-            said.update({str(row["of"]): comment for row in expand_rows([entry])})
+            comments_by_row.update({str(row["of"]): comment for row in expand_rows([entry])})
         for _, entry in answers(name):
             preset = next((word.removeprefix("experiment=") for word in entry.run.split() if "experiment=" in word), "")
             path = CONF / "experiment" / f"{preset}.yaml"
             lines = [line for line in path.read_text().splitlines() if line.startswith("#")] if preset else []
-            text = " ".join([*lines, said[str(dict(entry.of))]])
+            text = " ".join([*lines, comments_by_row[str(dict(entry.of))]])
             if any(words in text for words in ("not printed", "does not say how", "does not say which", "hosen:")):
                 assert entry.caveat, (name, entry.run)
                 marked += 1
@@ -237,12 +237,12 @@ PINNED = {
 def test_settings_and_protocol_are_those_that_were_checked_against_the_paper(name: str) -> None:
     record = [current_protocol(str(table(name).protocol))]
     for _, entry in answers(name):
-        found = first(entry.run).config
-        config = OmegaConf.to_container(found)
+        run_config = first(entry.run).config
+        config = OmegaConf.to_container(run_config)
         assert isinstance(config, dict)
         of_data = {key: value for key, value in config["dataset"].items() if key != "root"}
         of_method = {key: value for key, value in config["method"].items() if key != "check"}  # of `dpgen check` alone
-        record.append([of_data, of_method, hashed_privacy(found), config["scale"]])
+        record.append([of_data, of_method, hashed_privacy(run_config), config["scale"]])
     text = json.dumps(record, sort_keys=True, default=str)
     assert hashlib.sha256(text.encode()).hexdigest()[:12] == PINNED[name]
 
@@ -258,8 +258,8 @@ def test_lines_differ_in_seed_alone_and_have_the_seeds_of_the_printed_spread(nam
     """Three for "Private GANs, Revisited", five for Tables A1 and A2, one where neither spread nor count is printed."""
     for row, entry in answers(name):
         jobs = expand(entry.run)
-        alike = {tuple(word for word in job if not word.startswith("seed=")) for job in jobs}
-        assert len(alike) == 1, entry.run
+        without_seed = {tuple(word for word in job if not word.startswith("seed=")) for job in jobs}
+        assert len(without_seed) == 1, entry.run
         seeds = sorted(int(word.removeprefix("seed=")) for job in jobs for word in job if word.startswith("seed="))
         spread = any(cell.std is not None for cell in row.cells.values())
         five = any("five runs" in cell.note for cell in row.cells.values())

@@ -1,4 +1,4 @@
-"""What a picture says of its runs: which are in it, which are left out, and why it is no reproduction."""
+"""The caption of a plot: the runs in it, those left out, and why it is not a reproduction."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def test_only_a_paper_s_figure_at_its_scale_by_its_protocol_may_be_a_reproductio
     folder = make_run(tmp_path, line, {"fid": 3.0})
     make_run(tmp_path, reduced, {"fid": 4.0})
     plot, rows = {"kind": "curve", "x": "method.n_d", "y": "fid"}, [row_of(tmp_path, line)]
-    said = of_paper(tmp_path, plot, rows)
-    assert "scale paper; protocol quick; 1 seed each; ε proven ∞" in said
-    assert "Not a reproduction" not in said
+    caption_text = of_paper(tmp_path, plot, rows)
+    assert "scale paper; protocol quick; 1 seed each; ε proven ∞" in caption_text
+    assert "Not a reproduction" not in caption_text
     for more, why in (
         ({"title": "Leaderboard"}, "no paper has this picture."),
         ({"protocol": "standard_utility"}, "protocol quick (the paper's: standard_utility)."),

@@ -1,4 +1,4 @@
-"""Sample grids, in which nothing vanishes, and the level of chance beside accuracies."""
+"""Sample grids, in which each row of the table has a place, and the level of chance in plots of accuracies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sample_panels(
 def test_sample_grids_have_a_column_for_a_method_and_a_row_for_an_epsilon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Methods in the table's order, budgets in theirs; steps that go with the budget part no method's column."""
+    """Methods in the table's order, budgets increasing; steps that change with the budget do not split a column."""
     rows = []
     for method, budget, steps in (("dpgan", 10, 300), ("dpgan", "inf", 400), ("dp_merf", 1, 0), ("dp_merf", "inf", 0)):
         line = f"experiment=demo/{method} privacy.epsilon={budget}" + (f" method.steps={steps}" if steps else "")
@@ -78,7 +78,7 @@ def test_a_montage_has_a_column_for_each_class(tmp_path: Path) -> None:
 
 
 def test_accuracies_start_at_zero_and_show_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Digits have ten classes; calibrated accuracies and FIDs have no level of guessing that all share."""
+    """Digits have ten classes; calibrated accuracies and FIDs have no common level of chance."""
     drawn_figures = []
     monkeypatch.setattr(draw_module, "_save", lambda figure, stem, title: drawn_figures.append(figure) or [])
     line = f"{DPGAN} privacy.epsilon=10"
@@ -102,7 +102,7 @@ def test_accuracies_start_at_zero_and_show_chance(tmp_path: Path, monkeypatch: p
 def test_lines_without_a_place_in_a_leaderboard_have_hollow_markers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At ε = 1 one of two seeds is measured, at 5 more than that is proven; in a plain table nothing has a place."""
+    """At ε = 1 one of two seeds is measured, at 5 more than 5 is proven; other tables have no places."""
     drawn_figures: list[Any] = []
     monkeypatch.setattr(draw_module, "_save", lambda figure, stem, title: drawn_figures.append(figure) or [])
     rows = []
@@ -118,9 +118,9 @@ def test_lines_without_a_place_in_a_leaderboard_have_hollow_markers(
         for figure in drawn_figures
     ]
     assert hollow == [set(), {0.999, 6.0}]
-    said = [" ".join(figure.get_supxlabel().split()) for figure in drawn_figures]
-    assert ["Hollow" in words for words in said] == [False, True]
-    assert "Hollow: 2 line(s) without a place; the table says why." in said[1]
+    captions = [" ".join(figure.get_supxlabel().split()) for figure in drawn_figures]
+    assert ["Hollow" in words for words in captions] == [False, True]
+    assert "Hollow: 2 line(s) without a place; the table says why." in captions[1]
 
 
 def test_levels_of_chance(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of runs: each kind on made run folders. What is asked of a picture stands as text in its SVG."""
+"""Plots of runs: each kind on synthetic run folders. The text of an SVG shows what was drawn."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def texts(path: Path) -> list[str]:
 
 
 def drawn(results: Path, plot: Any, rows: Sequence[TableRow], **more: Any) -> tuple[list[str], str]:
-    """The texts of the one picture that is drawn, each and all together; both its files are looked at."""
+    """The texts of the one plot that is drawn, as a list and joined; both its files are checked."""
     png, svg = draw("made", table(plot, **more), rows, results)
     assert (png, svg) == (results / "plots" / "made.png", results / "plots" / "made.svg")
     assert png.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
@@ -116,14 +116,14 @@ def test_privacy_and_utility_has_infinity_at_the_right(tmp_path: Path) -> None:
     found, together = drawn(tmp_path, {"kind": "privacy_utility", "y": "acc_mlp_pct"}, rows)
     assert {"1", "10", "∞", "dpgan", "dp_merf", "accuracy, MLP (%)"} <= set(found)
     assert "ε proven 1, 10, ∞" in together
-    # DP-MERF's runs have no claim, and are left out where claims are the axis: said, not hidden.
+    # DP-MERF's runs have no claim, and are left out of an axis of claims; the caption says so.
     claims = {"kind": "privacy_utility", "epsilon": "claimed", "y": "acc_mlp_pct", "series": "privacy.epsilon"}
     found, together = drawn(tmp_path, claims, rows)
     assert "Left out: 3 row(s) without epsilon_claimed." in together
     assert "ε claimed by the paper's count" in found
 
 
-def test_relations_that_do_not_compare_are_said(tmp_path: Path) -> None:
+def test_a_caption_warns_of_relations_that_are_not_comparable(tmp_path: Path) -> None:
     rows = []
     for relation in ("add_remove", "replace_one"):
         line = f"{DPGAN} privacy.epsilon=10 privacy.relation={relation}"
@@ -204,7 +204,7 @@ def test_bias_and_variance_need_no_run(tmp_path: Path) -> None:
     assert "Not a reproduction" in together
 
 
-def test_the_same_runs_give_the_same_bytes_whatever_the_user_s_style(tmp_path: Path) -> None:
+def test_the_same_runs_give_the_same_bytes_under_every_user_style(tmp_path: Path) -> None:
     import matplotlib
 
     rows = n_d_rows(tmp_path)

@@ -1,4 +1,4 @@
-"""The printed numbers: against the papers' text, in our units, and what the reader of their files refuses."""
+"""The published values: compared with the papers' text, in the bench's units, and files that their reader refuses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def only(paper: str, table: str, **fields: str) -> PublishedRow:
 
 # --- the numbers --------------------------------------------------------------------------------------------------
 
-# Where it stands, which row it is, our figure's name, the number and its spread in our unit; read in the papers' text.
+# The table, the row, the bench's metric, the value and its spread in the bench's unit, read in the papers' text.
 GOLDEN = [
     ("dpgan_revisited", "1", dict(method="Our DPGAN", dataset=MNIST), "fid", 12.8, 0.3),
     ("dpgan_revisited", "1", dict(method="Our DPGAN", dataset=CELEBA), "acc_cnn_pct", 82.4, 4.4),
@@ -73,16 +73,16 @@ GOLDEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("paper", "table", "fields", "figure", "value", "std"), GOLDEN)
+@pytest.mark.parametrize(("paper", "table", "fields", "metric_name", "value", "std"), GOLDEN)
 def test_numbers_are_the_papers(
-    paper: str, table: str, fields: dict[str, str], figure: str, value: float, std: float | None
+    paper: str, table: str, fields: dict[str, str], metric_name: str, value: float, std: float | None
 ) -> None:
-    cell = only(paper, table, **fields).cells[figure]
+    cell = only(paper, table, **fields).cells[metric_name]
     assert (cell.value, cell.std) == (value, std)
 
 
 @pytest.mark.parametrize(
-    ("paper", "table", "fields", "figures"),
+    ("paper", "table", "fields", "metric_names"),
     [
         ("gs_wgan", "2", dict(method="Fed Avg GAN"), ["epsilon", "comm_cost_bytes"]),
         ("gs_wgan", "2", dict(method="GS-WGAN (federated)"), ["epsilon", "comm_cost_bytes"]),
@@ -95,11 +95,11 @@ def test_numbers_are_the_papers(
     ],
 )
 def test_what_is_not_legible_is_blank_and_says_so(
-    paper: str, table: str, fields: dict[str, str], figures: list[str]
+    paper: str, table: str, fields: dict[str, str], metric_names: list[str]
 ) -> None:
     row = only(paper, table, **fields)
     blank = [name for name, cell in row.cells.items() if cell.value is None]
-    assert blank == figures
+    assert blank == metric_names
     assert all(re.search("missing|unreadable", row.cells[name].note) for name in blank)
 
 
@@ -158,11 +158,11 @@ def test_printed_calibration_is_the_accuracy_by_that_of_real_data(table: str) ->
             if not name.endswith("_calibrated_pct") or name == "acc_calibrated_pct":  # a mean of the others
                 continue
             plain = name.replace("_calibrated_pct", "_pct")
-            ours, whole = row.cells[plain].value, real[plain].value
-            assert ours is not None
+            accuracy, whole = row.cells[plain].value, real[plain].value
+            assert accuracy is not None
             assert whole is not None
             assert cell.value is not None
-            low, high = 100 * (ours - 0.5) / (whole + 0.5), 100 * (ours + 0.5) / (whole - 0.5)
+            low, high = 100 * (accuracy - 0.5) / (whole + 0.5), 100 * (accuracy + 0.5) / (whole - 0.5)
             assert low - 0.5 <= cell.value <= high + 0.5, (row.method, name)
             checked += 1
     assert checked == 6 * 13
@@ -253,8 +253,8 @@ def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, old: str, new: st
         table_of(tmp_path, good, GOOD.replace(old, new, 1))
 
 
-def test_a_figure_comes_once_for_each_row(tmp_path: Path) -> None:
-    """acc_mlp_frac and acc_mlp_pct are one figure of ours."""
+def test_a_metric_occurs_once_in_each_row(tmp_path: Path) -> None:
+    """acc_mlp_frac and acc_mlp_pct are one metric of the bench."""
     again = GOOD.replace("acc_mlp_frac,0.29", "acc_mlp_pct,29")
     with pytest.raises(ValueError, match="line 3: expected acc_mlp_pct once for each row"):
         table_of(tmp_path, GOOD, again)

@@ -1,4 +1,4 @@
-"""The report: which folders count, how they become lines, what never enters it, and that it is the same each time."""
+"""The report: which folders count, how runs become lines, what it never contains, and that it is deterministic."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def bench(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def results(bench, tmp_path) -> Path:
-    """A copy of `bench` that a test may spoil."""
+    """A copy of `bench` that a test may change."""
     return Path(shutil.copytree(bench, tmp_path / "results"))
 
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
-    """No tables, each of which composes many configs; they have tests below."""
+    """No tables, because each composes many configs; tests of tables are below."""
     monkeypatch.setattr(report, "table_names", lambda: [])
 
 
@@ -71,7 +71,7 @@ def test_seeds_share_a_line_and_epsilons_do_not(bench):
     assert lines[0]["cells"]["inception_score"] == {"text": "–", "value": None}
 
 
-def test_two_protocols_are_two_lines_and_never_one_figure(results):
+def test_two_protocols_are_two_lines(results):
     folder = Store(results).runs()[0]
     protocol = {**folder.measurements.all()[0]["protocol"], "name": "mine", "num_samples": 5}
     write_report(folder, protocol, {"fid": 99.0})
@@ -114,7 +114,7 @@ def test_two_changed_texts_of_a_protocol_are_two_protocols(results):
     assert {line["filters"]["protocol"] for line in lines} == names
 
 
-def test_what_tells_lines_apart_is_named(results):
+def test_settings_that_distinguish_lines_are_named(results):
     make_run(results, DEMO, "privacy.epsilon=1", "method.features=50")
     lines = [line for line in collect(results)["lines"] if line["filters"]["epsilon"] == "1"]
     assert sorted(line["settings"] for line in lines)[0] != sorted(line["settings"] for line in lines)[1]
@@ -122,7 +122,7 @@ def test_what_tells_lines_apart_is_named(results):
     assert all("seed" not in line["settings"] for line in lines)
 
 
-def test_a_figure_that_is_no_number_does_not_spoil_the_page(results):
+def test_a_value_that_is_not_finite_does_not_break_the_page(results):
     make_run(results, DEMO, "privacy.epsilon=3", fid=math.nan)
     make_run(results, DEMO, "privacy.epsilon=4", fid=math.inf)
     found = {line["filters"]["epsilon"]: line["cells"]["fid"]["value"] for line in data_of(page(results))["lines"]}
@@ -286,13 +286,13 @@ def test_the_same_runs_give_the_same_bytes(bench, tmp_path):
     assert time.strftime("%Y-%m-%d") not in first
 
 
-def test_the_page_says_how_many_figures_are_reproductions_though_none_is(results):
-    """A run at a paper's scale is no reproduction yet: it may be measured otherwise, or answer nothing printed."""
-    said = "0 of the figures here count as reproductions of printed ones."
-    assert collect(results)["head"]["reproduction"] == f"{said} No finished run is of a paper's scale."
+def test_the_page_counts_reproductions_even_if_there_are_none(results):
+    """A run at a paper's scale is not a reproduction if its protocol differs or if no printed row names it."""
+    sentence = "0 of the figures here count as reproductions of printed ones."
+    assert collect(results)["head"]["reproduction"] == f"{sentence} No finished run is of a paper's scale."
     make_run(results, "method=dp_merf")
-    assert collect(results)["head"]["reproduction"] == said
-    assert said in unescape(page(results))
+    assert collect(results)["head"]["reproduction"] == sentence
+    assert sentence in unescape(page(results))
 
 
 def test_the_page_says_of_what_the_reproductions_are(tmp_path):
@@ -307,7 +307,7 @@ def test_the_page_says_of_what_the_reproductions_are(tmp_path):
     )
 
 
-def test_the_ledger_is_told_in_full(bench):
+def test_the_ledger_is_shown_in_full(bench):
     run = next(run for run in collect(bench)["runs"] if run["epsilon"] == "10")
     ledger = run["ledger"]
     assert dict(zip(ledger["events"]["head"], ledger["events"]["rows"][0], strict=True)) == {

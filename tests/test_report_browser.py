@@ -22,11 +22,11 @@ SIZES = ((375, 812), (1280, 800))
 
 @pytest.fixture(scope="module")
 def browser():
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
+    executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if executable is None:
         pytest.skip("no chromium, chromium-browser or google-chrome on the path")
     with playwright.sync_playwright() as started:
-        running = started.chromium.launch(executable_path=found, args=FLAGS)
+        running = started.chromium.launch(executable_path=executable, args=FLAGS)
         yield running
         running.close()
 
@@ -60,12 +60,12 @@ def site(tmp_path_factory):
 @pytest.fixture
 def visit(browser, site):
     """Opens the report at an address; afterwards: no message on the console, no request but for the file itself."""
-    said, asked, pages = [], [], []
+    messages, asked, pages = [], [], []
 
     def open_at(hash_: str = "", size: tuple[int, int] = SIZES[1]):
         page = browser.new_page(viewport={"width": size[0], "height": size[1]})
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(site[0] + hash_)
         pages.append(page)
@@ -74,7 +74,7 @@ def visit(browser, site):
     yield open_at
     for page in pages:
         page.close()
-    assert said == []
+    assert messages == []
     assert {url.split("#")[0] for url in asked if not url.startswith("data:")} == {site[0]}
 
 

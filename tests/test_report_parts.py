@@ -1,4 +1,4 @@
-"""Parts of the report: the stored command of a run, words without paths, small pictures, tables, plots."""
+"""Parts of the report: the stored command of a run, texts without paths, small pictures, tables, plots."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.table_toys import table_of
 
 @pytest.fixture(autouse=True)
 def no_tables(monkeypatch):
-    """Those of conf/table compose hundreds of configs; a test that needs some brings its own."""
+    """The tables of conf/table compose hundreds of configs; a test that needs tables defines them."""
     monkeypatch.setattr(report, "table_names", lambda: [])
 
 
@@ -107,7 +107,7 @@ def test_json_has_no_infinity():
         plain({"a": object()})
 
 
-def test_pictures_are_small_and_look_alike(tmp_path):
+def test_pictures_are_small_and_keep_their_appearance(tmp_path):
     """Noise is the worst case; of 16 equal shades the nearest is 8 levels away at most."""
     rng = np.random.default_rng(0)
     grey = np.repeat(rng.integers(0, 256, (242, 302, 1), dtype=np.uint8), 3, axis=2)
@@ -121,8 +121,8 @@ def test_pictures_are_small_and_look_alike(tmp_path):
         with Image.open(tmp_path / "back") as back:
             assert max(back.size) <= 320
             if name == "grey":
-                found = np.asarray(back.convert("L")).astype(int)
-                assert np.abs(found - grey[..., 0].astype(int)).mean() < 8
+                decoded = np.asarray(back.convert("L")).astype(int)
+                assert np.abs(decoded - grey[..., 0].astype(int)).mean() < 8
 
 
 @pytest.mark.parametrize(
@@ -141,8 +141,8 @@ def test_pictures_are_small_and_look_alike(tmp_path):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) and value else "",
 )
-def test_a_line_whose_ledger_says_other_than_was_configured_is_marked(tmp_path, changed, why, terms):
-    """Of two seeds, the second; what its ledger says counts, and the line is like no other."""
+def test_a_line_whose_ledger_differs_from_its_config_is_marked(tmp_path, changed, why, terms):
+    """The second of two seeds has another ledger; the ledger counts, and no other line is comparable."""
     folders = [make_run(tmp_path, DEMO, "privacy.epsilon=1", f"seed={seed}") for seed in (0, 1)]
     (before,) = leaderboard(read_runs(tmp_path))
     assert "detail" not in before["cells"]["proven"]
@@ -162,7 +162,7 @@ def test_a_line_whose_ledger_says_other_than_was_configured_is_marked(tmp_path, 
     assert all(word in line["cells"]["relation"]["text"] for word in terms.values())
 
 
-def test_table_cells_tell_the_distance_and_why_it_is_none(tmp_path, monkeypatch):
+def test_table_cells_show_the_difference_and_caveats(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "table_names", lambda: ["t"])
     monkeypatch.setattr(report, "load_table", lambda _: table_of())
     monkeypatch.setattr(report, "build", lambda name, results, scale: built(name, scale))
@@ -176,9 +176,11 @@ def test_table_cells_tell_the_distance_and_why_it_is_none(tmp_path, monkeypatch)
     assert table["marks"] == [["†1", "scale reduced"], ["‡1", "two readings"], ["†2", "seconds on other machines"]]
     assert (cells["d"]["printed"], cells["c"]["note"]) == ("-50 ± 0.5", "‡1")
     assert cells["e"]["printed"] == "not legible in the source"
-    assert table["head"] == ["method"]  # nobody has the other column
-    said = content["head"]["reproduction"]
-    assert said.startswith("1 of the figures here counts as a reproduction of a printed one.")  # a, but none with a †
+    assert table["head"] == ["method"]  # no line has a value in the other column
+    sentence = content["head"]["reproduction"]
+    assert sentence.startswith(
+        "1 of the figures here counts as a reproduction of a printed one."
+    )  # a, but none with a †
     html = render(content)
     assert "<b>title" not in html
     assert "<i>DPGAN" not in html
@@ -205,14 +207,14 @@ def test_which_tables_are_shown(tmp_path, monkeypatch, capsys):
     assert ("idle", "quick") not in asked  # nothing could be measured, and a build takes seconds
     assert capsys.readouterr().err == ""
     html = build_report(tmp_path).read_text()
-    told = capsys.readouterr().err.splitlines()
-    assert told == [f"[{number}/4] table {name}" for number, name in enumerate(tables, start=1)]
+    messages = capsys.readouterr().err.splitlines()
+    assert messages == [f"[{number}/4] table {name}" for number, name in enumerate(tables, start=1)]
     assert "cannot be built" in html
     assert "somebody" not in html
 
 
 def test_plots_are_drawn_from_the_runs_that_are_there_and_never_from_old_files(tmp_path, monkeypatch):
-    """A plot of an earlier day lies in results/plots; one run more changes what the report shows, and no file."""
+    """An old plot is in results/plots; one more run changes the report's plot and no file."""
     plot = {"kind": "privacy_utility", "y": "fid"}
     sweeps = [f"{DEMO} privacy.epsilon=1,10"]
     table = table_of(title="FID & <over> ε", metrics=["fid"], plot=plot, sweeps=sweeps)

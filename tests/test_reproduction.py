@@ -1,4 +1,4 @@
-"""When a measured figure counts as a reproduction of the printed one, and what is said where it does not."""
+"""When a measured value counts as a reproduction of the published one, and the caveat if it does not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpgen_bench.tables.formats import long_frame
 from dpgen_bench.tables.rows import differing_settings, load_table, spec_of_job
 from tests.table_toys import ROW, RUN, a_table, line_for, measured
 
-FIGURES = {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}}
+VALUES = {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}}
 REDUCED = RUN.replace("scale=paper", "scale=reduced")
 
 
@@ -26,7 +26,7 @@ def caveat(line):
 
 
 def test_the_same_run_at_the_papers_scale_counts(tmp_path):
-    measured(tmp_path, RUN, "dpgan_revisited", FIGURES)
+    measured(tmp_path, RUN, "dpgan_revisited", VALUES)
     line = the_line(tmp_path, {"run": RUN})
     assert caveat(line) == {"fid": "", "acc_cnn_pct": ""}
     assert all(cell.is_reproduction for cell in line.cells.values())
@@ -34,7 +34,7 @@ def test_the_same_run_at_the_papers_scale_counts(tmp_path):
 
 def test_fewer_seeds_than_the_papers_mean_has(tmp_path):
     for seed in (0, 1):
-        measured(tmp_path, RUN, "dpgan_revisited", FIGURES, seed)
+        measured(tmp_path, RUN, "dpgan_revisited", VALUES, seed)
     line = the_line(tmp_path, {"run": f"{RUN} seed=0,1,2"})
     assert caveat(line) == {"fid": "2 of 3 seeds", "acc_cnn_pct": "2 of 3 seeds"}
     measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 260.0}}, 2)
@@ -42,13 +42,13 @@ def test_fewer_seeds_than_the_papers_mean_has(tmp_path):
 
 
 def test_other_numbers_of_repeats_than_the_protocols(tmp_path):
-    measured(tmp_path, RUN, "dpgan_revisited", FIGURES, repeats=2)
+    measured(tmp_path, RUN, "dpgan_revisited", VALUES, repeats=2)
     assert caveat(the_line(tmp_path, {"run": RUN}))["fid"] == "2 of 1 repeats"
 
 
-@pytest.mark.parametrize("figure", [math.nan, math.inf])
-def test_what_is_no_finite_number_has_no_distance_and_does_not_count(tmp_path, figure):
-    measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": figure}})
+@pytest.mark.parametrize("bad_value", [math.nan, math.inf])
+def test_a_value_that_is_not_finite_has_no_difference_and_does_not_count(tmp_path, bad_value):
+    measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": bad_value}})
     built = assemble("t", a_table({"of": ROW, "run": RUN}), tmp_path)
     cell = line_for(built, **ROW).cells["fid"]
     assert (cell.difference, cell.distance, cell.is_reproduction, cell.caveat) == (None, "–", False, "no finite number")
@@ -56,9 +56,9 @@ def test_what_is_no_finite_number_has_no_distance_and_does_not_count(tmp_path, f
     assert "1 otherwise" in built.count_reproductions()
 
 
-def test_what_the_yaml_says_is_unlike(tmp_path):
+def test_caveats_of_the_yaml_are_shown(tmp_path):
     """A setting that the paper does not print, of a row; another way of measuring, of the whole table."""
-    measured(tmp_path, RUN, "dpgan_revisited", FIGURES)
+    measured(tmp_path, RUN, "dpgan_revisited", VALUES)
     line = the_line(tmp_path, {"run": RUN, "caveat": "T is our choice"})
     assert caveat(line)["fid"] == "T is our choice"
     assert line.cells["fid"].distance == "+8.2 †"
@@ -66,19 +66,19 @@ def test_what_the_yaml_says_is_unlike(tmp_path):
     assert caveat(line)["fid"] == "classifiers stop early there; T is our choice"
 
 
-def test_a_reason_may_be_of_one_figure(tmp_path):
-    measured(tmp_path, RUN, "dpgan_revisited", FIGURES)
+def test_a_caveat_may_name_one_metric(tmp_path):
+    measured(tmp_path, RUN, "dpgan_revisited", VALUES)
     line = the_line(tmp_path, {"run": RUN}, caveat={"acc_cnn_pct": "another CNN"})
     assert caveat(line) == {"fid": "", "acc_cnn_pct": "another CNN"}
 
 
-def test_a_reason_of_a_figure_that_the_table_has_not_is_a_mistake(tmp_path):
+def test_a_caveat_of_a_metric_that_the_table_lacks_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"expected under `caveat` metrics of the table .*got 'fidd'"):
         the_line(tmp_path, {"run": RUN}, caveat={"fidd": "another"})
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "reason"),
     [
         ({"epsilon": {"proven": 12.5}}, "proven 12.5 is above 10"),
         ({"epsilon": {"proven": None}}, "nothing is proven"),
@@ -88,24 +88,24 @@ def test_a_reason_of_a_figure_that_the_table_has_not_is_a_mistake(tmp_path):
         ({"unit": None}, "its ledger lacks the unit or the budget"),
     ],
 )
-def test_a_ledger_that_does_not_prove_the_budget_is_said_and_does_not_count(tmp_path, edit, said):
+def test_a_ledger_that_does_not_prove_the_budget_is_shown_and_does_not_count(tmp_path, edit, reason):
     line = RUN + " privacy.relation=add_remove"
-    folder = Store(tmp_path).folder(measured(tmp_path, line, "dpgan_revisited", FIGURES))
-    told = folder.read_json("ledger.json")
+    folder = Store(tmp_path).folder(measured(tmp_path, line, "dpgan_revisited", VALUES))
+    content = folder.read_json("ledger.json")
     for key, value in edit.items():
         if isinstance(value, dict):
-            told[key] |= value
+            content[key] |= value
         elif value is None:
-            del told[key]
+            del content[key]
         else:
-            told[key] = value
-    folder.write_json("ledger.json", told)
-    found = the_line(tmp_path, {"run": line})
-    assert caveat(found)["fid"] == said
-    assert found.tail["status"] == f"measured; {said}"
+            content[key] = value
+    folder.write_json("ledger.json", content)
+    line_found = the_line(tmp_path, {"run": line})
+    assert caveat(line_found)["fid"] == reason
+    assert line_found.tail["status"] == f"measured; {reason}"
 
 
-def test_a_printed_figure_that_is_uncertain_is_not_reproduced(tmp_path):
+def test_an_uncertain_published_value_is_not_reproduced(tmp_path):
     """DP-Sinkhorn's Table 2: 80.8 is read from 208, as its note says."""
     table = load_table("dp_sinkhorn_table2")
     entry = [entry for entry in table.rows if "semi" not in entry.of["variant"]][-2]
@@ -115,13 +115,13 @@ def test_a_printed_figure_that_is_uncertain_is_not_reproduced(tmp_path):
     assert "what is printed is uncertain" in cell.caveat
 
 
-def test_a_figure_of_a_metric_that_the_protocol_has_not_does_not_count(tmp_path):
+def test_a_value_of_a_metric_that_the_protocol_lacks_does_not_count(tmp_path):
     measured(tmp_path, RUN, "dpgan_revisited", {"other": {"fid": 1.0}})
     assert caveat(the_line(tmp_path, {"run": RUN}))["fid"].startswith("protocol dpgan_revisited")
 
 
-def test_a_metric_that_failed_has_no_figure_and_a_run_that_is_not_done_none_at_all(tmp_path):
-    folder = Store(tmp_path).folder(measured(tmp_path, RUN, "dpgan_revisited", FIGURES))
+def test_a_failed_metric_has_no_value_and_an_unfinished_run_has_none_at_all(tmp_path):
+    folder = Store(tmp_path).folder(measured(tmp_path, RUN, "dpgan_revisited", VALUES))
     (measurement,) = folder.measurements.all()
     measurement["repeats"][0]["metrics"]["fid"]["status"] = "failed"
     folder.measurements.write(measurement)
@@ -133,7 +133,7 @@ def test_a_metric_that_failed_has_no_figure_and_a_run_that_is_not_done_none_at_a
 
 def test_a_stand_in_says_which_settings_are_others(tmp_path):
     stand_in = REDUCED + " method.steps=7 privacy.relation=replace_one"
-    measured(tmp_path, stand_in, "dpgan_revisited", FIGURES)
+    measured(tmp_path, stand_in, "dpgan_revisited", VALUES)
     table = a_table(
         {"of": ROW, "run": RUN, "quick": stand_in}, quick={"protocol": "dpgan_revisited"}, note="True of it."
     )

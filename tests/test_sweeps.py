@@ -1,4 +1,4 @@
-"""Sweeps of a table: exactly the runs that it lacks."""
+"""Sweeps of a table make exactly its missing runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write_table(tmp_path: Path, monkeypatch, table: dict[str, Any]) -> None:
 
 @pytest.fixture
 def launched(monkeypatch) -> list[list[str]]:
-    """The words after `dpgen run` of each multirun, none of which is made."""
+    """The arguments of `dpgen run` of each multirun; none is made."""
     words: list[list[str]] = []
     monkeypatch.setattr(sweeps, "run_stoppable", lambda command: (words.append(command[4:]), (0, None))[1])
     return words
@@ -96,14 +96,14 @@ def test_steps_are_capped_by_the_scale_and_unknown_where_the_budget_sets_them(tm
 @settings(max_examples=200, deadline=None)
 @given(st.text() | st.text(alphabet="\\'\"a1 ,=[]{}()$%:./\n"))
 def test_a_quoted_value_is_one_value_and_the_same(text):
-    """A law of Hydra's own parser, also for what its sweeper hands on to each job of a multirun."""
+    """A law of Hydra's parser, also for the overrides that its sweeper passes to each job of a multirun."""
     override = parse_override(f"results={quote_value(text)}")
     again = parse_override(f"results={override.get_value_element_as_str()}")
     assert not override.is_sweep_override()
     assert str(override.value()) == str(again.value()) == text
 
 
-def test_a_damaged_run_of_the_table_is_said_and_not_made(tmp_path, monkeypatch, capsys, launched):
+def test_a_damaged_run_of_the_table_is_reported_and_not_made(tmp_path, monkeypatch, capsys, launched):
     write_table(tmp_path, monkeypatch, a_table(f"{MERF} seed=0,1"))
     bad = Store(tmp_path).folder(measured(tmp_path, MERF, "quick", BOTH)).path
     (bad / "ledger.json").write_text("{bad")
@@ -123,12 +123,12 @@ def test_a_dry_run_lists_and_makes_nothing(tmp_path, monkeypatch, capsys):
     write_table(tmp_path, monkeypatch, a_table(f"{MERF} privacy.epsilon=1,10 seed=0,1"))
     measured(tmp_path, f"{MERF} privacy.epsilon=1", "quick", BOTH)
     assert main(["sweep", "toy", "--dry-run", f"--results={tmp_path}"]) == 0
-    said = capsys.readouterr().out
-    assert "1 of 4 runs finished; 3 to make" in said
-    listed = [line.split("│")[-3:-1] for line in said.splitlines() if line.startswith("│")]
+    output = capsys.readouterr().out
+    assert "1 of 4 runs finished; 3 to make" in output
+    listed = [line.split("│")[-3:-1] for line in output.splitlines() if line.startswith("│")]
     assert [[cell.strip() for cell in cells] for cells in listed] == [["not run", "200"]] * 3
-    assert said.count("dpgen run") == 1
-    assert "dpgen run -m experiment=demo/dp_merf privacy.epsilon=1,10 seed=0,1 protocol=quick" in said
+    assert output.count("dpgen run") == 1
+    assert "dpgen run -m experiment=demo/dp_merf privacy.epsilon=1,10 seed=0,1 protocol=quick" in output
     assert len(Store(tmp_path).runs()) == 1
 
 
@@ -151,7 +151,7 @@ def test_the_lines_printed_are_the_ones_launched(tmp_path, monkeypatch, capsys, 
     assert compose_config(launched[0][1:]).results == str(results)
 
 
-def test_results_in_the_usual_place_are_not_said(tmp_path, monkeypatch, capsys, launched):
+def test_the_default_folder_of_results_is_not_an_override(tmp_path, monkeypatch, capsys, launched):
     write_table(tmp_path, monkeypatch, a_table(f"{MERF} seed=0"))
     monkeypatch.delenv("DPGEN_RESULTS", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -233,7 +233,7 @@ SWEEPS = "import sys; from dpgen_bench.tables.sweeps import run_stoppable; print
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_sweep_stops_its_multirun(tmp_path, number):
-    """SIGTERM reaches the child, which may end as it likes; on Linux also when the parent cannot say anything."""
+    """SIGTERM reaches the child, which may end with any status; on Linux also if the parent is killed."""
     if number == signal.SIGKILL and sys.platform != "linux":
         pytest.skip("no other system tells a process that its parent is gone")
     command = [sys.executable, "-c", SWEEPS, sys.executable, "-c", TELLS]
@@ -241,10 +241,10 @@ def test_a_stopped_sweep_stops_its_multirun(tmp_path, number):
     parent = subprocess.Popen(command, cwd=tmp_path, env=path, stdout=subprocess.PIPE, text=True)
     wait_for(tmp_path / "ready")
     parent.send_signal(number)
-    said = parent.communicate(timeout=300)[0]
+    output = parent.communicate(timeout=300)[0]
     wait_for(tmp_path / "told")
     assert (tmp_path / "told").read_text() == "SIGTERM"
-    assert said.strip() == ("" if number == signal.SIGKILL else f"(3, {int(number)})")
+    assert output.strip() == ("" if number == signal.SIGKILL else f"(3, {int(number)})")
 
 
 def wait_for(path: Path) -> None:
@@ -254,7 +254,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_no_multirun_follows_one_that_was_told_to_stop(tmp_path, monkeypatch, capsys):
+def test_no_multirun_follows_a_signal_to_stop(tmp_path, monkeypatch, capsys):
     write_table(tmp_path, monkeypatch, a_table(f"{MERF} seed=0", f"{MERF} privacy.epsilon=1 seed=1"))
     made = []
     monkeypatch.setattr(sweeps, "run_stoppable", lambda command: (made.append(command), (143, 15))[1])
@@ -268,7 +268,7 @@ def files(run: RunFolder) -> list[Path]:
 
 
 def test_a_sweep_makes_exactly_what_is_missing_parents_first(tmp_path, monkeypatch, capfd):
-    """Real runs, in a folder of any name: the parent, then the two that restart from it; again, nothing is left."""
+    """Real runs in a folder with special characters: the parent, then two restarts; a second sweep makes none."""
     tiny = (
         "method=dpgan dataset=digits privacy.epsilon=inf method.steps=4 method.n_d=2 method.batch_size=8 method.d_d=4"
     )
@@ -283,8 +283,8 @@ def test_a_sweep_makes_exactly_what_is_missing_parents_first(tmp_path, monkeypat
     write_table(tmp_path, monkeypatch, table)
     results = tmp_path / "a, b=(c) 'd'"
     assert main(["sweep", "toy", f"--results={results}"]) == 0
-    said = capfd.readouterr().out
-    assert "toy: 0 of 3 runs finished" in said
+    output = capfd.readouterr().out
+    assert "toy: 0 of 3 runs finished" in output
     runs = Store(results).runs()
     assert sorted(run.status() for run in runs) == ["finished"] * 3
     restarts = [json.loads((run.path / "identity.json").read_text())["restart"] for run in runs]
@@ -298,6 +298,6 @@ def test_a_sweep_makes_exactly_what_is_missing_parents_first(tmp_path, monkeypat
     assert lost.status() == "finished"
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert main(["sweep", "toy", f"--results={results}"]) == 0
-    said = capfd.readouterr().out
-    assert "toy: 3 of 3 runs finished" in said
-    assert "dpgen run" not in said
+    output = capfd.readouterr().out
+    assert "toy: 3 of 3 runs finished" in output
+    assert "dpgen run" not in output

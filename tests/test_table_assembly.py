@@ -23,12 +23,12 @@ def test_expansion_is_hydras_own():
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     sweep = "experiment=demo/dp_merf privacy.epsilon=1,10,inf seed=0,1 method.lr=0.1"
-    theirs = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(sweep.split()), None)[0]
-    assert sorted(map(sorted, expand(sweep))) == sorted(map(sorted, theirs))
+    expected = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(sweep.split()), None)[0]
+    assert sorted(map(sorted, expand(sweep))) == sorted(map(sorted, expected))
     assert len(expand(sweep)) == 6
 
 
-def test_a_table_tells_repeats_from_seeds_and_shows_no_other_protocols_figures(tmp_path):
+def test_a_table_separates_repeats_from_seeds_and_leaves_out_other_protocols(tmp_path):
     """Seeds' means 90 and 94, within them deviations of 1 and 3 (n - 1: 2 and 18): pooled sqrt(10) = 3.2."""
     table = load_table("demo")
     first = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"]
@@ -52,7 +52,7 @@ def test_a_run_that_two_sweeps_name_is_one_run(tmp_path):
     assert (thrice["acc_logreg_pct"], thrice["seeds"]) == ("–", "0")
 
 
-def test_a_figure_that_one_of_two_seeds_lacks_says_so(tmp_path):
+def test_a_cell_names_the_number_of_seeds_that_have_the_metric(tmp_path):
     first = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"]
     fake_run(tmp_path, [*first, "seed=0"], 90.0)
     run = Store(tmp_path).folder(fake_run(tmp_path, [*first, "seed=1"], 94.0))

@@ -17,12 +17,12 @@ def test_a_grid_stands_for_every_combination_with_the_last_axis_fastest() -> Non
         "run": "experiment=e method.p={p} method.m={m}.0 seed=0",
         "caveat": {"fid": "p is {p}"},
     }
-    found = expand_rows([{"of": {"method": "A"}, "why": "No."}, entry])
-    assert found[0] == {"of": {"method": "A"}, "why": "No."}
-    assert [row["of"]["variant"] for row in found[1:]] == ["p=0.5; m=1", "p=0.5; m=3", "p=1.0; m=1", "p=1.0; m=3"]
-    assert found[2]["run"] == "experiment=e method.p=0.5 method.m=3.0 seed=0"
-    assert found[3]["caveat"] == {"fid": "p is 1.0"}
-    assert all("for" not in row for row in found)
+    expanded = expand_rows([{"of": {"method": "A"}, "why": "No."}, entry])
+    assert expanded[0] == {"of": {"method": "A"}, "why": "No."}
+    assert [row["of"]["variant"] for row in expanded[1:]] == ["p=0.5; m=1", "p=0.5; m=3", "p=1.0; m=1", "p=1.0; m=3"]
+    assert expanded[2]["run"] == "experiment=e method.p=0.5 method.m=3.0 seed=0"
+    assert expanded[3]["caveat"] == {"fid": "p is 1.0"}
+    assert all("for" not in row for row in expanded)
 
 
 def test_an_axis_may_map_what_is_printed_to_what_is_run() -> None:

@@ -1,4 +1,4 @@
-"""Tables of papers: printed figures beside measured ones, their distance, and when that counts as a reproduction."""
+"""Tables of papers: published and measured values, their difference, and whether it counts as a reproduction."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dpgen_bench.tables.rows import TableRow, jobs_of, lines_of, load_table, par
 from tests.table_toys import ROW, RUN, a_table, line_for, measured, paper_table, table_of
 
 
-def test_a_printed_figure_its_measured_one_and_their_distance(tmp_path):
-    """Ours 260 and 262 against 251.8: mean 261, difference +9.2; accuracy 40 against 45.0: -5."""
+def test_a_published_value_a_measured_value_and_their_difference(tmp_path):
+    """Measured 260 and 262, published 251.8: mean 261, difference +9.2; accuracy 40 against 45.0: -5."""
     for seed, fid in ((0, 260.0), (1, 262.0)):
         measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": fid}, "cnn": {"acc_cnn_pct": 40.0}}, seed)
     built = assemble("t", a_table({"of": ROW, "run": f"{RUN} seed=0,1"}), tmp_path)
@@ -46,9 +46,9 @@ def test_a_printed_figure_its_measured_one_and_their_distance(tmp_path):
 
 
 def test_another_scale_or_protocol_is_marked_and_never_a_reproduction(tmp_path):
-    figures = {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}}
+    measured_values = {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}}
     reduced = RUN.replace("scale=paper", "scale=reduced")
-    measured(tmp_path, reduced, "dpgan_revisited", figures)
+    measured(tmp_path, reduced, "dpgan_revisited", measured_values)
     built = assemble("t", a_table({"of": ROW, "run": reduced}), tmp_path)
     cell = line_for(built, **ROW).cells["fid"]
     assert (cell.is_reproduction, cell.caveat, cell.distance) == (False, "scale reduced", "+8.2 †")
@@ -66,20 +66,20 @@ def test_another_protocol_is_named(tmp_path):
 
 
 def test_what_a_part_of_the_papers_protocol_measured_counts(tmp_path):
-    """dpgan_revisited_utility draws the same samples and has the same CNN: its figure is the whole protocol's."""
+    """dpgan_revisited_utility draws the same samples and has the same CNN: its value counts for the whole protocol."""
     measured(tmp_path, RUN, "dpgan_revisited_utility", {"cnn": {"acc_cnn_pct": 40.0}})
     table = a_table({"of": ROW, "run": RUN})
     line = line_for(assemble("t", table, tmp_path), **ROW)
     assert line.cells["acc_cnn_pct"].is_reproduction
     assert line.cells["fid"].measured is None
     assert line.tail["protocol"] == "dpgan_revisited (figures of dpgan_revisited_utility)"
-    # The whole's own figure wins over the part's.
+    # A value of the whole protocol precedes that of a part.
     measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 1.0}, "cnn": {"acc_cnn_pct": 50.0}})
     assert line_for(assemble("t", table, tmp_path), **ROW).cells["acc_cnn_pct"].measured.mean == 50.0
 
 
 def test_what_others_reported_is_no_reproduction_under_this_papers_protocol(tmp_path):
-    """Table 2 of "Private GANs, Revisited" prints DP-Sinkhorn's figures as Cao et al. measured them."""
+    """Table 2 of "Private GANs, Revisited" prints DP-Sinkhorn's values as Cao et al. measured them."""
     measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 48.4}})
     of = {"method": "DP-Sinkhorn", "dataset": "MNIST"}
     table = a_table({"of": of, "run": RUN}, published="2")
@@ -99,7 +99,7 @@ def test_a_part_that_draws_other_samples_does_not_count(tmp_path):
 
 
 def test_fid_by_another_tool_is_not_shown_and_what_the_texts_share_is(tmp_path):
-    """A report by a text of the protocol with another FID tool: its accuracy is the protocol's, its FID is not."""
+    """Measured by a changed protocol with another FID tool: its accuracy counts for the protocol, its FID does not."""
     run_id = measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}})
     measurements = Store(tmp_path).folder(run_id).measurements
     (measurement,) = measurements.all()
@@ -115,14 +115,12 @@ def test_fid_by_another_tool_is_not_shown_and_what_the_texts_share_is(tmp_path):
 
 
 def test_missing_failed_damaged_and_duplicate_runs(tmp_path):
-    figures = {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}}
-    first = measured(tmp_path, RUN, "dpgan_revisited", figures, 0)
-    second = measured(tmp_path, RUN, "dpgan_revisited", figures, 1)
-    third = measured(tmp_path, RUN, "dpgan_revisited", figures, 2)
+    measured_values = {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}}
+    first = measured(tmp_path, RUN, "dpgan_revisited", measured_values, 0)
+    second = measured(tmp_path, RUN, "dpgan_revisited", measured_values, 1)
+    third = measured(tmp_path, RUN, "dpgan_revisited", measured_values, 2)
     store = Store(tmp_path)
-    shutil.copytree(
-        store.folder(first).path, tmp_path / "runs" / f"{first} (copy)"
-    )  # a copy beside it is not looked at
+    shutil.copytree(store.folder(first).path, tmp_path / "runs" / f"{first} (copy)")  # a copy next to it is ignored
     shutil.rmtree(store.folder(second).path)
     shutil.copytree(store.folder(first).path, store.folder(second).path)  # another run's content under a run's name
     (store.folder(third).path / "ledger.json").write_text("{")
@@ -142,7 +140,7 @@ def test_missing_failed_damaged_and_duplicate_runs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "problem"),
     [
         ("identity.json", None, "its identity.json is missing, so it is unknown which run it is"),
         ("identity.json", "[]", "identity.json is not a JSON object"),
@@ -150,16 +148,16 @@ def test_missing_failed_damaged_and_duplicate_runs(tmp_path):
         ("training.json", '"x"', "training.json is not a JSON object"),
     ],
 )
-def test_a_folder_of_strange_content_is_damaged_and_hides_no_other(tmp_path, name, content, said):
-    figures = {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}}
-    path = Store(tmp_path).folder(measured(tmp_path, RUN, "dpgan_revisited", figures, 0)).path / name
-    measured(tmp_path, RUN, "dpgan_revisited", figures, 1)
+def test_a_folder_with_unexpected_content_is_damaged_and_does_not_hide_others(tmp_path, name, content, problem):
+    measured_values = {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}}
+    path = Store(tmp_path).folder(measured(tmp_path, RUN, "dpgan_revisited", measured_values, 0)).path / name
+    measured(tmp_path, RUN, "dpgan_revisited", measured_values, 1)
     if content is None:
         path.unlink()
     else:
         path.write_text(content)
     line = line_for(assemble("t", a_table({"of": ROW, "run": f"{RUN} seed=0,1"}), tmp_path), **ROW)
-    assert line.tail["status"] == f"1 measured, 1 damaged: {said}"
+    assert line.tail["status"] == f"1 measured, 1 damaged: {problem}"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +245,7 @@ def test_the_four_formats(tmp_path):
     assert len(csv) == 8
 
 
-def test_lines_of_our_own_stand_beside_printed_ones(tmp_path):
+def test_lines_without_a_printed_row_precede_the_printed_ones(tmp_path):
     built = assemble("t", a_table({"of": ROW, "why": "no"}, sweeps=[f"{RUN} seed=0"], settings=["steps"]), tmp_path)
     frame = side_by_side(built)
     names = ["method", "variant", "steps", "dataset", "ε printed", "δ printed", "ε budget"]
@@ -264,7 +262,7 @@ def test_a_bar_in_a_cell_does_not_end_it(tmp_path):
     assert r"a\|b" in line
 
 
-def test_many_printed_figures_get_a_line_each(tmp_path):
+def test_with_many_metrics_each_has_a_line(tmp_path):
     built = build("gs_wgan_tablea1", tmp_path)
     frame = side_by_side(built)
     assert {"figure", "printed", "here", "Δ"} <= set(frame)
