@@ -1,5 +1,5 @@
 "use strict";
-// Words of runs enter the page as text nodes and attributes only, never as HTML.
+// Texts of runs enter the page as text nodes and attributes only, never as HTML.
 const data = JSON.parse(document.getElementById("data").textContent);
 const runs = new Map();
 for (const run of data.runs) if (!["duplicate", "damaged"].includes(run.state)) runs.set(run.id, run);
@@ -15,31 +15,31 @@ function element(name, attributes = {}, ...children) {
   return made;
 }
 
-// What is shown. The address keeps it after #: filters, sort, the open run.
+// The state of the page, which the address keeps after #: filters, sort order and the open run.
 const state = { filters: {}, sort: "", down: false, run: "" };
 let shown = null;
 
 function readAddress() {
   const raw = location.hash.slice(1);
   if (raw && !raw.includes("=")) return; // a place in the page
-  const words = new URLSearchParams(raw);
+  const params = new URLSearchParams(raw);
   state.filters = {};
-  for (const { key } of data.filters) if (words.get(key)) state.filters[key] = words.get(key);
-  state.sort = data.columns.some(({ key }) => key === words.get("sort")) ? words.get("sort") : "";
-  state.down = words.get("order") === "down";
-  state.run = words.get("run") || "";
+  for (const { key } of data.filters) if (params.get(key)) state.filters[key] = params.get(key);
+  state.sort = data.columns.some(({ key }) => key === params.get("sort")) ? params.get("sort") : "";
+  state.down = params.get("order") === "down";
+  state.run = params.get("run") || "";
 }
 
 function address() {
-  const words = new URLSearchParams();
-  for (const { key } of data.filters) if (state.filters[key]) words.set(key, state.filters[key]);
-  if (state.sort) words.set("sort", state.sort);
-  if (state.sort && state.down) words.set("order", "down");
-  if (state.run) words.set("run", state.run);
-  return words.size ? `#${words}` : "";
+  const params = new URLSearchParams();
+  for (const { key } of data.filters) if (state.filters[key]) params.set(key, state.filters[key]);
+  if (state.sort) params.set("sort", state.sort);
+  if (state.sort && state.down) params.set("order", "down");
+  if (state.run) params.set("run", state.run);
+  return params.size ? `#${params}` : "";
 }
 
-// Opening a run is a step that Back undoes; a filter is not.
+// Opening a run adds a step to the history, which Back undoes; a filter does not.
 function changed(step = false) {
   const url = location.href.split("#")[0] + address();
   if (step) history.pushState(null, "", url);
@@ -49,7 +49,7 @@ function changed(step = false) {
 
 const numeric = new Set(data.columns.filter(({ kind }) => kind === "number").map(({ key }) => key));
 
-// Finite numbers in order, then infinite ones, then missing ones, whichever way the order goes.
+// Finite numbers in order, then infinite ones, then missing ones, in both directions.
 function rank(value) {
   if (value === null || value === "nan") return 2;
   return value === "inf" || value === "-inf" ? 1 : 0;
@@ -70,7 +70,7 @@ function visibleLines() {
 
 function show() {
   const now = JSON.stringify([state.filters, state.sort, state.down]);
-  if (now !== shown) { // else the button that opened a run would be made anew, and lose the focus
+  if (now !== shown) { // otherwise the button that opened a run would be replaced and lose the focus
     shown = now;
     showFilters();
     const lines = visibleLines();
@@ -107,10 +107,10 @@ function makeFilters() {
 
 function showFilters() {
   for (const select of byId("filters").querySelectorAll("select")) {
-    const wanted = state.filters[select.name] || "";
-    const known = [...select.options].some((option) => option.value === wanted);
-    if (!known) select.append(element("option", { value: wanted }, `${wanted} (none here)`));
-    select.value = wanted;
+    const chosen = state.filters[select.name] || "";
+    const known = [...select.options].some((option) => option.value === chosen);
+    if (!known) select.append(element("option", { value: chosen }, `${chosen} (none here)`));
+    select.value = chosen;
   }
 }
 
@@ -136,7 +136,7 @@ function showHead() {
   }
 }
 
-const together = (text) => text.replaceAll(" ± ", "\u00a0±\u00a0"); // a figure and its spread stay on one line
+const together = (text) => text.replaceAll(" ± ", "\u00a0±\u00a0"); // a value and its spread stay on one line
 
 const opener = (id, words, title) => element(
   "button",
@@ -310,7 +310,7 @@ byId("run").addEventListener("close", () => {
 });
 
 for (const link of document.querySelectorAll('nav a[href^="#"], .skip')) {
-  link.addEventListener("click", (event) => { // the address is kept for the choice of lines
+  link.addEventListener("click", (event) => { // the address is reserved for the state of the page
     event.preventDefault();
     const place = byId(link.getAttribute("href").slice(1));
     place.scrollIntoView();
@@ -320,8 +320,8 @@ for (const link of document.querySelectorAll('nav a[href^="#"], .skip')) {
 
 const tables = [...document.querySelectorAll("details.table")];
 byId("table-search").addEventListener("input", () => {
-  const wanted = byId("table-search").value.trim().toLowerCase();
-  for (const table of tables) table.hidden = !table.dataset.name.includes(wanted);
+  const query = byId("table-search").value.trim().toLowerCase();
+  for (const table of tables) table.hidden = !table.dataset.name.includes(query);
   byId("tables-none").hidden = !tables.length || tables.some((table) => !table.hidden);
 });
 const setOpen = (open) => { for (const table of tables) if (!table.hidden) table.open = open; };
