@@ -23,7 +23,7 @@ LAYERS = (
     ("testing", "evaluate"),
     ("runs",),
     ("audit",),
-    ("tables",),
+    ("tables", "api"),
     ("plots",),
     ("report",),
     ("cli",),

@@ -1,0 +1,238 @@
+"""The functions for notebooks and scripts: run, load_generator, check_method, account, evaluate_images and results.
+
+All of them can be imported from `dpgen_bench`. Overrides are those of the command line, such as "method=dpgan",
+"privacy.epsilon=1", "scale=quick" or "seed=3".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from dpgen_bench.data.folder import SUFFIXES
+from dpgen_bench.data.images import read_images
+from dpgen_bench.data.records import Records
+from dpgen_bench.evaluate.metric import EvalContext
+from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each
+from dpgen_bench.generator import Generator
+from dpgen_bench.privacy.accountants.table import epsilon_table
+from dpgen_bench.privacy.events import RELATIONS, Event
+from dpgen_bench.runs.config import build_dataset, compose_config
+from dpgen_bench.runs.execute import execute
+from dpgen_bench.runs.listing import epsilon_number
+from dpgen_bench.runs.plan import plan
+from dpgen_bench.runs.samples import sample_labels
+from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.testing import check_method
+from dpgen_bench.utils.environment import choose_device
+
+__all__ = ["Evaluation", "account", "check_method", "evaluate_images", "load_generator", "results", "run"]
+
+
+def run(*overrides: str) -> RunFolder:
+    """Make the run that the overrides describe, or what is missing of it: train, account, sample, measure.
+
+    Returns:
+        The run's folder: `id`, `path`, and the content of its files.
+
+    Raises:
+        ValueError: if the overrides describe no run.
+        RunFailed: for an error during the run, which its folder keeps.
+    """
+    return execute(compose_config(list(overrides)), overrides)
+
+
+def load_generator(path: str | Path) -> Generator:
+    """The generator of a run's folder; `generator.sample(labels, seed)` gives uint8 images [n, c, h, w].
+
+    No training record is needed or read. Images of runs with `privacy.noise=seeded`, the default, carry no guarantee:
+    anyone can compute their noise. `dpgen sample` refuses to give them away, this function does not.
+
+    Raises:
+        FileNotFoundError: if the folder contains no trained generator.
+    """
+    return Generator.load(Path(path))
+
+
+def account(*overrides: str, events: Sequence[Event] = (), delta: float | None = None) -> pd.DataFrame:
+    """Epsilon by every accountant (rows) under both neighbouring relations (columns), of a run or of events.
+
+    Args:
+        overrides: those of the run, whose mechanisms are planned; no record is touched.
+        events: in place of overrides, the releases to compose (`dpgen_bench.privacy.events.Event`).
+        delta: default: that of the run's budget.
+
+    Returns:
+        Cells are numbers; "not available: why", for an accountant without a proof for these releases; or the time limit
+        that was exceeded.
+
+    Raises:
+        ValueError: for both or neither of overrides and events, events without delta, or overrides of no run.
+    """
+    if bool(overrides) == bool(events):
+        raise ValueError("expected overrides or events, and not both; for example account('method=dpgan').")
+    if overrides:
+        ledger = plan(list(overrides))
+        events, delta = ledger.events, ledger.budget.delta if delta is None else delta
+    if delta is None:
+        raise ValueError("expected delta together with events, for example account(events=[...], delta=1e-5).")
+    table = epsilon_table(events, delta)
+    return pd.DataFrame({relation: table[relation] for relation in RELATIONS})
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a protocol measured.
+
+    Attributes:
+        values: by name; percentages end in `_pct`.
+        unmeasured: why a metric was not measured or failed, by its key.
+        notes: what has to be known of the values.
+    """
+
+    values: dict[str, float]
+    unmeasured: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def evaluate_images(
+    images: Tensor | np.ndarray | str | Path | Generator,
+    labels: Tensor | np.ndarray | None = None,
+    *,
+    dataset: str = "digits",
+    protocol: str = "quick",
+    seed: int = 0,
+    overrides: Sequence[str] = (),
+) -> Evaluation:
+    """Measure images against the test records of a dataset, by a protocol of conf/protocol.
+
+    Args:
+        images: uint8 [n, c, h, w], with `labels` [n]; a generator, or the folder of a run, from which as many images
+            are drawn as the protocol says; a .npz file with `images` and `labels`; or a folder of images whose names
+            end in `_class0.png` and so on (both as `dpgen sample` writes them).
+        dataset, protocol: names of files in conf/.
+        seed: of samples and classifiers.
+        overrides: more of them, such as "data_root=DIR" or "runtime.device=cpu".
+
+    Raises:
+        ValueError: for images or labels of another form or of another shape than the dataset's.
+    """
+    config = compose_config([f"dataset={dataset}", f"protocol={protocol}", *overrides])
+    spec, metrics = build_dataset(config), build_metrics(config.protocol)
+    test = spec.load("test")
+    samples = _samples(images, labels, config.protocol, seed)
+    if samples.images.shape[1:] != test.images.shape[1:]:
+        shapes = tuple(samples.images.shape[1:]), tuple(test.images.shape[1:])
+        raise ValueError(f"expected images of the shape of {dataset}, {shapes[1]}, got {shapes[0]}; resize them.")
+    ctx = EvalContext(
+        seed=seed,
+        device=choose_device(config.runtime.device),
+        num_classes=spec.num_classes,
+        cache=Path(str(config.results)) / "cache",
+        dataset=spec,
+    )
+    done: dict[str, dict[str, Any]] = {}
+    evaluation = Evaluation({})
+    for key, result in evaluate_each(metrics, samples, test, ctx, config.runtime.workers, done, str(protocol)):
+        done[key] = {"values": result.values}
+        evaluation.values.update(result.values)
+        evaluation.notes.extend(f"{key}: {note}" for note in result.notes)
+        if result.status != "measured":
+            evaluation.unmeasured[key] = f"{result.status}: {result.reason}"
+    return evaluation
+
+
+def results(folder: str | Path = "results") -> pd.DataFrame:
+    """Every value that the runs of a folder of results measured: one row for each run, protocol, repeat and value.
+
+    Columns: run, status, method, dataset, scale, seed, delta, relation, unit, epsilon_budget, epsilon_proven,
+    epsilon_claimed, protocol, repeat, name, value. Without privacy epsilon is infinite; it is NaN where there is none
+    (no budget, no claim, not accounted yet). A run that has measured nothing has no row.
+    """
+    rows = [row for found in Store(Path(folder)).runs() for row in _rows(found)]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+COLUMNS = ["run", "status", "method", "dataset", "scale", "seed", "delta", "relation", "unit"]
+COLUMNS += ["epsilon_budget", "epsilon_proven", "epsilon_claimed", "protocol", "repeat", "name", "value"]
+
+
+def _rows(folder: RunFolder) -> list[dict[str, Any]]:
+    measurements = folder.measurements.all()
+    if not measurements:
+        return []
+    config, ledger, status = folder.config, folder.read_json("ledger.json"), folder.status()
+    epsilon, budget = ledger.get("epsilon"), config.privacy.epsilon
+    common = {
+        "run": folder.id,
+        "status": status,
+        "method": str(config.method.name),
+        "dataset": str(config.dataset.name),
+        "scale": str(config.scale.name),
+        "seed": int(config.seed),
+        "delta": float(config.privacy.delta),
+        "relation": str(config.privacy.relation),
+        "unit": ledger.get("unit", "record"),
+        "epsilon_budget": float("nan") if budget is None else float(budget),
+        **{f"epsilon_{kind}": epsilon_number(epsilon, kind) for kind in ("proven", "claimed")},
+    }
+    return [
+        {**common, "protocol": measurement["protocol"]["name"], "repeat": repeat, "name": name, "value": value}
+        for measurement in measurements
+        for repeat, content in enumerate(measurement["repeats"])
+        for result in content["metrics"].values()
+        for name, value in result["values"].items()
+    ]
+
+
+def _samples(images: Any, labels: Any, protocol: Any, seed: int) -> Records:
+    """The images to measure, with their labels."""
+    if isinstance(images, str | Path):
+        path = Path(images)
+        if (path / "generator.safetensors").exists():
+            images = load_generator(path)
+        else:
+            images, labels = _read_samples(path)
+    if isinstance(images, Generator):
+        n = int(protocol.num_samples)
+        chosen = images.draw_labels(n, seed)
+        chosen = sample_labels(n, images.num_classes, protocol.labels, seed) if chosen is None else chosen
+        return Records(images.sample(chosen, seed), chosen)
+    if labels is None:
+        raise ValueError("expected labels together with images: int64 [n], one class for each image.")
+    images, labels = torch.as_tensor(images), torch.as_tensor(labels)
+    if images.dtype != torch.uint8:
+        raise ValueError(f"expected uint8 images within 0..255, got {images.dtype}; scale and round them.")
+    return Records(images, labels.to(torch.int64))
+
+
+def _read_samples(path: Path) -> tuple[Tensor, Tensor]:
+    """Images and labels in one of the two forms that `dpgen sample` writes."""
+    if path.is_file() and path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as file:
+            if not {"images", "labels"} <= set(file.files):
+                raise ValueError(f"expected {path} to contain images and labels, got {', '.join(file.files)}.")
+            return torch.from_numpy(file["images"]), torch.from_numpy(file["labels"])
+    files = sorted(file for file in path.glob("*") if file.suffix.lower() in SUFFIXES)
+    numbers = [re.search(r"_class(\d+)$", file.stem) for file in files]
+    if not files or None in numbers:
+        raise ValueError(
+            f"expected {path} to be a run's folder, a .npz file, or a folder of images whose names end in _class0.png "
+            "and so on; write one with `dpgen sample`, or pass tensors."
+        )
+    from PIL import Image
+
+    with Image.open(files[0]) as first:
+        (width, height), channels = first.size, 1 if first.mode == "L" else 3
+    if width != height:
+        raise ValueError(f"expected square images, got {width} x {height} pixels in {files[0]}; pass tensors instead.")
+    labels = torch.tensor([int(number[1]) for number in numbers if number])
+    return read_images(files, width, channels, crop="none"), labels

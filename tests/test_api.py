@@ -1,0 +1,111 @@
+"""The functions that `dpgen_bench` exports for notebooks and scripts."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dpgen_bench
+from dpgen_bench import account, check_method, evaluate_images, load_generator, results, run
+from dpgen_bench.privacy.accountants.proven import epsilon
+from dpgen_bench.privacy.events import Event, Sensitivity
+from dpgen_bench.privacy.sampling import Full
+from dpgen_bench.runs.release import sample_run
+from dpgen_bench.runs.store import RunFolder
+
+LOGREG = ["~protocol.metrics.mlp", "protocol.num_samples=40", "runtime.workers=1"]
+SMALL = ["method=dp_merf", "method.steps=3", "method.features=20", *LOGREG, "runtime.progress=false"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> RunFolder:
+    where = tmp_path_factory.mktemp("results")
+    return run(*SMALL, f"results={where}", "privacy.epsilon=2")
+
+
+def test_importing_the_package_does_not_import_torch():
+    code = "import sys, dpgen_bench; assert 'torch' not in sys.modules; assert 'run' in dir(dpgen_bench)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="has no attribute 'runs_'; it has"):
+        _ = dpgen_bench.runs_
+    assert callable(check_method)
+
+
+def test_a_run_is_made_and_its_values_are_read(folder):
+    frame = results(folder.path.parent.parent)
+    assert set(frame["run"]) == {folder.id}
+    (row,) = frame[frame["name"] == "acc_logreg_pct"].to_dict("records")
+    assert (row["method"], row["dataset"], row["protocol"], row["epsilon_budget"]) == (
+        "dp_merf",
+        "digits",
+        "quick",
+        2.0,
+    )
+    assert 1.9 < row["epsilon_proven"] <= 2.0
+    assert 0.0 <= row["value"] <= 100.0
+    assert results(folder.path.parent.parent / "nothing").empty
+
+
+def test_a_budget_of_none_is_nan_and_one_without_privacy_infinite(tmp_path):
+    run(*SMALL, f"results={tmp_path}", "privacy.epsilon=inf")
+    frame = results(tmp_path)
+    assert all(math.isinf(value) for column in ("epsilon_budget", "epsilon_proven") for value in frame[column])
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_generator_is_loaded_by_its_path(folder, kind):
+    images = load_generator(kind(folder.path)).sample(torch.arange(10), seed=3)
+    assert (images.dtype, images.shape) == (torch.uint8, (10, 1, 28, 28))
+    with pytest.raises(FileNotFoundError, match="expected a trained generator"):
+        load_generator(kind(folder.path / "nothing"))
+
+
+def test_account_of_events_and_of_a_run():
+    events = [Event(Full(), Sensitivity(1.0, 2.0), 4.0, 3)]
+    table = account(events=events, delta=1e-5)
+    assert table.loc["pld", "replace_one"] == epsilon(events, 1e-5, "replace_one", "pld")
+    planned = account("method=dp_merf", "privacy.epsilon=2", "method.features=20")
+    assert planned.loc["pld", "add_remove"] <= 2.0
+    for wrong in ({}, {"events": events}):
+        with pytest.raises(ValueError, match=r"expected (overrides or events|delta together)"):
+            account(**wrong)
+    with pytest.raises(ValueError, match="not both"):
+        account("method=dp_merf", events=events, delta=1e-5)
+
+
+def test_images_are_measured_in_every_form(folder, tmp_path):
+    expected = results(folder.path.parent.parent).set_index("name")["value"].to_dict()
+    assert {"acc_logreg_pct", "acc_logreg_real_pct"} <= expected.keys()
+    for out in (tmp_path / "samples.npz", tmp_path / "samples"):
+        sample_run(folder.path.parent.parent, folder.id, 40, 0, out, "balanced", benchmark=True)
+        assert evaluate_images(out, overrides=LOGREG).values == expected
+    assert evaluate_images(folder.path, overrides=LOGREG).values == expected
+    assert evaluate_images(load_generator(folder.path), overrides=LOGREG).values == expected
+    with np.load(tmp_path / "samples.npz") as file:
+        assert evaluate_images(file["images"], file["labels"], overrides=LOGREG).values == expected
+
+
+def test_metrics_that_cannot_be_measured_say_why(folder):
+    measured = evaluate_images(folder.path, overrides=LOGREG[1:])
+    assert measured.unmeasured.keys() == {"mlp"}
+    assert "raise protocol.num_samples" in measured.unmeasured["mlp"]
+    assert "acc_logreg_pct" in measured.values
+
+
+def test_images_of_another_form_are_refused(tmp_path):
+    images, labels = torch.zeros(4, 1, 28, 28, dtype=torch.uint8), torch.arange(4)
+    for wrong, message in (
+        ((images,), "expected labels together with images"),
+        ((images / 255.0, labels), "expected uint8 images"),
+        ((images[..., :8, :8], labels), r"expected images of the shape of digits, \(1, 28, 28\), got \(1, 8, 8\)"),
+        ((images, labels[:3]), r"expected int64 labels \[4\]"),
+        ((tmp_path,), "a folder of images whose names end in _class0.png"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            evaluate_images(*wrong)
