@@ -68,6 +68,13 @@ def test_the_norm_is_at_most_C_in_every_format_and_short_rows_are_untouched(dtyp
         assert (off <= expected.abs() * (info.eps + 2e-6) + info.tiny * info.eps).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_short_rows_are_unchanged_for_every_C(dtype):
+    """PyTorch computes C / norm as C times a rounded reciprocal, which is below 1 for norm = C = 49."""
+    rows = torch.tensor([[0.1249, -0.3]], dtype=dtype)
+    assert [C for C in range(1, 1000) if not torch.equal(clip_rows(rows, float(C)), rows)] == []
+
+
 @pytest.mark.parametrize(
     ("dtype", "size", "C", "d"),
     [

@@ -48,7 +48,7 @@ def clip_rows(rows: Tensor, C: float) -> Tensor:
     flat = torch.where(finite, flat, torch.zeros_like(flat))
     if math.isfinite(C):
         norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True, dtype=torch.float64) * _ROUND_UP
-        factors = C / norms.clamp_min(C)
+        factors = torch.where(norms > C, C / norms, torch.ones_like(norms))
         in_float64 = _need_float64(norms, factors, C, rows.dtype).flatten()
         original = flat[in_float64]
         flat = flat * factors.to(flat.dtype)
