@@ -52,11 +52,11 @@ def clipped_gradient_sum(
 ) -> ClippedSum:
     """Σ_i min(1, max_norm/‖g_i‖) g_i, where g_i is the gradient of record i's loss in all trainable parameters jointly.
 
-    Guarantees: for finite max_norm each record adds a vector of L2 norm at most max_norm, up to
-    the rounding of its computation, whose margins are measured and not proven (`rounding`). A record with a NaN or infinite loss, activation or gradient adds exactly zero and changes
-    no other record's summand. This requires that loss i depends on row i only: layers that mix rows are refused, but
-    a `loss_fn` that mixes them itself is not detected here. The module is not changed (no hooks, no change of .grad),
-    except by its own forward.
+    Guarantees: for finite max_norm each record adds a vector of L2 norm at most max_norm, up to the rounding of its
+    computation, whose margins are measured and not proven (`rounding`). A record with a NaN or infinite loss,
+    activation or gradient adds exactly zero and changes no other record's summand. This requires that loss i depends
+    on row i only: layers that mix rows are refused, but a `loss_fn` that mixes them itself is not detected here. The
+    module is not changed (no hooks, no change of .grad), except by its own forward.
 
     Args:
         module: holds the parameters; those with requires_grad=False are skipped.
