@@ -166,7 +166,7 @@ def test_budgets() -> None:
     assert planned(build(DPSinkhorn, **{**TINY, "sigma": 40.0, "steps": None}), private(10.0)).times > 10
     with pytest.raises(BudgetExceeded):
         fit(build(DPSinkhorn, **{**TINY, "sigma": 0.5, "steps": 1000}), private(1.0))
-    with pytest.raises(ValueError, match="no limit on T"):
+    with pytest.raises(ValueError, match="expected `times` with an infinite budget"):
         fit(build(DPSinkhorn, batch_size=5, sigma=1.0, steps=None), private())
     with pytest.raises(ValueError, match=r"n <= N = 12 records"):
         fit(build(DPSinkhorn, batch_size=13), private())

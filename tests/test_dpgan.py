@@ -293,7 +293,7 @@ def test_an_infinite_budget_without_sigma_is_the_non_private_gan() -> None:
 
 
 def test_an_infinite_budget_needs_steps() -> None:
-    with pytest.raises(ValueError, match="no limit on T"):
+    with pytest.raises(ValueError, match="expected `times` with an infinite budget"):
         fit(build(DPGAN, sigma=1.0, steps=None), private())
 
 

@@ -154,8 +154,8 @@ def test_a_stale_index_in_a_balanced_schedule_is_detected(monkeypatch: pytest.Mo
 
 def test_one_critic_for_all_shards_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws are correct, but each release uses the state of shard 0, which depends on all records."""
-    lend, bind = PrivateState.lend, PrivateState.bind
-    monkeypatch.setattr(PrivateState, "lend", lambda self, fn, shard, index, key: lend(self, fn, 0, index, key))
+    wrap, bind = PrivateState.wrap, PrivateState.bind
+    monkeypatch.setattr(PrivateState, "wrap", lambda self, fn, shard, index, key: wrap(self, fn, 0, index, key))
     monkeypatch.setattr(PrivateState, "bind", lambda self, visits, key: bind(self, [0] * len(visits), key))
     with pytest.raises(ConformanceError, match="although the changed record was not in its draw"):
         check(schedule="public_balanced")

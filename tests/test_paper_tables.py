@@ -160,7 +160,7 @@ def test_a_setting_that_is_not_printed_has_a_caveat() -> None:
             path = CONF / "experiment" / f"{preset}.yaml"
             lines = [line for line in path.read_text().splitlines() if line.startswith("#")] if preset else []
             text = " ".join([*lines, comments_by_row[str(dict(entry.of))]])
-            if any(words in text for words in ("not printed", "does not say how", "does not say which", "hosen:")):
+            if any(phrase in text for phrase in ("not printed", "not state the settings of this row", "We use")):
                 assert entry.caveat, (name, entry.run)
                 marked += 1
     assert marked >= 20
@@ -227,7 +227,7 @@ PINNED = {
     "dpgan_table7": "bb2f74684f7e",
     "dpgan_table8": "4d9dc160bddc",
     "gs_wgan_table1": "1e220c0fbb4b",
-    "gs_wgan_table2": "3cf66ecb7577",
+    "gs_wgan_table2": "a1e7fe91a4d4",
     "gs_wgan_tablea1": "4c9dfe73fbec",
     "gs_wgan_tablea2": "7fa6e7a222b7",
 }
