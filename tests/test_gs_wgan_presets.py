@@ -228,7 +228,7 @@ def test_the_conditional_sigma_keeps_to_ten_by_rdp_if_steps_were_memoryless() ->
     """The joint multiplier is sigma / sqrt(B) with either relation's distance, on a Poisson curve of rate 1/K."""
     joint = Event(Poisson(1 / 1000), Sensitivity(1.0, 1.0), 2.66 / math.sqrt(32), 20_000)
     assert epsilon([joint], DELTA, "add_remove", "rdp") == pytest.approx(9.94, abs=0.01)
-    assert "9.94 by RDP and 8.44 by PLD IF steps were memoryless" in PAGE
+    assert "9.94 by RDP and 8.44 by PLD if steps were memoryless" in PAGE
 
 
 def test_the_table_of_figure_4a_has_both_counts() -> None:
