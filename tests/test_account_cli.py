@@ -72,14 +72,15 @@ def test_releases_per_draw_divide_the_multiplier_by_their_root(capsys, monkeypat
     rows = as_json(capsys, "--q", "1", "--sigma", "4", "--steps", "3", "--releases-per-draw", "16")
     plain = as_json(capsys, "--q", "1", "--sigma", "1", "--steps", "3")
     assert rows["epsilon"]["add_remove"] == plain["epsilon"]["add_remove"]
-    # Rows are any function of the batch: the same 2C under both relations, unless they are said to be sums.
+    # Rows are any function of the batch: the same 2C under both relations, unless --bound=record states that they are
+    # sums.
     assert rows["epsilon"]["replace_one"] == plain["epsilon"]["add_remove"]
     sums = as_json(capsys, "--q", "1", "--sigma", "4", "--steps", "3", "--releases-per-draw", "16", "--bound", "record")
     assert sums["epsilon"] == plain["epsilon"]
 
 
-def test_published_stands_beside_proven(capsys) -> None:
-    """DP-Sinkhorn, final paper, MNIST: 10.05 claimed; the proven RDP figure is about 890 (PLD: test_accountants)."""
+def test_published_adds_the_claimed_epsilon_to_the_proven_one(capsys) -> None:
+    """DP-Sinkhorn, final paper, MNIST: 10.05 claimed, about 890 proven by RDP (PLD: test_accountants)."""
     sinkhorn = ["--q", "1/1200", "--sigma", "1.5", "--steps", "160000", "--releases-per-draw", "50"]
     table = as_json(capsys, *sinkhorn, "--published", "--timeout", "0.05")["epsilon"]
     (label, claimed), *rest = table["claimed"].items()
@@ -96,8 +97,8 @@ def test_published_dpgan_adds_opacus(capsys) -> None:
 
 
 def test_shards_of_gs_wgan_proven_conditional_and_claimed(capsys) -> None:
-    found = as_json(capsys, *GS_WGAN, "--published")
-    table = found["epsilon"]
+    printed = as_json(capsys, *GS_WGAN, "--published")
+    table = printed["epsilon"]
     assert table["replace_one"]["pld"] == pytest.approx(610.3, abs=0.05)
     assert table["add_remove"] == table["replace_one"]  # rows: any function of the batch
     assert "random number of participations" in table["add_remove"]["prv"]
@@ -105,12 +106,12 @@ def test_shards_of_gs_wgan_proven_conditional_and_claimed(capsys) -> None:
         "claimed (640,000 compositions, without-replacement RDP)": pytest.approx(9.9926, abs=1e-4)
     }
     assert table["conditional"] == {"conditional (if steps were memoryless)": pytest.approx(329.4, abs=0.05)}
-    (mechanism,) = found["mechanisms"]
+    (mechanism,) = printed["mechanisms"]
     assert (mechanism["sampling"], mechanism["shards"], mechanism["schedule"]) == ("oneshard", 1000, "random")
     assert mechanism["multiplier"]["replace_one"] == pytest.approx(0.18915, abs=1e-5)
 
 
-def test_the_conditional_figure_has_its_time_limit_and_its_label(capsys) -> None:
+def test_the_conditional_epsilon_has_its_time_limit_and_its_label(capsys) -> None:
     assert main([*GS_WGAN, "--published", "--timeout", "0.05"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "20,000 releases, one of 1000 shards, random, joint multiplier 0.18915" in printed
@@ -156,7 +157,7 @@ def test_cells_without_shards_keep_the_keys_of_older_caches() -> None:
 
 
 @pytest.mark.parametrize("claimed", [9.9, None])
-def test_a_methods_conditional_figure_is_printed_with_its_assumption(monkeypatch, capsys, claimed) -> None:
+def test_a_methods_conditional_epsilon_is_printed_with_its_assumption(monkeypatch, capsys, claimed) -> None:
     method = SimpleNamespace(
         epsilon_claimed=lambda events, delta: claimed, epsilon_conditional=lambda events, delta: (33.0, "if so")
     )
@@ -170,12 +171,12 @@ def test_a_methods_conditional_figure_is_printed_with_its_assumption(monkeypatch
     assert table.get("claimed") == (None if claimed is None else {"claimed (by toy's paper)": 9.9})
 
 
-def test_published_stands_beside_the_plan_of_a_run(capsys) -> None:
+def test_published_adds_the_claimed_epsilon_of_a_run(capsys) -> None:
     """The claim is the method's own. DPGAN's paper counts by Opacus's RDP, at fewer orders than the proof."""
     run = ["method=dpgan", "dataset=digits", "privacy.epsilon=10", "method.steps=50"]
-    found = as_json(capsys, *run, "--published", "--timeout", "0.05")
-    proven = found["epsilon"]["add_remove"]
-    claimed = found["epsilon"]["claimed"]["claimed (by dpgan's paper)"]
+    printed = as_json(capsys, *run, "--published", "--timeout", "0.05")
+    proven = printed["epsilon"]["add_remove"]
+    claimed = printed["epsilon"]["claimed"]["claimed (by dpgan's paper)"]
     assert proven["rdp"] <= claimed <= 1.005 * proven["rdp"]
     assert 11 < proven["rdp"] < 12  # the budget of 10 is by PLD
 
@@ -242,8 +243,8 @@ def test_tables_are_json_even_when_infinite() -> None:
         **{relation: dict.fromkeys(("rdp", "prv", "pld"), "inf") for relation in RELATIONS},
         "claimed": {"claimed": "inf"},
     }
-    figures = epsilon_table([UNSAMPLED], 1e-5, conditional={"given": math.inf, "nothing": []})["conditional"]
-    assert figures == {"given": "inf", "nothing": 0.0}
+    conditional = epsilon_table([UNSAMPLED], 1e-5, conditional={"given": math.inf, "nothing": []})["conditional"]
+    assert conditional == {"given": "inf", "nothing": 0.0}
     assert epsilon_table([], 1e-5)["add_remove"] == dict.fromkeys(("rdp", "prv", "pld"), 0.0)
 
 
@@ -276,15 +277,15 @@ def test_each_of_several_mechanisms_is_named_next_to_what_it_costs_alone(monkeyp
     printed = capsys.readouterr().out
     assert "'sums': 1 release, all records, joint multiplier 1, share 0.8 of the budget\n" in printed
     assert "'moments': 2 releases, all records, joint multiplier 3\n" in printed
-    found = as_json(capsys, "method=moments")
-    assert [mechanism["name"] for mechanism in found["mechanisms"]] == ["sums", "moments"]
-    for mechanism, (name, event) in zip(found["mechanisms"], events.items(), strict=True):
+    parsed = as_json(capsys, "method=moments")
+    assert [mechanism["name"] for mechanism in parsed["mechanisms"]] == ["sums", "moments"]
+    for mechanism, (name, event) in zip(parsed["mechanisms"], events.items(), strict=True):
         (row,) = (line for line in printed.splitlines() if f"'{name}' alone, PLD" in line)
         for relation in RELATIONS:
             cost = epsilon([event], 1e-5, relation, "pld")
             assert f" {cost:.4g} " in row
             assert mechanism["epsilon_alone"][relation] == {"pld": cost}
-    assert found["epsilon"]["add_remove"]["pld"] == epsilon(ledger.events, 1e-5, "add_remove", "pld")
+    assert parsed["epsilon"]["add_remove"]["pld"] == epsilon(ledger.events, 1e-5, "add_remove", "pld")
 
 
 def test_a_plan_that_fails_is_an_error_not_a_traceback(monkeypatch, capsys) -> None:

@@ -197,7 +197,7 @@ def test_real_data_measured_without_calibration_share_the_reference_too(test, tm
     assert len(cached(tmp_path)) == 1
 
 
-def damage(path: Path, how: str) -> None:
+def corrupt(path: Path, how: str) -> None:
     if how == "cut":
         path.write_bytes(path.read_bytes()[:40])
     elif how == "empty":
@@ -218,7 +218,7 @@ def test_a_damaged_cache_is_reported_and_replaced(how, test, tmp_path, fits):
     metric, ctx = Accuracy("mlp", Remember()), context(tmp_path, swap(test, 4), seed=1)
     good = metric(test, test, ctx)
     (path,) = cached(tmp_path)
-    damage(path, how)
+    corrupt(path, how)
     with pytest.warns(UserWarning, match=r"classifiers.*computed again"):
         assert metric(test, test, ctx) == good
     assert [seed for _, seed in fits] == [0, 1, 0, 1]

@@ -75,25 +75,25 @@ def test_a_calibrated_accuracy_and_a_score_share_one_training(ctx):
     assert classifier.fits == [0, 0]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "bit", "missing", "another network"])
-def test_a_damaged_file_of_weights_is_replaced(damage, ctx):
+@pytest.mark.parametrize("corruption", ["truncated", "bit", "missing", "another network"])
+def test_a_damaged_file_of_weights_is_replaced(corruption, ctx):
     samples = shown(torch.arange(40) % 4)
     good = InceptionScore(Stub(sure=0.7), splits=1)(samples, TEST, ctx)
     weights = weights_file(ctx)
     content = weights.read_bytes()
-    if damage == "truncated":
+    if corruption == "truncated":
         weights.write_bytes(content[:-2])
-    elif damage == "bit":
+    elif corruption == "bit":
         position = content.index(np.float32(0.7).tobytes())
         weights.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
-    elif damage == "missing":
+    elif corruption == "missing":
         weights.unlink()
     else:
         other = replace(ctx, cache=ctx.cache / "other")
         InceptionScore(Stub(sure=0.6), splits=1)(samples, TEST, other)
         weights_file(other).replace(weights)
     retrained = Stub(sure=0.7)
-    with nullcontext() if damage == "missing" else pytest.warns(UserWarning, match="computed again"):
+    with nullcontext() if corruption == "missing" else pytest.warns(UserWarning, match="computed again"):
         assert InceptionScore(retrained, splits=1)(samples, TEST, ctx) == good
     assert retrained.fits == [0]
     with warnings.catch_warnings():

@@ -187,13 +187,13 @@ def test_missing_mnist_names_the_path_and_the_command(tmp_path):
     assert f"dpgen fetch dataset=mnist data_root={tmp_path}" in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip"])
-def test_damaged_mnist_names_the_path_and_the_command(small_mnist, damage):
+@pytest.mark.parametrize("corruption", ["truncate", "flip"])
+def test_damaged_mnist_names_the_path_and_the_command(small_mnist, corruption):
     root, _, _ = small_mnist
     file = root / "MNIST" / "raw" / "train-images-idx3-ubyte"
     content = file.read_bytes()
     file.write_bytes(
-        content[:-1] if damage == "truncate" else content[:100] + bytes([content[100] ^ 1]) + content[101:]
+        content[:-1] if corruption == "truncate" else content[:100] + bytes([content[100] ^ 1]) + content[101:]
     )
     with pytest.raises(ValueError, match="damaged") as caught:
         Mnist(root=str(root)).load("train")

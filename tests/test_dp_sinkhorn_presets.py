@@ -227,7 +227,7 @@ ROWS = [
     ),
     Row("early table 6", "DCGAN+DP-Sinkhorn", EARLY_CELEBA | dict(generator="dcgan"), "156.7 74.96 74.62"),
     Row("early table 6", "BigGAN+DP-Sinkhorn", EARLY_CELEBA, "168.4 76.18 75.79"),
-    # No rows of tables: settings that the rows above start from, the released ones, and ours.
+    # No rows of tables: settings that the rows above start from, the released ones, and those of this benchmark.
     Row("base", "early_mnist", EARLY, overrides="early_mnist"),
     Row("base", "early_celeba", EARLY_CELEBA, overrides="early_celeba"),
     Row(
@@ -238,9 +238,9 @@ ROWS = [
         | dict(debias_labels="repeated"),
         overrides="released_mnist",
     ),
-    Row("ours", "repaired_mnist", MNIST | dict(sigma=None), overrides=f"mnist {REPAIRED}"),
-    Row("ours", "repaired_fashion_mnist", FASHION | dict(sigma=None), overrides=f"fashion_mnist {REPAIRED}"),
-    Row("ours", "whole_mnist", MNIST | dict(sigma=None, clip="whole"), overrides="whole_mnist"),
+    Row("benchmark", "repaired_mnist", MNIST | dict(sigma=None), overrides=f"mnist {REPAIRED}"),
+    Row("benchmark", "repaired_fashion_mnist", FASHION | dict(sigma=None), overrides=f"fashion_mnist {REPAIRED}"),
+    Row("benchmark", "whole_mnist", MNIST | dict(sigma=None, clip="whole"), overrides="whole_mnist"),
     Row(
         "reduced",
         "reduced_whole",

@@ -181,21 +181,21 @@ def test_damaged_hdf5(tmp_path, pixels, labels, message):
     assert f"{path} is damaged" in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", ["cut", "text", "no examples", "empty"])
-def test_files_that_are_no_hdf5_of_examples(tmp_path, damage):
+@pytest.mark.parametrize("corruption", ["cut", "text", "no examples", "empty"])
+def test_files_that_are_no_hdf5_of_examples(tmp_path, corruption):
     write_tff(tmp_path)
     path = tmp_path / "fed_emnist" / "fed_emnist_train.h5"
-    if damage == "cut":
+    if corruption == "cut":
         path.write_bytes(path.read_bytes()[:3000])
-    elif damage == "text":
+    elif corruption == "text":
         path.write_text("<html>Not found</html>")
     else:
         with h5py.File(path, "w") as file:
-            file.create_group("examples" if damage == "empty" else "data")
+            file.create_group("examples" if corruption == "empty" else "data")
     spec = FederatedEmnist(root=str(tmp_path), complete=False)
     with pytest.raises(ValueError, match=r"fed_emnist_train\.h5 is damaged"):
         spec.load("train")
-    if damage != "empty":
+    if corruption != "empty":
         with pytest.raises(ValueError, match=r"fed_emnist_train\.h5 is damaged"):
             _ = spec.num_clients
 
@@ -289,17 +289,19 @@ def test_emnist_sizes_are_the_publishers():
     }
 
 
-@pytest.mark.parametrize("damage", ["cut", "header", "longer", "label"])
-def test_damaged_and_missing_emnist(small_emnist, monkeypatch, damage):
+@pytest.mark.parametrize("corruption", ["cut", "header", "longer", "label"])
+def test_damaged_and_missing_emnist(small_emnist, monkeypatch, corruption):
     root, _ = small_emnist
     spec = Emnist(root=str(root), split="letters")
-    kind = "labels-idx1" if damage == "label" else "images-idx3"
+    kind = "labels-idx1" if corruption == "label" else "images-idx3"
     path = root / "EMNIST" / "raw" / f"emnist-letters-train-{kind}-ubyte"
     content = path.read_bytes()
-    if damage == "longer":
+    if corruption == "longer":
         monkeypatch.setattr(Emnist, "sizes", {"letters": {"train": 6, "test": 5}})
     else:
-        path.write_bytes({"cut": content[:-1], "header": b"no idx file", "label": content[:-1] + bytes([27])}[damage])
+        path.write_bytes(
+            {"cut": content[:-1], "header": b"no idx file", "label": content[:-1] + bytes([27])}[corruption]
+        )
     with pytest.raises(ValueError, match="damaged") as caught:
         spec.load("train")
     assert str(path) in str(caught.value)

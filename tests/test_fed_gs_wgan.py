@@ -170,9 +170,9 @@ def test_settings_for_which_the_paper_has_no_count() -> None:
     assert spent(ledger, "server") == pytest.approx(spent(ledger, "outsiders"), rel=1e-9)
     assert balanced.epsilon_claimed(ledger.events, DELTA) is None
     assert balanced.epsilon_conditional(ledger.events, DELTA) is None, "no index is hidden"
-    silent = planned(free, 100)[1].event
-    assert (silent.std, free.epsilon_claimed([silent], DELTA)) == (0.0, math.inf)
-    assert free.epsilon_claimed([silent] * 2, DELTA) is None, "one may be another run's"
+    without_noise = planned(free, 100)[1].event
+    assert (without_noise.std, free.epsilon_claimed([without_noise], DELTA)) == (0.0, math.inf)
+    assert free.epsilon_claimed([without_noise] * 2, DELTA) is None, "one may be another run's"
 
 
 @pytest.mark.parametrize("preset", PRESETS)

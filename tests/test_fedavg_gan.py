@@ -244,12 +244,13 @@ def test_the_published_setting() -> None:
     tail = np.exp(epsilon_value + stats.norm.logcdf(-mu / 2 - epsilon_value / mu))
     delta = stats.binom.pmf(h, 1000, 10 / 3400) @ (stats.norm.cdf(mu / 2 - epsilon_value / mu) - tail)
     assert float(delta) == pytest.approx(DELTA, rel=1e-2)
-    loud = planned(build(FedAvgGAN, sigma=1.5), 3400, FREE).event
-    assert method.epsilon_claimed([loud], DELTA) == pytest.approx(opacus_rdp(10 / 3400, 1.5, 1000, DELTA))
+    with_noise = planned(build(FedAvgGAN, sigma=1.5), 3400, FREE).event
+    assert method.epsilon_claimed([with_noise], DELTA) == pytest.approx(opacus_rdp(10 / 3400, 1.5, 1000, DELTA))
     assert method.epsilon_claimed([mechanism.event] * 2, DELTA) is None
-    silent = planned(build(FedAvgGAN), 3400, FREE)
-    assert (silent.std, silent.bound.C, silent.event.sampling) == (0.0, math.inf, Poisson(10 / 3400))
-    assert method.epsilon_claimed([silent.event], DELTA) == math.inf
+    without_noise = planned(build(FedAvgGAN), 3400, FREE)
+    assert (without_noise.std, without_noise.bound.C) == (0.0, math.inf)
+    assert without_noise.event.sampling == Poisson(10 / 3400)
+    assert method.epsilon_claimed([without_noise.event], DELTA) == math.inf
     with pytest.raises(ValueError, match="at most N = 9 clients, got 10"):
         planned(method, 9, FREE)
 

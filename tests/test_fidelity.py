@@ -164,18 +164,18 @@ def test_features_are_cached_by_content_and_version(tmp_path):
     assert sorted(files) == [".lock"] * 3 + [".npz"] * 3  # and no temporary file
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "swap"])
-def test_a_corrupt_cache_is_reported_and_replaced(tmp_path, damage):
+@pytest.mark.parametrize("corruption", ["truncate", "flip", "empty", "swap"])
+def test_a_corrupt_cache_is_reported_and_replaced(tmp_path, corruption):
     extractor, records = FakeExtractor(), noise_records(5, 0)
     good = cached_features(records, extractor, tmp_path)
     (path,) = (tmp_path / "features").glob("*.npz")
     content = path.read_bytes()
-    if damage == "truncate":
+    if corruption == "truncate":
         path.write_bytes(content[: len(content) // 2])
-    elif damage == "flip":
+    elif corruption == "flip":
         position = content.index(good.tobytes())
         path.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
-    elif damage == "empty":
+    elif corruption == "empty":
         path.write_bytes(b"")
     else:
         cached_features(noise_records(5, 1), extractor, tmp_path)

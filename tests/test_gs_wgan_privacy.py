@@ -71,10 +71,10 @@ def test_the_papers_count_and_the_conditional_one() -> None:
 
 def test_runs_without_noise_or_with_an_inherited_ledger_claim_nothing() -> None:
     method = build(GSWGAN, **TINY)
-    silent = Event(OneShard(3), PerRow(C=1.0, shape=(4, *SHAPE)).sensitivity, 0.0, 4)
-    assert method.epsilon_claimed([silent], 1e-5) == math.inf
-    assert method.epsilon_conditional([silent], 1e-5) is None
-    assert method.epsilon_claimed([silent, silent], 1e-5) is None
+    without_noise = Event(OneShard(3), PerRow(C=1.0, shape=(4, *SHAPE)).sensitivity, 0.0, 4)
+    assert method.epsilon_claimed([without_noise], 1e-5) == math.inf
+    assert method.epsilon_conditional([without_noise], 1e-5) is None
+    assert method.epsilon_claimed([without_noise, without_noise], 1e-5) is None
     balanced = published(schedule="public_balanced")
     assert balanced.epsilon_conditional([event(balanced)], 1e-5) is None, "no index is hidden"
     assert balanced.epsilon_claimed([event(balanced)], 1e-5) is None

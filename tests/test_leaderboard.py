@@ -16,8 +16,8 @@ from dpgen_bench.tables.rows import load_table
 from dpgen_bench.tables.spec import LeaderboardSpec
 from tests.table_toys import measured, table_of, table_rows
 
-ALIKE = "privacy.relation=replace_one privacy.accountant=pld privacy.delta=1e-5"
-LINES = {name: f"experiment=demo/{name} {ALIKE} privacy.epsilon=10" for name in ("dp_merf", "dpgan", "dp_sinkhorn")}
+SHARED = "privacy.relation=replace_one privacy.accountant=pld privacy.delta=1e-5"
+LINES = {name: f"experiment=demo/{name} {SHARED} privacy.epsilon=10" for name in ("dp_merf", "dpgan", "dp_sinkhorn")}
 
 
 TERMS = {"relation": "replace_one", "delta": 1e-5, "accountant": "pld"}

@@ -163,7 +163,7 @@ def test_values_that_are_not_finite_pass_unless_refused():
 
 
 def test_an_answer_that_was_damaged_is_always_refused():
-    """The damage: cut short, of another shape, with NaN, or random bytes of the same length."""
+    """The answer is cut short, of another shape, with NaN, or random bytes of the same length."""
     rng = np.random.default_rng(0)
     for tensor in (torch.zeros(2, 3), torch.arange(3), torch.zeros(0)):
         answer = encode({"value": tensor}, {"asked": 1})

@@ -131,13 +131,13 @@ def test_levels_of_chance(tmp_path: Path) -> None:
     assert chance_levels("acc_calibrated_pct", rows) == chance_levels("fid", rows) == []
 
 
-def test_data_that_are_elsewhere_have_no_level_and_spoil_no_picture(tmp_path: Path) -> None:
+def test_a_dataset_whose_files_are_missing_has_no_chance_level(tmp_path: Path) -> None:
     """The classes of a folder of images are its folders."""
     for name in ("train/one", "train/two", "train/three", "test/one", "test/two", "test/three"):
         (tmp_path / name).mkdir(parents=True)
         Image.new("L", (8, 8)).save(tmp_path / name / "0.png")
-    words = f"dataset=image_folder dataset.path={tmp_path} dataset.image_size=8 dataset.channels=1"
-    row = row_of(tmp_path, f"{DPGAN} {words}")
+    overrides = f"dataset=image_folder dataset.path={tmp_path} dataset.image_size=8 dataset.channels=1"
+    row = row_of(tmp_path, f"{DPGAN} {overrides}")
     assert chance_levels("acc_cnn_pct", [row]) == [pytest.approx(100 / 3)]
     shutil.rmtree(tmp_path / "train")
     assert chance_levels("acc_cnn_pct", [row]) == []

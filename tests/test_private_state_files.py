@@ -1,4 +1,4 @@
-"""Tests that private state on disk survives a kill, is shared by runs in a cache, and is checked for damage."""
+"""Tests that private state on disk survives a kill, is shared by runs in a cache, and is checked for corruption."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def cut(folder):
 
 
 @pytest.mark.parametrize(
-    "damage",
+    "corrupt",
     [
         empty,
         cut,
@@ -165,13 +165,13 @@ def cut(folder):
         lambda folder: (folder / "layout.json").write_text('{"a": [4]}'),
     ],
 )
-def test_damaged_files_are_named(tmp_path, damage):
+def test_damaged_files_are_named(tmp_path, corrupt):
     rows = StateFile(tmp_path / "rows", shards=2, slots=1)
     rows.write(0, 0, 1, {"a": torch.ones(3)})
     rows.flush()
     with pytest.raises(ValueError, match="cannot be used"):
         StateFile(tmp_path / "rows", shards=3, slots=1)
-    damage(tmp_path / "rows")
+    corrupt(tmp_path / "rows")
     with pytest.raises(ValueError, match=r"cannot be used .*Delete"):
         StateFile(tmp_path / "rows", shards=2, slots=1)
 

@@ -164,11 +164,13 @@ def test_measuring_again_keeps_the_old_measurement_until_the_new_one_is_complete
     assert not folder.measurements.unfinished(spec.protocol_record())
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"complete": true}', '{"repeats": [{}], "complete": true}'])
-def test_a_damaged_measurement_is_reported_and_repeated(tmp_path, folder, damage):
+@pytest.mark.parametrize(
+    "corruption", ["", "{", "[]", "null", '{"complete": true}', '{"repeats": [{}], "complete": true}']
+)
+def test_a_damaged_measurement_is_reported_and_repeated(tmp_path, folder, corruption):
     spec = spec_for(tmp_path, {"mean": metric("Mean")})
     good = run(spec, folder)
-    folder.measurements.file_of(spec.protocol_record()).write_text(damage)
+    folder.measurements.file_of(spec.protocol_record()).write_text(corruption)
     with pytest.warns(UserWarning, match="it is ignored"):
         assert folder.measurements.all() == []
     with pytest.warns(UserWarning, match="it is ignored"):

@@ -176,7 +176,7 @@ def test_a_killed_run_is_interrupted(results):
     assert states(collect(results))[folder.id] == "interrupted"
 
 
-def spoil_ledger(folder: RunFolder) -> None:
+def corrupt_ledger(folder: RunFolder) -> None:
     (folder.path / "ledger.json").write_text('{"unit": ')
 
 
@@ -198,13 +198,13 @@ def odd_entry(folder: RunFolder) -> None:
     folder.write_json("ledger.json", ledger)
 
 
-def words_for_figures(folder: RunFolder) -> None:
+def text_for_a_value(folder: RunFolder) -> None:
     (measurement,) = folder.measurements.all()
     measurement["repeats"][0]["metrics"]["all"]["values"]["fid"] = "50.0"
     folder.measurements.write(measurement)
 
 
-def words_for_epsilon(folder: RunFolder) -> None:
+def text_for_epsilon(folder: RunFolder) -> None:
     ledger = folder.read_json("ledger.json")
     ledger["epsilon"]["proven"] = "abc"
     folder.write_json("ledger.json", ledger)
@@ -215,13 +215,13 @@ def no_folder(folder: RunFolder) -> None:
     folder.path.write_text("x")
 
 
-SPOILED = [spoil_ledger, lose_identity, lose_config, odd_training, odd_entry, no_folder]
+CORRUPTIONS = [corrupt_ledger, lose_identity, lose_config, odd_training, odd_entry, no_folder]
 
 
-@pytest.mark.parametrize("damage", [*SPOILED, words_for_figures, words_for_epsilon])
-def test_a_damaged_run_is_named_and_hides_no_other(results, damage):
+@pytest.mark.parametrize("corrupt", [*CORRUPTIONS, text_for_a_value, text_for_epsilon])
+def test_a_damaged_run_is_named_and_hides_no_other(results, corrupt):
     (folder,) = [run for run in Store(results).runs() if (run.config.privacy.epsilon, run.config.seed) == (1, 1)]
-    damage(folder)
+    corrupt(folder)
     content = collect(results)
     assert sorted(states(content).values()) == ["damaged", "finished", "finished", "finished"]
     run = next(run for run in content["runs"] if run["state"] == "damaged")

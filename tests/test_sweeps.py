@@ -51,9 +51,9 @@ def write_table(tmp_path: Path, monkeypatch, table: dict[str, Any]) -> None:
 @pytest.fixture
 def launched(monkeypatch) -> list[list[str]]:
     """The arguments of `dpgen run` of each multirun; none is made."""
-    words: list[list[str]] = []
-    monkeypatch.setattr(sweeps, "run_stoppable", lambda command: (words.append(command[4:]), (0, None))[1])
-    return words
+    arguments: list[list[str]] = []
+    monkeypatch.setattr(sweeps, "run_stoppable", lambda command: (arguments.append(command[4:]), (0, None))[1])
+    return arguments
 
 
 def test_only_what_is_missing_is_planned(tmp_path):
@@ -70,8 +70,8 @@ def test_only_what_is_missing_is_planned(tmp_path):
 def test_a_line_of_finished_runs_is_not_launched(tmp_path):
     measured(tmp_path, f"{MERF} privacy.epsilon=10", "quick", BOTH, seed=1)
     table = a_table(f"{MERF} privacy.epsilon=10 seed=1", f"{MERF} privacy.epsilon=1 seed=0,1")
-    ((_, *words),) = multiruns(plan(table, tmp_path), tmp_path, ["runtime.device=cpu"])
-    assert words == [
+    ((_, *arguments),) = multiruns(plan(table, tmp_path), tmp_path, ["runtime.device=cpu"])
+    assert arguments == [
         MERF,
         "privacy.epsilon=1",
         "seed=0,1",
@@ -111,7 +111,7 @@ def test_a_damaged_run_of_the_table_is_reported_and_not_made(tmp_path, monkeypat
     assert "damaged: ledger.json cannot" in " ".join(capsys.readouterr().out.split())
     assert main(["sweep", "toy", f"--results={tmp_path}"]) == 1
     assert f"run {bad.name} is damaged: ledger.json cannot be read; it is not made" in capsys.readouterr().err
-    assert [[word for word in words if "seed" in word] for words in launched] == [["seed=0,1"]]
+    assert [[word for word in arguments if "seed" in word] for arguments in launched] == [["seed=0,1"]]
     with pytest.raises(ValueError, match=f"run {bad.name} cannot be used: ledger.json cannot be read. Restore"):
         execute(compose_config([MERF, "seed=0", "protocol=quick", f"results={tmp_path}"]))
     launched.clear()
@@ -136,18 +136,18 @@ def test_the_lines_printed_are_the_ones_launched(tmp_path, monkeypatch, capsys, 
     parents = {"first": f"{MERF} seed=7"}
     write_table(tmp_path, monkeypatch, a_table(f"{MERF} seed=0,1", f"{MERF} seed=7", parents=parents))
     results = tmp_path / "mine, (a) = 'b'"
-    words = ["sweep", "toy", "runtime.device=cpu", f"--results={results}", "hydra/launcher=joblib"]
+    arguments = ["sweep", "toy", "runtime.device=cpu", f"--results={results}", "hydra/launcher=joblib"]
     printed = []
     for more in (["--dry-run"], []):
-        assert main([*words, *more]) == 0
+        assert main([*arguments, *more]) == 0
         lines = capsys.readouterr().out.splitlines()
         printed.append([line[line.index("dpgen run") :] for line in lines if "dpgen run" in line])
     assert printed[0] == printed[1]
     assert [shlex.split(line)[2:] for line in printed[1]] == launched
-    assert [words[-3:] for words in launched] == [
+    assert [arguments[-3:] for arguments in launched] == [
         [f"results={quote_value(str(results))}", "runtime.device=cpu", "hydra/launcher=joblib"]
     ] * 2
-    assert ["seed=7" in words for words in launched] == [True, False]  # the parent first
+    assert ["seed=7" in arguments for arguments in launched] == [True, False]  # the parent first
     assert compose_config(launched[0][1:]).results == str(results)
 
 
@@ -158,7 +158,7 @@ def test_the_default_folder_of_results_is_not_an_override(tmp_path, monkeypatch,
     assert main(["sweep", "toy", "--results=results"]) == 0
     monkeypatch.setenv("DPGEN_RESULTS", "elsewhere")
     assert main(["sweep", "toy", "--results=results"]) == 0
-    assert [words[-1] for words in launched] == ["protocol=quick", "results=results"]
+    assert [arguments[-1] for arguments in launched] == ["protocol=quick", "results=results"]
 
 
 @pytest.fixture(scope="module")
@@ -210,21 +210,23 @@ def test_a_refused_override_launches_nothing_whether_or_not_it_is_a_dry_run(tmp_
 def test_scale_and_options_may_stand_anywhere(tmp_path, monkeypatch):
     write_table(tmp_path, monkeypatch, a_table(f"{MERF} seed=0"))
     asked = []
-    monkeypatch.setattr("dpgen_bench.report.written.write_table", lambda *words: asked.append(words[:1] + words[2:4]))
-    monkeypatch.setattr(sweeps, "print_plan", lambda *words: asked.append(words[:1] + words[2:]))
-    for words in (["toy", "--format", "md", "scale=quick"], ["toy", "scale=quick", "--format", "md"]):
-        assert main(["tables", *words, "--results", str(tmp_path)]) == 0
-    for words in (["toy", "scale=quick", "--dry-run"], ["--dry-run", "toy", "a.b=1", "scale=quick"]):
-        assert main(["sweep", *words]) == 0
+    monkeypatch.setattr(
+        "dpgen_bench.report.written.write_table", lambda *arguments: asked.append(arguments[:1] + arguments[2:4])
+    )
+    monkeypatch.setattr(sweeps, "print_plan", lambda *arguments: asked.append(arguments[:1] + arguments[2:]))
+    for arguments in (["toy", "--format", "md", "scale=quick"], ["toy", "scale=quick", "--format", "md"]):
+        assert main(["tables", *arguments, "--results", str(tmp_path)]) == 0
+    for arguments in (["toy", "scale=quick", "--dry-run"], ["--dry-run", "toy", "a.b=1", "scale=quick"]):
+        assert main(["sweep", *arguments]) == 0
     assert asked == [("toy", "quick", ["md"])] * 2 + [("toy", [], "quick"), ("toy", ["a.b=1"], "quick")]
 
 
-TELLS = """
+CHILD = """
 import pathlib, signal, sys, time
-def told(number, frame):
-    pathlib.Path("told").write_text(signal.Signals(number).name)
+def record(number, frame):
+    pathlib.Path("received").write_text(signal.Signals(number).name)
     sys.exit(3)
-signal.signal(signal.SIGTERM, told)
+signal.signal(signal.SIGTERM, record)
 pathlib.Path("ready").touch()
 time.sleep(600)
 """
@@ -236,14 +238,14 @@ def test_a_stopped_sweep_stops_its_multirun(tmp_path, number):
     """SIGTERM reaches the child, which may end with any status; on Linux also if the parent is killed."""
     if number == signal.SIGKILL and sys.platform != "linux":
         pytest.skip("no other system tells a process that its parent is gone")
-    command = [sys.executable, "-c", SWEEPS, sys.executable, "-c", TELLS]
+    command = [sys.executable, "-c", SWEEPS, sys.executable, "-c", CHILD]
     path = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
     parent = subprocess.Popen(command, cwd=tmp_path, env=path, stdout=subprocess.PIPE, text=True)
     wait_for(tmp_path / "ready")
     parent.send_signal(number)
     output = parent.communicate(timeout=300)[0]
-    wait_for(tmp_path / "told")
-    assert (tmp_path / "told").read_text() == "SIGTERM"
+    wait_for(tmp_path / "received")
+    assert (tmp_path / "received").read_text() == "SIGTERM"
     assert output.strip() == ("" if number == signal.SIGKILL else f"(3, {int(number)})")
 
 

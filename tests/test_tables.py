@@ -163,7 +163,7 @@ def test_a_folder_with_unexpected_content_is_damaged_and_does_not_hide_others(tm
 @pytest.mark.parametrize(
     ("entries", "complaint"),
     [
-        ([{"of": {"method": "Nobody"}, "run": RUN}], "to name a printed row"),
+        ([{"of": {"method": "Unknown"}, "run": RUN}], "to name a printed row"),
         ([{"of": {"methods": "Our DPGAN"}, "run": RUN}], "fields of a printed row, got \\['methods'\\]"),
         ([{"of": ROW, "run": RUN}, {"of": ROW, "why": "so"}], "to be named once"),
         ([{"of": ROW}], "`run` or `why`"),

@@ -18,8 +18,8 @@ from dpgen_bench.evaluate.metric import EvalContext
 class Inversion:
     """Whether samples look inverted: values `mean_intensity`, `inverted_score` and `inverted_verdict` (1 or 0).
 
-    See the functions of these names. The detector is ours; in the paper, a person looks at the samples. Grey noise has
-    a score near 0.5, so that the verdict on a generator that has learnt nothing is meaningless.
+    See the functions of these names. The detector is not from the paper, in which a person looks at the samples. Grey
+    noise has a score near 0.5, so the verdict on a generator that has learnt nothing is meaningless.
     """
 
     def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Noise from the number of releases, or the number of releases from the noise, by root-finding in an accountant.
 
 Methods state their sampling, bound and plan, and the noise follows from what the budget leaves. Searches start from
-Opacus's RDP bound, which takes milliseconds, and end in the accountant that the budget names: that accountant has
-evaluated whatever is returned and found it within the budget. docs/accountants.md defines shares of a budget.
+Opacus's RDP bound, which takes milliseconds, and end in the accountant that the budget names: every result was
+evaluated by this accountant and is within the budget. docs/accountants.md defines shares of a budget.
 """
 
 from __future__ import annotations

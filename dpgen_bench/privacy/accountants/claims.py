@@ -208,7 +208,7 @@ def memoryless(event: Event, delta: float) -> float:
 
 
 def if_memoryless(events: Sequence[Event], delta: float) -> tuple[float, str] | None:
-    """`memoryless` of a run's only event and its assumption in words; this is no bound.
+    """`memoryless` of a run's only event, and its assumption as text; this is not an upper bound.
 
     None for a release without noise, for a public schedule, and for a run that inherits releases of another run.
     """

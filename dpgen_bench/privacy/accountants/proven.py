@@ -253,7 +253,7 @@ def _prv_epsilon(composition: Composition, delta: float, eps_error: float | None
         except (ValueError, RuntimeError, AssertionError, MemoryError) as error:
             raise NotCovered(f"prv (prv-accountant): it gave up with: {error}") from error
     if math.isnan(upper):
-        raise NotCovered("prv (prv-accountant): its figure is not a number here")
+        raise NotCovered("prv (prv-accountant): its epsilon is not a number here")
     return upper
 
 
@@ -290,18 +290,18 @@ class Pld(Accountant):
             return _published(composition, delta, relation)
         try:
             if self.interval is None:
-                found = finest_epsilon(composition, delta, relation)
+                by_grid = finest_epsilon(composition, delta, relation)
             else:
-                found = grid_epsilon(composition, delta, relation, self.interval)
+                by_grid = grid_epsilon(composition, delta, relation, self.interval)
         except NotCovered as failure:
             try:
                 return _published(composition, delta, relation)
             except NotCovered:
                 raise failure from None
         try:
-            return min(found, _published(composition, delta, relation, CHEAP_ATOMS))
+            return min(by_grid, _published(composition, delta, relation, CHEAP_ATOMS))
         except NotCovered:
-            return found
+            return by_grid
 
 
 def _published(composition: Composition, delta: float, relation: Relation, most: int = MOST_ATOMS) -> float:

@@ -70,12 +70,16 @@ def epsilon_table(
         # Failures are not kept, because the machine may have caused them.
         slow = {jobs[place].key: answer for place, answer in cells.items() if jobs[place].slow}
         add_values(cache, {key: answer for key, answer in slow.items() if "failed" not in answer})
-    table: Table = {relation: {name: _word(cells[relation, name]) for name in accountants} for relation in RELATIONS}
+    table: Table = {
+        relation: {name: _format_cell(cells[relation, name]) for name in accountants} for relation in RELATIONS
+    }
     if claims:
-        table["claimed"] = {label: _word({"epsilon": value}) for label, value in claims.items()}
+        table["claimed"] = {label: _format_cell({"epsilon": value}) for label, value in claims.items()}
     if conditional:
-        figures = {label: cells.get(("conditional", label), {"epsilon": value}) for label, value in conditional.items()}
-        table["conditional"] = {label: _word(answer) for label, answer in figures.items()}
+        table["conditional"] = {
+            label: _format_cell(cells.get(("conditional", label), {"epsilon": value}))
+            for label, value in conditional.items()
+        }
     return table
 
 
@@ -83,14 +87,17 @@ def claimed_epsilon(method: Any, events: Sequence[Event], delta: float) -> float
     """The method's `epsilon_claimed`, safe to write as JSON; None if it has none."""
     claim = getattr(method, "epsilon_claimed", None)
     value = claim(events, delta) if claim else None
-    return None if value is None else _word({"epsilon": value})
+    return None if value is None else _format_cell({"epsilon": value})
 
 
 def conditional_epsilon(method: Any, events: Sequence[Event], delta: float) -> dict[str, Any] | None:
     """The method's `epsilon_conditional` as {"epsilon", "assumption"}, safe to write as JSON; None if it has none."""
-    figure = getattr(method, "epsilon_conditional", None)
-    found = figure(events, delta) if figure else None
-    return None if found is None else {"epsilon": _word({"epsilon": found[0]}), "assumption": str(found[1])}
+    compute = getattr(method, "epsilon_conditional", None)
+    result = compute(events, delta) if compute else None
+    if result is None:
+        return None
+    epsilon, assumption = result
+    return {"epsilon": _format_cell({"epsilon": epsilon}), "assumption": str(assumption)}
 
 
 class _Cell:
@@ -175,7 +182,8 @@ def _compute(composition: Composition, delta: float, relation: Relation, name: s
         return {"reason": str(failure)}
 
 
-def _word(answer: Mapping[str, Any]) -> float | str:
+def _format_cell(answer: Mapping[str, Any]) -> float | str:
+    """The answer of a `_Cell` as the table shows it: epsilon, "inf", the exceeded time limit, or why there is none."""
     if "epsilon" in answer:
         value = float(answer["epsilon"])
         return "inf" if math.isinf(value) else value
