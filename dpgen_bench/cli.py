@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import re
 import sys
@@ -15,6 +16,8 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
+
+from dpgen_bench import __version__
 
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
 
@@ -34,6 +37,10 @@ USAGE = """dpgen VERB [OVERRIDES]
                              execute the runs that a table lacks, or only list them with their steps
   report [--overwrite]       write all results to one HTML file, which needs no server and no network
   fetch dataset=NAME         download a dataset into data_root
+  list [methods|datasets|protocols|experiments|tables] [--config-dir DIR]
+                             what can be named, with one line each
+
+dpgen --version prints the version; dpgen VERB --help describes a verb.
 """
 
 
@@ -247,6 +254,17 @@ def _fetch(argv: list[str]) -> int:
     return 0
 
 
+def _list(argv: list[str]) -> int:
+    from dpgen_bench.runs.catalogue import GROUPS, print_catalogue
+
+    parser = argparse.ArgumentParser("dpgen list", allow_abbrev=False)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"{', '.join(GROUPS)} (default: all of them)")
+    parser.add_argument("--config-dir", type=Path, help="a folder with yamls of your own")
+    options = parser.parse_args(argv)
+    print_catalogue(options.groups or GROUPS, options.config_dir)
+    return 0
+
+
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "runs": _runs,
@@ -258,6 +276,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "report": _report,
     "sweep": _sweep,
     "fetch": _fetch,
+    "list": _list,
 }
 
 
@@ -267,9 +286,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE)
         return 0 if arguments else 2
+    if arguments == ["--version"]:
+        print(f"dpgen_bench {__version__}")
+        return 0
     verb, rest = arguments[0], arguments[1:]
     if verb not in VERBS:
-        print(f"dpgen: expected one of {' '.join(VERBS)}, got {verb!r}; see dpgen --help.", file=sys.stderr)
+        close = difflib.get_close_matches(verb, VERBS, n=1)
+        meant = f" Did you mean {close[0]}?" if close else ""
+        print(f"dpgen: expected one of {' '.join(VERBS)}, got {verb!r}.{meant} See dpgen --help.", file=sys.stderr)
         return 2
     # So that a method's file in the working directory can be imported.
     sys.path.insert(0, str(Path.cwd()))

@@ -181,7 +181,7 @@ def test_the_readmes_leaderboard_is_the_committed_one():
         (["run", "method=nothing"], "nothing"),
         (["run", "privacy.epsilon=0"], "privacy.epsilon > 0"),
         (["run", "dataset=mnist", "data_root=/nowhere"], "dpgen fetch dataset=mnist"),
-        (["tables", "nothing"], "expected a table in"),
+        (["tables", "nothing"], "expected the name of a table in conf/table, got 'nothing'"),
         (["sample", "zzz", "--n", "1", "--out", "x.npz"], "found none"),
         (["evaluate", "zzz"], "found none"),
     ],

@@ -14,6 +14,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.runs.catalogue import suggestion
 from dpgen_bench.runs.config import CONF, RunSpec, build_spec, compose_config
 from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, epsilon_number, format_epsilon
 from dpgen_bench.runs.measurements import Measurement
@@ -156,7 +157,10 @@ def load_table(name: str) -> TableSpec:
             that no table has (see `parse_table`).
     """
     if name not in table_names():  # also refuses a path out of the folder
-        raise ValueError(f"expected a table in {CONF / 'table'} ({', '.join(table_names())}), got {name!r}.")
+        raise ValueError(
+            f"expected the name of a table in conf/table, got {name!r}{suggestion(name, table_names())}. "
+            "`dpgen list tables` lists them."
+        )
     loaded = OmegaConf.to_container(OmegaConf.load(CONF / "table" / f"{name}.yaml"))
     if not isinstance(loaded, dict):
         raise ValueError(f"table {name}: expected a mapping of keys to values, got {loaded!r}.")

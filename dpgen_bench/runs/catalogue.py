@@ -1,0 +1,86 @@
+"""What can be named on the command line: methods, datasets, protocols, presets and tables, with one line for each."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from dpgen_bench.runs.config import CONF
+
+# The plural that a user types -> the folder in conf/, and how a name of it is used.
+GROUPS = {
+    "methods": ("method", "dpgen run method=NAME"),
+    "datasets": ("dataset", "dpgen run dataset=NAME"),
+    "protocols": ("protocol", "dpgen run protocol=NAME"),
+    "experiments": ("experiment", "dpgen run experiment=NAME"),
+    "tables": ("table", "dpgen sweep NAME; dpgen tables NAME"),
+}
+_SENTENCE_END = re.compile(r"(?<!\bal)(?<!\be\.g)\.(?=\s|$)")
+LONGEST = 180  # characters of one description
+
+
+def catalogue(group: str, config_dir: Path | None = None) -> dict[str, str]:
+    """Names of a group and what each is: the title of a table, else the first sentence of the comment of its yaml.
+
+    Args:
+        group: a key of `GROUPS`.
+        config_dir: a folder with yamls of the user's own, which may replace those of the bench.
+
+    Raises:
+        ValueError: for another group, or a folder that does not exist.
+    """
+    if group not in GROUPS:
+        raise ValueError(f"expected one of {', '.join(GROUPS)}, got {group!r}{suggestion(group, GROUPS)}.")
+    if config_dir is not None and not config_dir.is_dir():
+        raise ValueError(f"expected --config-dir to be a folder, got {config_dir}.")
+    entries: dict[str, str] = {}
+    for root in (CONF, config_dir):
+        folder = None if root is None else Path(root) / GROUPS[group][0]
+        for path in sorted(folder.rglob("*.yaml")) if folder else ():
+            name = path.relative_to(folder).with_suffix("").as_posix() if folder else ""
+            if not name.startswith("part/"):  # pieces that protocols share
+                entries[name] = _describe(path)
+    return dict(sorted(entries.items()))
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Text such as " (did you mean 'dpgan'?)" if one of the names is close to `name`, else no text."""
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def print_catalogue(groups: Iterable[str], config_dir: Path | None = None) -> None:
+    """Print the names of the groups, with one line for each."""
+    console = Console(highlight=False)
+    for group in groups:
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, text in catalogue(group, config_dir).items():
+            table.add_row(name, text)
+        console.print(f"{group} ({GROUPS[group][1]})", markup=False)
+        console.print(table)
+
+
+def _describe(path: Path) -> str:
+    text = path.read_text()
+    comment: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("# @package"):
+            continue
+        if not line.startswith("#"):
+            break
+        comment.append(line.lstrip("# ").rstrip())
+    if not comment:
+        content = yaml.safe_load(text)
+        return str(content.get("title", "")) if isinstance(content, dict) else ""
+    joined = " ".join(comment)
+    end = _SENTENCE_END.search(joined)
+    return textwrap.shorten(joined[: end.start()] if end else joined, LONGEST, placeholder=" …")
