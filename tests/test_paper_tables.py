@@ -149,8 +149,12 @@ def test_a_reason_is_one_sentence() -> None:
         assert "\n" not in why
 
 
+# Phrases of comments on settings that a paper does not print.
+UNPRINTED = ("not printed", "does not say", "does not state", "hosen:", "We use")
+
+
 def test_a_setting_that_is_not_printed_has_a_caveat() -> None:
-    """A row is marked if its preset, or the comment before it in the table, says that a setting is not printed."""
+    """A row has a caveat if its preset, or the comment before it in the table, says that a setting is not printed."""
     marked = 0
     for name in WITH_NUMBERS:
         comments_by_row: dict[str, str] = {}
@@ -160,8 +164,7 @@ def test_a_setting_that_is_not_printed_has_a_caveat() -> None:
             preset = next((word.removeprefix("experiment=") for word in entry.run.split() if "experiment=" in word), "")
             path = CONF / "experiment" / f"{preset}.yaml"
             text = f"{comment(path) if preset else ''} {comments_by_row[str(dict(entry.of))]}"
-            phrases = ("not printed", "does not say", "does not state", "hosen:", "We use")
-            if any(phrase in text for phrase in phrases):
+            if any(phrase in text for phrase in UNPRINTED):
                 assert entry.caveat, (name, entry.run)
                 marked += 1
     assert marked >= 20

@@ -22,8 +22,8 @@ class Handler(Protocol):
     """A client that is open.
 
     An engine may drop it between any two messages, alone or with its process and without notice, and open the client
-    again from its `Setup`. Whatever must survive that is in files when `handle` returns (or, if all clients run in one
-    process, in an object that the `Setup` refers to).
+    again from its `Setup`. Everything that must survive this is in files when `handle` returns (or, if all clients run
+    in one process, in an object that the `Setup` refers to).
     """
 
     def handle(self, message: bytes) -> bytes:

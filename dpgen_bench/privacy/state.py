@@ -95,7 +95,7 @@ class PrivateState:
         except TypeError as error:
             raise ValueError(
                 f"private state {name!r}: expected an identity of JSON values (numbers, strings, lists, dictionaries), "
-                f"by which states are told apart, got other values ({error})."
+                f"which identifies the states, got other values ({error})."
             ) from None
         self._key = Key.seeded(f"private state:{text}")
         self._cache = None
