@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from dpgen_bench.runs.config import compose_config
 from dpgen_bench.runs.execute import RunFailed, execute
 from dpgen_bench.runs.store import RunBusy, Store
-from dpgen_bench.training.signals import Preempted
+from dpgen_bench.training.signals import STOP_SIGNALS, Preempted, StopSignals
 from tests.run_toys import QUICK, config, contents, in_child, kill_at_rename, prepare, undisturbed_run
 
 pytestmark = pytest.mark.usefixtures("one_thread_of_torch")
@@ -155,7 +155,7 @@ def test_two_processes_on_one_run(undisturbed, tmp_path):
     assert execute(config(tmp_path)).done  # the lock was released with its process
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_stop_signal_writes_a_checkpoint_and_the_run_goes_on_later(number, undisturbed, tmp_path):
     prepare(tmp_path, undisturbed)
 
@@ -181,3 +181,43 @@ def test_a_stop_signal_writes_a_checkpoint_and_the_run_goes_on_later(number, und
     assert folder.status() == "preempted"
     assert torch.load(folder.path / "checkpoints" / "last.pt", weights_only=True)["phases"]["train"]["steps"] == 3
     assert contents(execute(config(tmp_path))) == contents(undisturbed)
+
+
+def test_a_signal_during_the_last_step_is_obeyed(undisturbed, tmp_path):
+    prepare(tmp_path, undisturbed)
+    total = torch.load(undisturbed.path / "checkpoints" / "last.pt", weights_only=True)["phases"]["train"]["steps"]
+
+    def stopped() -> None:
+        calls = [0]
+        original = torch.Tensor.lerp_
+
+        def lerp_(self, *arguments):
+            calls[0] += 1
+            if calls[0] == total:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return original(self, *arguments)
+
+        torch.Tensor.lerp_ = lerp_
+        try:
+            execute(config(tmp_path))
+        except Preempted as error:
+            os._exit(int(error.code))
+
+    assert in_child(stopped) == 128 + signal.SIGTERM
+    assert Store(tmp_path).folder(undisturbed.id).status() == "preempted"
+    assert contents(execute(config(tmp_path))) == contents(undisturbed)
+
+
+def test_a_second_ctrl_c_stops_at_once():
+    with StopSignals(in_loop=lambda: True) as signals:
+        signal.raise_signal(signal.SIGINT)  # waits for the end of the step
+        assert signals.received == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_outside_a_loop_ends_the_run_without_a_traceback():
+    with pytest.raises(Preempted) as stopped, StopSignals(in_loop=lambda: False):
+        signal.raise_signal(signal.SIGINT)
+    assert stopped.value.code == 128 + signal.SIGINT
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

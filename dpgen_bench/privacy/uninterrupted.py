@@ -9,11 +9,11 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 
 class Uninterrupted:
-    """A context in which SIGTERM, SIGUSR1 and SIGINT (Ctrl-C) wait; on exit they are passed to their own handlers.
+    """A context in which the signals of `STOPPING` (Ctrl-C among them) wait; on exit their own handlers get them.
 
     Signals in a nested context wait for the end of the outer one. Outside the main thread the context does nothing,
     because Python calls handlers and raises KeyboardInterrupt in the main thread only.

@@ -180,7 +180,7 @@ class Loop:
             if due or signal is not None or keep or t + 1 == total:
                 self._save(phase, t + 1, stateful, keep)
                 saved_at = time.monotonic()
-            if signal is not None and t + 1 < total:
+            if signal is not None:
                 raise Preempted(128 + signal)
         self._state.inside = False
         self._progress.finish()

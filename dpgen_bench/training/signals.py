@@ -1,7 +1,9 @@
-"""Stop signals of a cluster (SIGTERM, SIGUSR1): the run writes a checkpoint and exits, so that it can be requeued."""
+"""Stop signals of a cluster or a user: the run writes a checkpoint and exits, so that the same command continues it."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -13,13 +15,16 @@ class Preempted(SystemExit):
     """Raised when the process got a stop signal. When started again, the run continues from its last checkpoint."""
 
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# SIGUSR2 is what submitit sends before a job's time is over, SIGINT is Ctrl-C.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 
 class StopSignals:
     """A context in which a stop signal waits for the end of the step if `in_loop()`, and else raises `Preempted`.
 
-    On exit, the handler that was installed before is called, because a launcher's handler requeues the job (submitit).
+    On exit, the handler that was installed before is called, because a launcher's handler requeues the job (submitit);
+    but not Python's own handler of Ctrl-C, which would print a traceback. A second Ctrl-C raises KeyboardInterrupt at
+    once: the run then continues from its last checkpoint.
 
     Attributes:
         received: The number of the signal, or None.
@@ -37,14 +42,20 @@ class StopSignals:
         return self
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        again = self.received == number == signal.SIGINT
         self.received = number
+        if again:
+            raise KeyboardInterrupt
         if not self._in_loop():
             raise Preempted(128 + number)
+        if number == signal.SIGINT:
+            with contextlib.suppress(OSError):  # os.write, because print must not be called in a handler
+                os.write(2, b"\nstopping after this step; press Ctrl-C again to stop at once\n")
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if isinstance(error, Preempted) and self.received is not None:
             handler = self._before.get(self.received)
-            if callable(handler):
+            if callable(handler) and handler is not signal.default_int_handler:
                 handler(self.received, None)
