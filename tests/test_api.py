@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from dpgen_bench import account, check_method, evaluate_images, load_generator, 
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full
+from dpgen_bench.runs.config import CONF, compose_config
 from dpgen_bench.runs.release import sample_run
 from dpgen_bench.runs.store import RunFolder
 
@@ -50,6 +52,21 @@ def test_a_run_is_made_and_its_values_are_read(folder):
     assert 1.9 < row["epsilon_proven"] <= 2.0
     assert 0.0 <= row["value"] <= 100.0
     assert results(folder.path.parent.parent / "nothing").empty
+
+
+def test_a_folder_of_own_configs_is_read_and_its_path_is_not_stored(tmp_path):
+    (tmp_path / "my_conf" / "method").mkdir(parents=True)
+    shutil.copy(CONF / "method" / "dp_merf.yaml", tmp_path / "my_conf" / "method" / "mm.yaml")
+    own = ["method=mm", *SMALL[1:], f"results={tmp_path}", "privacy.epsilon=2"]
+    made = run("--config-dir", str(tmp_path / "my_conf"), *own)
+    assert made.status() == "finished"
+    assert made.read_json("environment.json")["overrides"] == [text for text in own if "results=" not in text]
+    for option in (["--config-dir", "nothing"], ["--config-dir=nothing"], ["-cd", "nothing"]):
+        with pytest.raises(ValueError, match="expected --config-dir to be a folder, got 'nothing'"):
+            compose_config([*option, "method=mm"])
+    for option in ("--config-dir", "--config-dir=", "-cd"):
+        with pytest.raises(ValueError, match="expected a folder after -"):
+            compose_config(["method=dp_merf", option])
 
 
 def test_a_budget_of_none_is_nan_and_one_without_privacy_infinite(tmp_path):

@@ -75,6 +75,11 @@ def test_stored_overrides_hold_no_folder_of_this_machine(word, stored):
     assert overrides.without_local_paths([word]) == stored
 
 
+@pytest.mark.parametrize("option", [["--config-dir", "/home/a"], ["--config-dir=/home/a"], ["-cd", "/home/a"]])
+def test_stored_overrides_hold_no_folder_of_configs(option):
+    assert overrides.without_local_paths(["seed=3", *option, "method=mm"]) == ["seed=3", "method=mm"]
+
+
 @pytest.mark.parametrize(
     ("text", "kept"),
     [

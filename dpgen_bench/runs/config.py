@@ -23,6 +23,7 @@ from dpgen_bench.method import Method, Scale
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.identity import method_version, resolved_arguments
+from dpgen_bench.runs.overrides import split_config_dir
 from dpgen_bench.runs.store import Store
 from dpgen_bench.utils.validation import check_types
 
@@ -119,17 +120,17 @@ def identify(training: dict[str, Any]) -> str:
 
 
 def compose_config(overrides: list[str]) -> DictConfig:
-    """The config that `dpgen run` composes from these overrides; `--config-dir DIR` and `=DIR` are accepted, too."""
-    directory, rest, queue = None, [], list(overrides)
-    while queue:
-        argument = queue.pop(0)
-        if argument in ("--config-dir", "-cd"):
-            directory = queue.pop(0) if queue else None
-        elif argument.startswith("--config-dir="):
-            directory = argument.split("=", 1)[1]
-        else:
-            rest.append(argument)
+    """The config that `dpgen run` composes from these overrides; `--config-dir DIR` and `=DIR` are accepted, too.
+
+    Raises:
+        ValueError: if the folder of `--config-dir` does not exist.
+    """
+    directory, rest = split_config_dir(overrides)
     if directory is not None:
+        if not Path(directory).is_dir():
+            raise ValueError(
+                f"expected --config-dir to be a folder, got {directory!r}; create it, or correct the path."
+            )
         rest.append(f"hydra.searchpath=[file://{Path(directory).resolve()}]")
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):

@@ -26,7 +26,7 @@ from dpgen_bench.runs.epsilon import account_run
 from dpgen_bench.runs.failures import PrivateFailure, failures_to_settle, keep_private, settle_failures
 from dpgen_bench.runs.kept import extract, kept_steps, kept_steps_measured
 from dpgen_bench.runs.measure import measure
-from dpgen_bench.runs.overrides import without_local_paths
+from dpgen_bench.runs.overrides import split_config_dir, without_local_paths
 from dpgen_bench.runs.prepare import (
     expect_same_source,
     inherited_ledger,
@@ -166,9 +166,7 @@ def _config_to_measure(config: DictConfig, overrides: list[str]) -> DictConfig:
     Raises:
         ValueError: for overrides of other settings, or of single settings of a protocol without protocol=NAME.
     """
-    # The argument after --config-dir is a folder, not an override.
-    previous = [None, *overrides]
-    texts = [text for text, last in zip(overrides, previous, strict=False) if last not in ("--config-dir", "-cd")]
+    _, texts = split_config_dir(overrides)
     by_key = {text.lstrip("+~").split("=", 1)[0]: text for text in texts if not text.startswith("-")}
     paths = {key: by_key[key] for key in ("dataset.path", "dataset.root") if key in by_key}
     allowed = ("protocol", "runtime", "data_root")

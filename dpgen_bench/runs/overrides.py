@@ -49,10 +49,32 @@ def parse_override(text: str) -> Override:
         ) from None
 
 
+def split_config_dir(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The folder of `--config-dir DIR`, `--config-dir=DIR` or `-cd DIR`, or None, and the other arguments.
+
+    Raises:
+        ValueError: if the option has no folder.
+    """
+    directory, overrides = None, []
+    remaining = iter(arguments)
+    for argument in remaining:
+        name, equals, value = argument.partition("=")
+        if name not in ("--config-dir", "-cd"):
+            overrides.append(argument)
+            continue
+        directory = value if equals else next(remaining, None)
+        if not directory:
+            raise ValueError(f"expected a folder after {name}, got nothing; write --config-dir DIR.")
+    return directory, overrides
+
+
 def without_local_paths(overrides: Sequence[str]) -> list[str]:
-    """The overrides without paths of this machine: data_root and results are dropped, any other path becomes PATH."""
+    """The overrides without paths of this machine.
+
+    `data_root`, `results` and `--config-dir` are dropped; any other path becomes PATH.
+    """
     portable = []
-    for text in overrides:
+    for text in split_config_dir(overrides)[1]:
         override = parse_override(text)
         if override.key_or_group in _FOLDERS:
             continue
