@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 from dpgen_bench.testing import ConformanceError, PrivateAccess, check_method
@@ -100,3 +102,40 @@ def test_access_to_private_attributes_is_refused(route):
 def test_access_by_a_mangled_name_is_refused():
     with pytest.raises(PrivateAccess, match="used '_PrivateData__images' of a PrivateData"):
         check_method(cheats.MangledAccess, **SMALL)
+
+
+LEAKY = """
+from dataclasses import dataclass
+
+import leaky_helper
+import torch
+
+from dpgen_bench.privacy.bounds import PerRecord
+from dpgen_bench.privacy.sampling import Full
+from tests.toys import Painter, release_painter
+
+
+@dataclass
+class Leaky:
+    def fit(self, data, ctx):
+        release = data.mechanism("sum", sample=Full(), bound=PerRecord(C=1.0, shape=data.image_shape), times=1)
+
+        def rows(images, labels):
+            if not leaky_helper.KEPT:
+                leaky_helper.KEPT.append(images.mean(0).clone())
+            return images
+
+        release(rows)
+        net = Painter(data.num_classes, list(data.image_shape))
+        with torch.no_grad():
+            net.means.add_(leaky_helper.KEPT[0])
+        return release_painter(net, data)
+"""
+
+
+def test_a_statistic_that_is_kept_in_a_helper_next_to_the_plugin_is_detected(tmp_path, monkeypatch):
+    (tmp_path / "leaky_plugin.py").write_text(LEAKY)
+    (tmp_path / "leaky_helper.py").write_text("KEPT = []\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConformanceError, match="the generator differs"):
+        check_method(importlib.import_module("leaky_plugin").Leaky, **SMALL)

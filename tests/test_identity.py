@@ -48,10 +48,12 @@ def test_a_subclass_does_not_inherit_the_version():
 
 FILES = {
     "plugin_a/__init__.py": "",
-    "plugin_a/method.py": "from plugin_b.base import Base\nfrom .loss import loss\nclass M(Base):\n    pass\n",
+    "plugin_a/method.py": "from plugin_b.base import Base\nimport plugin_helper\nfrom .loss import loss\n"
+    "class M(Base):\n    pass\n",
     "plugin_a/loss.py": "def loss():\n    from plugin_a import late\n    return late\n",
     "plugin_a/late.py": "x = 1\n",
     "plugin_a/unused.py": "x = 1\n",
+    "plugin_helper.py": "import json\nimport numpy.linalg\nx = 1\n",
     "plugin_b/__init__.py": "",
     "plugin_b/base.py": "class Base:\n    pass\n",
 }
@@ -64,6 +66,7 @@ FILES = {
         ("plugin_a/unused.py", "x = 2\n", False),
         ("plugin_a/loss.py", FILES["plugin_a/loss.py"].replace("return late", "return -late"), True),
         ("plugin_a/late.py", "x = 2\n", True),
+        ("plugin_helper.py", "x = 2\n", True),
         ("plugin_b/base.py", "class Base:\n    x = 2\n", True),
     ],
 )
@@ -79,7 +82,7 @@ def test_the_source_of_a_method_is_what_defines_it(file, text, changes, tmp_path
         (tmp_path / file).write_text(text)
         assert (source_fingerprint(cls) != before) == changes
     finally:
-        for name in [name for name in sys.modules if name.split(".")[0] in ("plugin_a", "plugin_b")]:
+        for name in [name for name in sys.modules if name.split(".")[0] in ("plugin_a", "plugin_b", "plugin_helper")]:
             del sys.modules[name]
 
 

@@ -89,3 +89,13 @@ def test_modules_of_the_plugins_own_package_are_read_too(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (finding,) = read_plugin(importlib.import_module("own_package.plugin").Plugin)
     assert (finding.path.name, finding.line, finding.what) == ("nets.py", 2, "print")
+
+
+def test_a_helper_next_to_the_plugin_is_read_too_and_libraries_are_not(tmp_path, monkeypatch):
+    (tmp_path / "suspect_helper.py").write_text("import pickle\n")
+    (tmp_path / "suspect_plugin.py").write_text(
+        "import numpy\nimport yaml\n\nfrom suspect_helper import pickle\n\n\nclass Plugin:\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    findings = read_plugin(importlib.import_module("suspect_plugin").Plugin)
+    assert {(finding.path.name, finding.what) for finding in findings} == {("suspect_helper.py", "import pickle")}

@@ -15,6 +15,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from dpgen_bench.runs import prepare as prepare_run
 from dpgen_bench.runs.config import compose_config
 from dpgen_bench.runs.execute import RunFailed, execute
 from dpgen_bench.runs.store import RunBusy, Store
@@ -91,7 +92,7 @@ def test_a_dpgan_killed_in_the_middle_ends_bit_identical(tmp_path):
         return composed
 
     whole = execute(dpgan(tmp_path / "whole"))
-    assert in_child(lambda: kill_at_rename(12, lambda: execute(dpgan(tmp_path / "killed")))) == -signal.SIGKILL
+    assert in_child(lambda: kill_at_rename(13, lambda: execute(dpgan(tmp_path / "killed")))) == -signal.SIGKILL
     killed = Store(tmp_path / "killed").folder(whole.id)
     assert (killed.path / "checkpoints" / "last.pt").exists()
     assert not killed.trained
@@ -102,7 +103,7 @@ def test_noise_from_the_operating_system_is_repeated_on_resume_and_its_key_delet
     def make():
         return execute(config(tmp_path, "privacy.noise=os"))
 
-    assert in_child(lambda: kill_at_rename(10, make)) == -signal.SIGKILL
+    assert in_child(lambda: kill_at_rename(11, make)) == -signal.SIGKILL
     run = Store(tmp_path).runs()[0]
     key = (run.path / "private" / "noise.key").read_bytes()
     assert (run.path / "private" / "noise.key").stat().st_mode & 0o077 == 0
@@ -181,6 +182,34 @@ def test_a_stop_signal_writes_a_checkpoint_and_the_run_goes_on_later(number, und
     assert folder.status() == "preempted"
     assert torch.load(folder.path / "checkpoints" / "last.pt", weights_only=True)["phases"]["train"]["steps"] == 3
     assert contents(execute(config(tmp_path))) == contents(undisturbed)
+
+
+def test_a_run_killed_before_its_first_checkpoint_is_not_continued_with_another_source(tmp_path, monkeypatch):
+    """Its releases would be made again for another query with the same noise."""
+
+    def killed() -> None:
+        original = torch.Tensor.lerp_
+        calls = [0]
+
+        def lerp_(self, *arguments):
+            calls[0] += 1
+            if calls[0] == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(self, *arguments)
+
+        torch.Tensor.lerp_ = lerp_
+        execute(config(tmp_path, "runtime.checkpoint_s=1000", "privacy.noise=os"))
+
+    assert in_child(killed) == -signal.SIGKILL
+    (folder,) = Store(tmp_path).runs()
+    assert not (folder.path / "checkpoints" / "last.pt").exists()
+    source = (folder.path / "source").read_text()
+    monkeypatch.setattr(prepare_run, "source_fingerprint", lambda cls: "another")
+    with pytest.raises(RunFailed, match="expected the source of the method with which run"):
+        execute(config(tmp_path, "privacy.noise=os"))
+    assert (folder.path / "source").read_text() == source
+    monkeypatch.undo()
+    assert execute(config(tmp_path, "privacy.noise=os")).done
 
 
 def test_a_signal_during_the_last_step_is_obeyed(undisturbed, tmp_path):

@@ -151,12 +151,10 @@ def unproven_reasons(ledger: Mapping[str, Any]) -> list[str]:
     Older ledgers have them under the key "doubts". Both keys count, and so does a value that is no list: a run that was
     marked in any version of the bench is not proven.
     """
-    reasons: list[str] = []
-    for key in ("unproven", "doubts"):
-        value = ledger.get(key)
-        if value:
-            reasons += map(str, value) if isinstance(value, list) else [str(value)]
-    return list(dict.fromkeys(reasons))
+    values = [ledger.get(key) or [] for key in ("unproven", "doubts")]
+    return list(
+        dict.fromkeys(str(reason) for value in values for reason in (value if isinstance(value, list) else [value]))
+    )
 
 
 @dataclass
@@ -338,10 +336,12 @@ class Ledger:
             )
 
     def record_executed(self, name: str, executed: int) -> None:
-        """Write down that `executed` releases of `name` were made. The recorded count never decreases."""
+        """Write down that `executed` releases of `name` were made, the first one also on disk; it never decreases."""
         entry = self.entries[name]
         if executed > entry.executed:
             self.entries[name] = replace(entry, executed=executed)
+            if entry.executed == 0:
+                self.save()
 
     def to_dict(self) -> dict[str, Any]:
         """The content of ledger.json."""

@@ -102,7 +102,7 @@ class Mechanism(Allowance):
             journaled = None if self._state else self._services.journal.get(self.name, index, self._services.device)
             noisy = self._release(fn, public, index) if journaled is None else journaled
             self._executed = index + 1
-            self._services.ledger.record_executed(self.name, self._executed)
+            self._services.ledger.record_executed(self.name, self._executed)  # a journaled release counts, too
         return noisy["value"] if noisy.keys() == {"value"} else noisy
 
     def _release(self, fn: Callable[..., Any], public: PublicRows | None, index: int) -> dict[str, Tensor]:
@@ -122,6 +122,8 @@ class Mechanism(Allowance):
             fn = _recording(fn, unbounded)
         if self._services.observer is not None and self._state is None:
             self._services.observer.before_release(self, index, fn, self._draw(drawn, key), public)
+        # On disk before the noise is used: after a kill, another source must not use it for another query.
+        self._services.ledger.record_executed(self.name, index + 1)
         # Call fn, clip and add noise.
         try:
             exact = self._bound.value(fn, self._draw(drawn, key), public)

@@ -59,8 +59,8 @@ def method_version(cls: type) -> int | str:
 def source_fingerprint(cls: type) -> str:
     """Hash of the source that defines the class, which does not depend on comments, docstrings and formatting.
 
-    It covers the class's module, the modules of the same package that this imports, and those of the base classes; not
-    the harness or any library.
+    It covers the class's module, what this imports that is neither the harness nor a library, and the modules of the
+    base classes.
 
     Raises:
         ValueError: if the source cannot be read.

@@ -24,7 +24,7 @@ Restore = Callable[[], Any]
 class Pristine:
     """Saves the globals, class attributes, default arguments and caches of a plugin's modules.
 
-    The modules of a plugin are the module of its class, and those modules of the same package that it imports.
+    The modules of a plugin are those of `own_modules`: the module of its class, and what this imports of user code.
 
     Args:
         plugin: the class of the method.

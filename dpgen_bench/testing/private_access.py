@@ -15,7 +15,6 @@ that the plugin makes and the harness calls; and code that is executed in the na
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -38,6 +37,7 @@ from dpgen_bench.testing.errors import PrivateAccess
 from dpgen_bench.training.log import Log
 from dpgen_bench.training.loop import Loop
 from dpgen_bench.training.public import PublicRecord
+from dpgen_bench.utils.source import of_a_library
 
 # Every class of the harness that gives access to records, noise or the ledger; subclasses are included.
 GUARDED: tuple[type, ...] = (
@@ -187,7 +187,7 @@ def _plugin_frame(frame: FrameType | None, own: str) -> FrameType | None:
         # Code that was made by `exec`, as the methods of dataclasses are, or frozen has no file: its module decides.
         if not _is_file(file):
             file = str(getattr(known, "__file__", "")) if genuine else ""
-        if package in (own, HARNESS) or not _of_a_library(file):
+        if package in (own, HARNESS) or not of_a_library(file):
             return frame
         frame = frame.f_back
     return None
@@ -196,10 +196,3 @@ def _plugin_frame(frame: FrameType | None, own: str) -> FrameType | None:
 @lru_cache(maxsize=4096)
 def _is_file(filename: str) -> bool:
     return Path(filename).is_file()
-
-
-@lru_cache(maxsize=4096)
-def _of_a_library(filename: str) -> bool:
-    return filename.startswith(
-        tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
-    )

@@ -1,4 +1,4 @@
-"""The source files of a plugin: the module that defines it, and what that imports from its own package."""
+"""The source files of a plugin: the module that defines it, and what that imports of code that belongs to the user."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import ast
 import importlib.util
 import inspect
 import sys
+import sysconfig
 from pathlib import Path
+
+HARNESS = "dpgen_bench"
+_LIBRARIES = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def own_modules(module: str) -> dict[str, tuple[Path, ast.Module]]:
-    """The file and syntax tree of a module, and of the modules of its package that it imports, by name.
+    """The file and syntax tree of a module, and of the modules that it imports, by name.
 
-    Imports are followed through the whole package, whether or not they were executed yet: an import within a function
-    counts. Modules without source are left out.
+    Imports are followed, also those within functions, but not into the harness, the standard library and installed
+    libraries. The package of `module` is never a library, wherever it is installed. Modules without source are left
+    out.
     """
+    package = _top(module)
     names, modules = [module], dict[str, tuple[Path, ast.Module]]()
     seen = {module}
     while names:
@@ -25,10 +31,31 @@ def own_modules(module: str) -> dict[str, tuple[Path, ast.Module]]:
         except (OSError, ImportError, AttributeError, TypeError, SyntaxError, ValueError):
             continue  # a name that is no module, or one without readable source
         modules[name] = path, tree
-        new = _own_imports(tree, name) - seen
+        new = {other for other in _imports(tree, name) if _top(other) == package or _is_users(_top(other))} - seen
         seen |= new
         names += new
     return modules
+
+
+def of_a_library(file: str) -> bool:
+    """Whether a file belongs to the standard library or to an installed package."""
+    return file.startswith(_LIBRARIES)
+
+
+def _top(name: str) -> str:
+    return name.split(".")[0]
+
+
+def _is_users(package: str) -> bool:
+    """Whether a package, or a module without package, is neither the harness nor a library. It is not imported."""
+    if package == HARNESS or package in sys.builtin_module_names or package in sys.stdlib_module_names:
+        return False
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+    return any(place and not of_a_library(place) and place not in ("built-in", "frozen") for place in places)
 
 
 def _file_of(name: str) -> Path:
@@ -38,8 +65,8 @@ def _file_of(name: str) -> Path:
     return Path(spec.origin or "" if spec else "")
 
 
-def _own_imports(tree: ast.Module, module: str) -> set[str]:
-    """Names that `module` imports from its own package."""
+def _imports(tree: ast.Module, module: str) -> set[str]:
+    """Names that `module` imports, and the modules or attributes that it imports from them."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -48,4 +75,4 @@ def _own_imports(tree: ast.Module, module: str) -> set[str]:
             above = module.split(".")[: -node.level] if node.level else []
             base = ".".join([*above, *filter(None, [node.module])])
             names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-    return {name for name in names if name.split(".")[0] == module.split(".")[0]}
+    return names - {""}
