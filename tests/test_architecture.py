@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import io
+import re
+import tokenize
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 
@@ -32,7 +35,7 @@ def test_the_harness_imports_no_method(path):
     assert not {name for name in imported(path) if name.split(".")[0] in ("methods", "tests")}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "methods").glob("*.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "methods").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
 def test_methods_never_import_each_other(path):
     assert not {name for name in imported(path) if name.split(".")[0] in ("methods", "tests")}
 
@@ -79,6 +82,48 @@ def test_every_dataset_builds_without_its_files(name):
     required = {"image_folder": ["dataset.path=somewhere", "dataset.image_size=28"], "npz": ["dataset.path=some.npz"]}
     config = compose_config([f"dataset={name}", *required.get(name, [])])
     assert build_dataset(config).name == config.dataset.name
+
+
+def long_functions_without_comment(source: str) -> list[str]:
+    """Names of the functions with more than 40 lines of code and no comment; docstrings are neither of the two.
+
+    Comments for tools, such as `# noqa`, explain nothing and do not count.
+    """
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = [token for token in tokens if token.type == tokenize.COMMENT]
+    lines = [each.start[0] for each in comments if not re.match(r"#\s*(noqa|type:|pragma|fmt:)", each.string)]
+    long = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        length = node.end_lineno - node.lineno + 1
+        if ast.get_docstring(node) is not None:
+            length -= node.body[0].end_lineno - node.body[0].lineno + 1
+        if length > 40 and not any(node.lineno <= line <= node.end_lineno for line in lines):
+            long.append(node.name)
+    return long
+
+
+@pytest.mark.parametrize("part", ["dpgen_bench", "methods"])
+def test_a_function_above_40_lines_has_a_comment(part):
+    found = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / part).rglob("*.py")}
+    bare = {name: long_functions_without_comment(source) for name, source in found.items()}
+    assert not {name: functions for name, functions in bare.items() if functions}
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["    x = 1"] * 39, []),
+        (["    x = 1"] * 40, ["f"]),
+        (["    x = 1"] * 40 + ["    x = 2  # noqa: F841"], ["f"]),
+        (["    x = 1"] * 40 + ["    x = 2  # the last value"], []),
+        (['    """Text.', *["    Text."] * 40, '    """'], []),
+        (['    """Text', "    # within a text.", '    """'] + ["    x = 1"] * 40, ["f"]),
+    ],
+)
+def test_the_check_counts_lines_of_code_and_comments(lines, expected):
+    assert long_functions_without_comment("\n".join(["def f():", *lines])) == expected
 
 
 def test_the_version_is_the_packages():

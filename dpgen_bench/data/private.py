@@ -190,6 +190,7 @@ class PrivateData:
                 a share outside (0, 1], with `std` or without `times`; for shares that sum to more than 1; for noise
                 with C = inf; or for a state that the accounting of `sample` and `bound` does not cover.
         """
+        # Refuse what no proof covers before any of the budget is planned for it.
         request = Request(name, sample, bound, times, std, share)
         self._services.ledger.expect_new(name)
         _expect_proven(sample, SAMPLINGS, "sampling")
@@ -201,6 +202,7 @@ class PrivateData:
             )
         if state is not None:
             _expect_covered(state, sample, bound)
+        # Choose the noise or the number of releases. The budget is spent by `approve`, before a record is read.
         entry = plan_entry(self._services.ledger, request)
         if not math.isfinite(bound.C) and entry.event.std > 0:
             raise ValueError(f"mechanism {name!r}: noise without clipping (C = inf) gives no privacy; set a finite C.")

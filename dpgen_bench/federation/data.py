@@ -125,9 +125,11 @@ class ClientData:
                 a request after the first release, and a program that cannot be pickled.
         """
         ledger = self._services.ledger
+        # Refuse what no proof covers before any of the budget is planned for it.
         request = Request(name, sample, bound, times, std, share)
         ledger.expect_new(name)
         self._expect_covered(sample, bound, noise_at, against)
+        # A resumed run gets the entry that was approved before, so noise_at may differ from it.
         entry = self._planned(request, noise_at, against)
         if entry.noise_at != noise_at:
             raise ValueError(
@@ -139,6 +141,8 @@ class ClientData:
                 f"mechanism {name!r}: expected a finite C for a release with noise, got C = {bound.C}, with which "
                 "nothing is clipped and noise proves nothing; set a finite C."
             )
+        # Pickle the program before the approval, so that a program that cannot be sent spends no budget. All clients
+        # get these bytes, so later changes of the object do not reach them.
         try:
             pickled = pickle.dumps(program)
         except Exception as error:

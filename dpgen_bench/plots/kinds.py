@@ -136,6 +136,7 @@ def steps(spec: StepsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
     """
     per = spec.per
     check_keys(rows, [per] if per else [])
+    # Collect the kept generators of all usable runs, by the number of the row.
     trajectories: dict[int, list[tuple[RunFolder, dict[float, tuple[float, dict[str, list[float]]]]]]] = {}
     for i, row in enumerate(rows):
         unit = _unit(row, per) if per else 1.0
@@ -146,6 +147,7 @@ def steps(spec: StepsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
             if points:
                 by_step = {point.step / unit: (point.epsilon, metric_values(point.measurement)) for point in points}
                 trajectories.setdefault(i, []).append((folder, by_step))
+    # Rows without a value of any drawn metric get no line and no entry in the legend.
     kept = [
         i
         for i, runs in trajectories.items()
@@ -160,6 +162,7 @@ def steps(spec: StepsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
         for member in grid.members:
             if member.panel != column:
                 continue
+            # One value per seed and step: the mean over the repeats of the evaluation.
             seeds: dict[float, list[float]] = {}
             for _, by_step in trajectories[kept[member.number]]:
                 for x, (epsilon, values) in by_step.items():
@@ -173,6 +176,7 @@ def steps(spec: StepsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
         if spec.log_x:
             panel.set_xscale("log")
             panel.xaxis.set_minor_formatter("")
+        # A second axis for epsilon needs one epsilon per step, nearly equal for all lines of the panel.
         apart |= not _second_axis(panel, spent)
     how = "Lines: means over seeds; bands: lowest to highest seed. Points: generators kept along the way."
     if apart:

@@ -144,6 +144,7 @@ def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
     relation = counted["relation"] if private else NO_RELATION
     record = line.measurement and line.measurement["protocol"]
     protocol = _protocol(run, record) if record else "not measured"
+    # The seeds of a line may differ in what they proved; the line shows the largest epsilon.
     worst = max(line.runs, key=lambda each: _number(each.epsilon.get("proven"), math.inf))
     texts = {
         "method": str(config.method.name),
@@ -153,11 +154,13 @@ def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
         "scale": str(config.scale.name),
         "protocol": protocol,
     }
+    # "text" is printed, "value" is what the column is sorted by.
     cells: dict[str, dict[str, Any]] = {name: {"text": text, "value": text} for name, text in texts.items()}
     terms = {**{name: texts.get(name) for name in TERMS}, **(counted if private else dict.fromkeys(counted))}
     cells["epsilon"] = {"text": run.budget, "value": None if run.budget == "none" else plain(float(run.budget))}
     cells["proven"] = {"text": _epsilon(worst, "proven"), "value": _sortable(worst, "proven")}
     cells["claimed"] = {"text": _epsilon(worst, "claimed"), "value": _sortable(worst, "claimed")}
+    # Epsilons under other assumptions stand below the main ones, as details.
     for column, other, text_of in (
         ("proven", "server", "against the server"),
         ("claimed", "conditional", "conditional"),

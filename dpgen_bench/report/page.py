@@ -148,6 +148,7 @@ def _tables(
 
 def _table(built: BuiltTable) -> dict[str, Any]:
     """One table as JSON-able texts: heads, cells, and numbered marks with their meanings."""
+    # Equal reasons share a mark; each kind of mark is numbered from 1, in the order of the cells.
     marks: dict[tuple[str, str], str] = {}
 
     def mark(sign: str, reason: str) -> str:
@@ -171,6 +172,7 @@ def _table(built: BuiltTable) -> dict[str, Any]:
         """Names of the columns in which some line has more than a dash."""
         return list(dict.fromkeys(name for each in columns for name, word in each.items() if word != "–"))
 
+    # Columns that are empty in all lines are left out.
     head, tail = used([line.head for line in built.lines]), used([line.tail for line in built.lines])
     rows = [
         {

@@ -242,11 +242,13 @@ def ledger_panel(run: Run) -> dict[str, Any]:
     if epsilon.get("reason", "; ".join(reasons)) != "; ".join(reasons):
         warnings_.append(f"nothing is proven: {epsilon['reason']}")
     warnings_ += [f"nothing is proven: {reason}" for reason in reasons]
+    # Failures that the user stated to be independent of records: epsilon holds if the statement is true.
     stated = [failure for failure in ledger.get("failures", []) if failure.get("statement")]
     warnings_ += [
         f"{failure['what']}: that this did not depend on records is {failure['statement']}" for failure in stated
     ]
     warnings_ += [f"warning: {warning}" for warning in ledger.get("warnings", [])]
+    # Epsilons under other assumptions come with the assumption, or with the reason why there is none.
     conditional, server = epsilon.get("conditional"), epsilon.get("server")
     if isinstance(conditional, dict):
         warnings_.append(f"ε conditional holds only {conditional['assumption']}")

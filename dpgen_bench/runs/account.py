@@ -157,12 +157,14 @@ def _check(arguments: argparse.Namespace, overrides: list[str]) -> None:
     Raises:
         UsageError: for unknown options, missing ones, options that exclude each other, or values out of range.
     """
+    # argparse returns what it does not know: overrides, but also misspelt options and loose words.
     stray = [token for token in overrides if "=" not in token.lstrip("-") and not token.startswith("~")]
     stray += [token for token in overrides if token.startswith("-") and token not in stray]
     if stray:
         raise UsageError(
             f"expected options or Hydra overrides (key=value), got {' '.join(stray)}; see dpgen account --help."
         )
+    # There are two forms of the command: by options or by overrides, never by both.
     options = [name for name in ("q", "shards", "clients", "sigma", "steps") if getattr(arguments, name) is not None]
     sampling = [name for name in options if name in ("q", "shards", "clients")]
     expected_options = "--q or --shards, --sigma and --steps"
@@ -181,12 +183,14 @@ def _check(arguments: argparse.Namespace, overrides: list[str]) -> None:
         raise UsageError(
             f"expected {expected_options}, or Hydra overrides such as method=dpgan; see --help, for --clients too."
         )
+    # Options that refine one form only.
     if arguments.schedule and sampling not in (["shards"], ["clients"]):
         raise UsageError("expected --schedule together with --shards or --clients.")
     if arguments.max_answers is not None and sampling != ["clients"]:
         raise UsageError("expected --max-answers together with --clients.")
     if overrides and (arguments.bound or arguments.releases_per_draw != 1):
         raise UsageError(f"expected --bound and --releases-per-draw together with {expected_options}, got overrides.")
+    # Ranges are checked last, when the form of the command is known.
     rules = {
         "q": ("in (0, 1]", lambda q: 0.0 < q <= 1.0),
         "shards": (">= 1", lambda shards: shards >= 1),
@@ -306,6 +310,7 @@ def _print(
     from rich.console import Console
     from rich.table import Table as RichTable
 
+    # The mechanisms; plain parameters have no ledger, so their events have no names.
     console = Console(highlight=False)
     entries = list(plan.ledger.entries.values()) if plan.ledger else [None] * len(plan.events)
     for entry, event in zip(entries, plan.events, strict=True):
@@ -320,6 +325,7 @@ def _print(
     if plan.ledger is not None:
         budget = plan.ledger.budget
         console.print(f"budget: epsilon {budget_text(budget.epsilon)} ({budget.relation}, {budget.accountant})")
+    # The proven epsilons: of everything together, then of each mechanism alone.
     view = RichTable(title=f"epsilon at delta = {plan.delta:g}", title_justify="left")
     for column in ("count", "add/remove", "replace-one"):
         view.add_column(column, overflow="fold")

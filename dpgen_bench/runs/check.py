@@ -61,6 +61,7 @@ def check_configured_method(arguments: list[str]) -> int:
     options, overrides = _parse(arguments)
     console = Console(soft_wrap=True, highlight=False)
     config = compose_config(overrides)
+    # Make the method small by the yaml's `check`, except for keys that the user set.
     overridden = {override.split("=")[0].lstrip("+~") for override in overrides}
     for key, value in ({} if options.as_configured else config.method.get("check") or {}).items():
         path = key if key.startswith("privacy.") else f"method.{key}"
@@ -95,7 +96,7 @@ def check_configured_method(arguments: list[str]) -> int:
         kind = "" if isinstance(error, ConformanceError) else f"{type(error).__name__}: "
         console.print(f"  FAILED  {kind}{error}", markup=False)
         return 1
-    finally:
+    finally:  # warnings from the source are printed for a failed check too
         for finding in read_plugin(get_class(config.method["_target_"])):
             console.print(f"  WARNING  {finding}", markup=False)
     console.print(f"{config.method.name} conforms ({time.monotonic() - started:.0f} s)")

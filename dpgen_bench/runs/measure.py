@@ -48,6 +48,7 @@ def measure(
     if folder.measurements.fully_measured(record) and not again:
         return folder.measurements.of(record)
     metrics = build_metrics(protocol)
+    # Continue an interrupted measurement; otherwise start from the stored one, or from nothing if `again`.
     measurement = folder.measurements.unfinished(record) or ({} if again else folder.measurements.of(record))
     measurement = {"protocol": record, "repeats": measurement.get("repeats", [])}
     dataset = spec.dataset()
@@ -67,6 +68,7 @@ def measure(
         for key in retried:
             del results[key]
         remaining = {key: metric for key, metric in metrics.items() if key not in results}
+        # Only the samples of the first repeat are kept in the run's folder.
         samples = draw_samples(folder, protocol, seed, keep=repeat == 0)
         entry["samples"] = describe_samples(samples, dataset.num_classes, int(protocol.num_samples))
         ctx = EvalContext(
@@ -85,6 +87,7 @@ def measure(
             notes = [without_paths(note) for note in result.notes]
             reason = None if result.reason is None else without_paths(result.reason)
             results[key] = {**asdict(result), "notes": notes, "reason": reason}
+            # Write after each metric, because metrics may take hours and the evaluation may be interrupted.
             folder.measurements.write(measurement)
             if result.status != "measured":
                 print(f"  {title} {key}: {result.status}: {result.reason}", flush=True)
