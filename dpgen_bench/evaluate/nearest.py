@@ -229,7 +229,7 @@ def mean_distance(squared: Tensor) -> float:
 
 @dataclass
 class Memorisation:
-    """Whether samples are nearer to training images than to test images. This metric is ours, not a paper's.
+    """Whether samples are nearer to training images than to test images. The metric is not from a paper.
 
     The distance is the Euclidean one of all pixels in [0, 1], and the distance to a set is that to its nearest image.
     It decreases with the size of the set, so the training images are split at random (by the context's seed) into

@@ -21,8 +21,7 @@ class Journal:
     step) are computed again on resume, from the same state, randomness and noise, and are bit-identical on a CPU.
 
     Guarantees: the parts of a value are read back in the order in which they were released, because a method may
-        iterate
-    over gradients and parameters together.
+        iterate over gradients and parameters together.
 
     Args:
         folder: a private folder; None stores nothing.

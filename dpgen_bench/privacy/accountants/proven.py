@@ -253,7 +253,7 @@ def _prv_epsilon(composition: Composition, delta: float, eps_error: float | None
         except (ValueError, RuntimeError, AssertionError, MemoryError) as error:
             raise NotCovered(f"prv (prv-accountant): it gave up with: {error}") from error
     if math.isnan(upper):
-        raise NotCovered("prv (prv-accountant): its epsilon is not a number here")
+        raise NotCovered("prv (prv-accountant): its epsilon is NaN for this composition")
     return upper
 
 
