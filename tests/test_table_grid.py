@@ -43,9 +43,14 @@ def test_braces_that_hydra_reads_stay() -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"for": {"p": []}, "of": {"variant": "{p}"}}, "axis 'p' a list of values.*got \\[\\].*at least one value"),
+        (
+            {"for": {"p": []}, "of": {"variant": "{p}"}},
+            "axis 'p' a list of values.*got \\[\\].*write at least one value",
+        ),
         ({"for": {"p": "ab"}, "of": {"variant": "{p}"}}, "axis 'p' a list of values.*got 'ab'"),
         ({"for": {"p": [[1]]}, "of": {"variant": "{p}"}}, "axis 'p' a list of values.*got \\[\\[1\\]\\]"),
+        ({"for": {"p": 3}, "of": {"variant": "{p}"}}, "axis 'p' a list of values.*got 3.*as in {p: \\[0.1, 0.2\\]}"),
+        ({"for": {1: [2]}, "of": {"variant": "a"}}, "each axis.*under `of`, got none of \\['1'\\]"),
         ({"for": {}, "of": {"variant": "a"}}, "expected under `for` axes and their values, got {}.*leave `for` out"),
         ({"for": ["p"], "of": {"variant": "{p}"}}, "expected under `for` axes and their values, got \\['p'\\]"),
         ({"for": {"p": [1]}, "of": {"variant": "{p}"}, "run": "{q}"}, "axes of `for` \\(p\\), got \\['q'\\].*correct"),
@@ -77,7 +82,15 @@ def test_every_table_has_known_keys_and_types(name: str) -> None:
         ({"metric": ["fid"]}, "table t: expected keys among title, protocol.*got \\['metric'\\]; correct the name"),
         ({"title": None}, "table t.title: expected a string, got None"),
         ({"metrics": "fid"}, "table t.metrics: expected .*got 'fid'"),
-        ({"published": 1}, "table t.published: expected .*got 1"),
+        ({"published": [1]}, "table t.published: expected .*got \\[1\\]"),
+        ({"rows": "hello"}, "table t, rows: expected a list of entries, got 'hello'; begin each entry with `- of:`"),
+        ({"rows": None}, "table t, rows: expected a list of entries, got None"),
+        ({"rows": {"of": {"method": "A"}, "why": "No."}}, "table t, rows: expected a list of entries, got {'of'"),
+        ({"rows": [{"of": "A", "why": "No."}]}, "table t, rows.of: expected the fields of a printed row.*got 'A'"),
+        ({"rows": [{"of": {"epsilon": True}, "why": "No."}]}, "table t, rows.of: expected a mapping from a string"),
+        ({"rows": [{"of": {}, "run": "seed=0", "why": "No."}]}, "table t, rows: expected one of `run` and `why`.*both"),
+        ({"rows": [{"of": {}}]}, "table t, rows: expected one of `run` and `why`.*got neither; write `run` if"),
+        ({"rows": [{"for": {"g": 3}, "of": {"method": "{g}"}}]}, "table t, rows: expected for the axis 'g' a list"),
         ({"kept_steps": ["first"]}, "table t.kept_steps: expected .*got \\['first'\\]"),
         ({"rows": [{"of": {}, "unlkie": "why"}]}, "table t, rows: expected keys among of, run.*got \\['unlkie'\\]"),
         ({"rows": [{"run": "seed=0"}]}, "table t, rows: expected the keys of, got none of \\['of'\\]; add them"),
@@ -91,3 +104,43 @@ def test_a_table_that_no_reader_understands_is_refused(changes: dict, message: s
     parse_table("t", content)
     with pytest.raises(ValueError, match=message):
         parse_table("t", {**content, **changes})
+
+
+def test_numbers_of_the_paper_may_be_written_as_numbers() -> None:
+    table = parse_table(
+        "t", {"title": "T", "protocol": "quick", "published": 8, "rows": [{"of": {"epsilon": 10}, "why": "No."}]}
+    )
+    assert table.published == "8"
+    assert table.rows[0].of == {"epsilon": "10"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("title: [T", r"table t: expected .*t.yaml to be yaml.*line 1, column 8.*Correct the file"),
+        ("title: T\ntitle: U", "table t: expected .*t.yaml to be yaml with each key once.*duplicate key title"),
+        ('title: "${"', "table t: expected .*t.yaml to be yaml.*key: title"),
+        ("3", "table t: expected .*t.yaml to be yaml"),
+        ("- title", r"table t: expected a mapping of keys to values, got \['title'\]; write `key: value`"),
+        (
+            "title: T\nprotocol: quik",
+            r"table t: expected `protocol` to name a protocol, got 'quik' \(did you mean 'quick'",
+        ),
+        ("title: T\nprotocol: quick\nquick: {protocol: zzz}", "table t: expected `quick.protocol` to name.*got 'zzz'"),
+        (
+            "title: T\nprotocol: quick\nparents: {first: seed=0}\nsweeps: ['restart={run:@frist}']",
+            r"table t: expected after @ the name of a parent of the table \(first\), got @frist \(did you mean 'first'",
+        ),
+        (
+            "title: T\nprotocol: quick\nparents: {first: 'seed=0,1'}",
+            "table t: expected the line of one run for the parent 'first', got 2 runs: seed=0,1. Give each setting",
+        ),
+        ("title: T\nprotocol: quick\nparents: {first: 'seed=['}", "table t: "),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused_when_it_is_loaded(text: str, message: str, tmp_path, monkeypatch) -> None:
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table" / "t.yaml").write_text(text)
+    monkeypatch.setattr(rows, "CONF", tmp_path)
+    with pytest.raises(ValueError, match=message):
+        rows.load_table("t")

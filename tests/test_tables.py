@@ -163,10 +163,14 @@ def test_a_folder_with_unexpected_content_is_damaged_and_does_not_hide_others(tm
 @pytest.mark.parametrize(
     ("entries", "complaint"),
     [
-        ([{"of": {"method": "Unknown"}, "run": RUN}], "to name a printed row"),
-        ([{"of": {"methods": "Our DPGAN"}, "run": RUN}], "fields of a printed row, got \\['methods'\\]"),
+        ([{"of": {**ROW, "method": "Our DPGAM"}, "run": RUN}], f"table t: .*name a printed row.*closest are {ROW}"),
+        (
+            [{"of": {"methods": "Our DPGAN"}, "run": RUN}],
+            r"table t: .*of a printed row \(dataset, method, .*got \['methods'\] \(did you mean 'method'\?\); correct",
+        ),
+        ([{"of": {"cells": "Our DPGAN"}, "run": RUN}], r"of a printed row.*got \['cells'\]"),
         ([{"of": ROW, "run": RUN}, {"of": ROW, "why": "so"}], "to be named once"),
-        ([{"of": ROW}], "`run` or `why`"),
+        ([{"of": ROW}], "`run` and `why`.*got neither"),
         ([{"of": ROW, "run": f"{RUN} privacy.delta=1e-5,1e-6"}], "differ in their seed alone"),
     ],
 )
@@ -222,7 +226,7 @@ def test_parents_stand_for_the_ids_of_runs_that_need_not_be_there(tmp_path):
     (row,) = built.rows
     assert [spec.training["restart"] for spec in row.specs] == [{"run": parent, "checkpoint": "step-100"}] * 2
     assert row.status() == "not run"
-    with pytest.raises(ValueError, match=r"@ before the name of a parent of the table \(\['pretrain'\]\), got @other"):
+    with pytest.raises(ValueError, match=r"after @ the name of a parent of the table \(pretrain\), got @other"):
         jobs_of("restart={run:@other}", {"pretrain": parent})
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hydra.errors import HydraException
+
 from dpgen_bench.privacy.events import budget_text
+from dpgen_bench.runs.catalogue import suggestion
 from dpgen_bench.runs.listing import describe_dataset, is_changed
 from dpgen_bench.tables.leaderboard import ranked
 from dpgen_bench.tables.lines import CONDITIONAL, ILLEGIBLE, SERVER, BuiltTable, Cell, Line
-from dpgen_bench.tables.published import PublishedRow, published_rows
+from dpgen_bench.tables.published import NAMING_FIELDS, PublishedRow, published_rows
 from dpgen_bench.tables.reproduction import caveat_of, caveats_of_runs, check_caveats, stated_caveats
 from dpgen_bench.tables.rows import (
     TableRow,
@@ -36,6 +40,13 @@ def build(name: str, results: Path, scale: str = "paper") -> BuiltTable:
 def assemble(name: str, table: TableSpec, results: Path, scale: str = "paper") -> BuiltTable:
     """The table with the values of the runs under `results`; raises what `build` does."""
     check_scale(scale)
+    try:
+        return _assemble(name, table, results, scale)
+    except (ValueError, HydraException) as error:
+        raise ValueError(f"table {name}: {error}") from error
+
+
+def _assemble(name: str, table: TableSpec, results: Path, scale: str) -> BuiltTable:
     parents = parent_ids(table, results, scale)
     # Lines of runs that answer no printed row come first, then the printed rows in their order.
     sources: list[tuple[PublishedRow | None, TableRow | None, str, RowSpec | None]] = []
@@ -78,18 +89,24 @@ def _entries(table: TableSpec, printed: Sequence[PublishedRow]) -> list[tuple[Pu
     """Each printed row with the entry of `rows` that names it, if one does.
 
     Raises:
-        ValueError: if an entry names no printed row, two name the same, or an entry has neither `run` nor `why`.
+        ValueError: if an entry names no printed row, or two name the same.
     """
     named: dict[int, RowSpec] = {}
     for entry in table.rows:
-        if not (entry.run or entry.why):
-            raise ValueError(f"expected `run` or `why` in the entry of rows of {entry.of}, got neither; add one.")
         of = entry.of
-        if unknown := of.keys() - PublishedRow.__dataclass_fields__.keys():
-            raise ValueError(f"expected under `of` fields of a printed row, got {sorted(unknown)}.")
+        if unknown := sorted(of.keys() - set(NAMING_FIELDS)):
+            raise ValueError(
+                f"expected under `of` fields of a printed row ({', '.join(NAMING_FIELDS)}), got {unknown}"
+                f"{suggestion(unknown[0], NAMING_FIELDS)}; correct the name."
+            )
         matching = [i for i, row in enumerate(printed) if all(getattr(row, key) == text for key, text in of.items())]
         if not matching:
-            raise ValueError(f"expected `of` to name a printed row of {table.paper} {table.published}, got {of}.")
+            rows = dict.fromkeys(str({key: getattr(row, key) for key in of}) for row in printed)
+            closest = difflib.get_close_matches(str(of), rows, n=3, cutoff=0.0)
+            raise ValueError(
+                f"expected `of` to name a printed row of {table.paper}, table {table.published}, got {of}; the closest "
+                f"are {', '.join(closest)}. Correct the text; results/published has the whole table."
+            )
         if taken := [i for i in matching if i in named]:
             raise ValueError(f"expected each printed row to be named once; {printed[taken[0]]} is also named by {of}.")
         named.update(dict.fromkeys(matching, entry))

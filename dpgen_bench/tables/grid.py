@@ -30,7 +30,8 @@ def _rows(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             f"expected under `for` axes and their values, got {axes!r} in the entry of {entry.get('of')}; write it as "
             "{p: [0.1, 0.2]}, or leave `for` out."
         )
-    points = [_points(str(name), values, entry) for name, values in axes.items()]
+    axes = {str(name): values for name, values in axes.items()}
+    points = [_points(name, values, entry) for name, values in axes.items()]
     texts = {key: value for key, value in entry.items() if key != "for"}
     named, in_of = _names(texts), _names(texts.get("of"))
     if unknown := sorted(named - set(axes)):
@@ -52,11 +53,13 @@ def _rows(entry: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _points(name: str, values: Any, entry: Mapping[str, Any]) -> list[tuple[str, str]]:
     """For each value of an axis, its printed text and its text in overrides."""
-    pairs = list(values.items()) if isinstance(values, Mapping) else [(v, v) for v in values or ()]
-    if isinstance(values, str) or not pairs or any(isinstance(used, Mapping | list) for _, used in pairs):
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(values, Mapping | list | tuple):
+        pairs = list(values.items()) if isinstance(values, Mapping) else [(value, value) for value in values]
+    if not pairs or any(isinstance(used, Mapping | list) for _, used in pairs):
         raise ValueError(
             f"expected for the axis {name!r} a list of values, or a mapping from printed to used values, got "
-            f"{values!r} in the entry of {entry.get('of')}; give at least one value."
+            f"{values!r} in the entry of {entry.get('of')}; write at least one value, as in {{{name}: [0.1, 0.2]}}."
         )
     return [(_text(printed), _text(used)) for printed, used in pairs]
 

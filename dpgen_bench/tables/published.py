@@ -50,7 +50,8 @@ CLASSIFIERS = (
 )
 CLASSIFIER_NAMES = {"logistic_reg": "logreg"}
 
-Key = tuple[str, str, str, str, str, str]  # dataset, method, variant, epsilon, delta, reported_in
+NAMING_FIELDS = ("dataset", "method", "variant", "epsilon", "delta", "reported_in")
+Key = tuple[str, str, str, str, str, str]  # the values of NAMING_FIELDS
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from dpgen_bench.runs.catalogue import suggestion
+from dpgen_bench.runs.catalogue import catalogue, suggestion
 from dpgen_bench.runs.config import CONF, RunSpec, build_spec, compose_config
 from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, epsilon_number, format_epsilon
 from dpgen_bench.runs.measurements import Measurement
@@ -23,7 +26,6 @@ from dpgen_bench.runs.statistics import Summary, summarise
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.validation import folder_problem
 from dpgen_bench.runs.values import cost, metric_values, notes
-from dpgen_bench.tables.grid import expand_rows
 from dpgen_bench.tables.spec import RowSpec, TableSpec, parse_table
 
 SCALES = ("paper", "quick")
@@ -153,21 +155,44 @@ def load_table(name: str) -> TableSpec:
     """The table conf/table/NAME.yaml, with each grid entry of its `rows` replaced by the rows that it stands for.
 
     Raises:
-        ValueError: if there is none of that name, for a grid that cannot be (see `expand_rows`), or for keys or types
-            that no table has (see `parse_table`).
+        ValueError: if there is none of that name, for a file that is not yaml, for keys or types that no table has (see
+            `parse_table`), and for a protocol or a parent that does not exist.
     """
     if name not in table_names():  # also refuses a path out of the folder
         raise ValueError(
             f"expected the name of a table in conf/table, got {name!r}{suggestion(name, table_names())}. "
             "`dpgen list tables` lists them."
         )
-    loaded = OmegaConf.to_container(OmegaConf.load(CONF / "table" / f"{name}.yaml"))
+    path = CONF / "table" / f"{name}.yaml"
+    try:
+        loaded = OmegaConf.to_container(OmegaConf.load(path))
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"table {name}: expected {path} to be yaml with each key once, got an error: {reason}. Correct the file."
+        ) from None
     if not isinstance(loaded, dict):
-        raise ValueError(f"table {name}: expected a mapping of keys to values, got {loaded!r}.")
-    content = {str(key): value for key, value in loaded.items()}
-    if content.get("rows"):
-        content["rows"] = expand_rows(content["rows"])
-    return parse_table(name, content)
+        raise ValueError(f"table {name}: expected a mapping of keys to values, got {loaded!r}; write `key: value`.")
+    table = parse_table(name, {str(key): value for key, value in loaded.items()})
+    try:
+        _check_references(table)
+    except (ValueError, HydraException) as error:
+        raise ValueError(f"table {name}: {error}") from None
+    return table
+
+
+def _check_references(table: TableSpec) -> None:
+    """Check that the protocols and the parents that a table names exist."""
+    known = catalogue("protocols")
+    for key, protocol in (("protocol", table.protocol), ("quick.protocol", table.quick.protocol)):
+        if protocol is not None and protocol not in known:
+            raise ValueError(
+                f"expected `{key}` to name a protocol, got {protocol!r}{suggestion(protocol, known)}. `dpgen list "
+                "protocols` lists them."
+            )
+    parents = dict.fromkeys(parent_overrides(table), "")
+    for line in [*table.sweeps, *(line for entry in table.rows for line in (entry.run, entry.quick) if line)]:
+        with_parents(line, parents)
 
 
 def expand(sweep: str) -> list[list[str]]:
@@ -192,7 +217,10 @@ def parent_overrides(table: TableSpec, scale: str = "paper") -> dict[str, list[s
     for name, line in table.parents.items():
         jobs = expand(line)
         if len(jobs) != 1:
-            raise ValueError(f"expected the line of one run for the parent {name!r}, got {len(jobs)}: {line}")
+            raise ValueError(
+                f"expected the line of one run for the parent {name!r}, got {len(jobs)} runs: {line}. Give each "
+                "setting one value."
+            )
         overrides[name] = [*with_table_protocol(table, jobs[0]), *(["scale=quick"] if scale == "quick" else [])]
     return overrides
 
@@ -300,7 +328,11 @@ def with_parents(line: str, parents: dict[str, str]) -> str:
     """
     for name in re.findall(r"@([A-Za-z]\w*)", line):
         if name not in parents:
-            raise ValueError(f"expected @ before the name of a parent of the table ({sorted(parents)}), got @{name}.")
+            names = ", ".join(sorted(parents)) or "there are none"
+            raise ValueError(
+                f"expected after @ the name of a parent of the table ({names}), got @{name}"
+                f"{suggestion(name, parents)}; correct the name, or add the parent under `parents`."
+            )
         line = re.sub(rf"@{name}\b", f'"{parents[name]}"', line)  # quoted: some ids look like numbers
     return line
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from dpgen_bench.tables.grid import expand_rows
 from dpgen_bench.tables.plot_spec import PlotSpec, parse_plots
 from dpgen_bench.utils.validation import check_keys, check_types, frozen
 
@@ -89,15 +90,18 @@ class TableSpec:
 
 
 def parse_table(name: str, content: Mapping[str, Any]) -> TableSpec:
-    """The table of that yaml, whose grid rows are expanded.
+    """The table of that yaml, with each grid entry of its `rows` replaced by the rows that it stands for.
 
     Raises:
-        ValueError: for a key that no table has, one that is missing, or a value of another type.
+        ValueError: for a key that no table has, one that is missing, a value of another type, a grid that cannot be
+            (see `expand_rows`), or an entry of `rows` that has not one of `run` and `why`.
     """
     where = f"table {name}"
     values = dict(content)
-    if isinstance(values.get("rows"), list | tuple):
-        values["rows"] = [_parse_row(entry, f"{where}, rows") for entry in values["rows"]]
+    if "rows" in values:
+        values["rows"] = _parse_rows(values["rows"], f"{where}, rows")
+    if "published" in values:
+        values["published"] = _number_as_text(values["published"])
     if "quick" in values:
         values["quick"] = _build(QuickSpec, values["quick"], f"{where}, quick")
     if values.get("leaderboard") is not None:
@@ -109,11 +113,45 @@ def parse_table(name: str, content: Mapping[str, Any]) -> TableSpec:
     return _build(TableSpec, values, where)
 
 
-def _parse_row(entry: Any, where: str) -> RowSpec:
-    if isinstance(entry, Mapping) and isinstance(entry.get("of"), Mapping):
-        # Printed fields are text, for which a yaml may write a number: `epsilon: 10`.
-        entry = {**entry, "of": {str(key): str(value) for key, value in entry["of"].items()}}
-    return _build(RowSpec, entry, where)
+def _parse_rows(entries: Any, where: str) -> list[RowSpec]:
+    if not isinstance(entries, list | tuple):
+        raise ValueError(
+            f"{where}: expected a list of entries, got {entries!r}; begin each entry with `- of:` and the fields of a "
+            "printed row."
+        )
+    for entry in entries:
+        if not isinstance(entry, Mapping):
+            raise ValueError(
+                f"{where}: expected a mapping of keys to values, got {entry!r}; write it as `- of: {{method: NAME}}`."
+            )
+        if "of" in entry and not isinstance(entry["of"], Mapping):
+            raise ValueError(
+                f"{where}.of: expected the fields of a printed row and their text, got {entry['of']!r}; write it as "
+                "`of: {method: NAME}`."
+            )
+    try:
+        rows = expand_rows(entries)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return [_parse_row(row, where) for row in rows]
+
+
+def _parse_row(row: Mapping[str, Any], where: str) -> RowSpec:
+    if "of" in row:
+        row = {**row, "of": {str(key): _number_as_text(value) for key, value in row["of"].items()}}
+    spec = _build(RowSpec, row, where)
+    if bool(spec.run) == bool(spec.why):
+        got = "both" if spec.run else "neither"
+        raise ValueError(
+            f"{where}: expected one of `run` and `why` in the entry of {spec.of}, got {got}; write `run` if the row "
+            "can be reproduced, else `why` with the reason."
+        )
+    return spec
+
+
+def _number_as_text(value: Any) -> Any:
+    """Printed fields and numbers of tables are text, for which a yaml may write a number: `epsilon: 10`."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _build(cls: type[Spec], content: Any, where: str) -> Spec:
