@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.config import build_dataset, build_spec, compose_config
 from dpgen_bench.utils.validation import check_types
 
 
@@ -76,6 +76,42 @@ def test_values_of_another_type_are_refused_by_name(arguments: dict[str, Any], m
 
 def test_a_class_without_fields_is_not_checked() -> None:
     check_types(dict, {"lr": "fast"}, "method")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["dataset=npz"], "expected a value of dataset.path, got none.*write dataset.path=FILE.npz"),
+        (["dataset=npz", "+dataset.other=${dataset.path}"], "expected a value of dataset.path, got none"),
+        (["dataset=image_folder"], "of dataset.path and of dataset.image_size.*path=FOLDER dataset.image_size=32"),
+        (["+method.nothing='???'"], "expected a value of method.nothing, .*write method.nothing=VALUE"),
+        (["protocol.repeats='???'"], "expected a value of protocol.repeats, .*write protocol.repeats=VALUE"),
+    ],
+)
+def test_a_value_that_a_yaml_leaves_open_must_be_set(overrides: list[str], message: str) -> None:
+    config = compose_config(["method=dp_merf", *overrides])
+    with pytest.raises(ValueError, match=message):
+        build_spec(config)
+
+
+def test_a_dataset_alone_must_have_its_open_values_set() -> None:
+    with pytest.raises(ValueError, match=r"a value of dataset\.path, got none.*write dataset\.path=FILE\.npz"):
+        build_dataset(compose_config(["dataset=npz"]))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "+method.stepps=1",
+            r"method.stepps: .*method 'dp_merf' \(.*steps.*did you mean 'steps'\?\); correct the name",
+        ),
+        ("+dataset.sed=1", r"dataset.sed: expected a setting of the dataset 'digits' \(.*got 'sed'"),
+    ],
+)
+def test_a_setting_that_a_class_does_not_have_is_refused_with_those_it_has(override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_spec(compose_config(["method=dp_merf", override]))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import pytest
 
 from dpgen_bench import __version__
 from dpgen_bench.cli import main
-from dpgen_bench.runs.catalogue import GROUPS, LONGEST, catalogue, suggestion
+from dpgen_bench.runs.catalogue import GROUPS, LONGEST, catalogue
 from dpgen_bench.runs.config import CONF
 from dpgen_bench.tables.rows import load_table, table_names
+from dpgen_bench.utils.validation import suggestion
 
 
 @pytest.mark.parametrize("group", GROUPS)

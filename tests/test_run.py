@@ -226,7 +226,7 @@ def test_a_plan_needs_no_record():
         ("protocol.num_samples=0", "protocol.num_samples to be an integer >= 1"),
         ("privacy.delta=2", r"privacy.delta in \(0, 1\)"),
         ("privacy.relation=both", "privacy.relation in"),
-        ("method.colour=red", "cannot be built"),
+        ("method.colour=red", r"method.colour: expected a setting of the method .* \(.*steps.*got 'colour'; correct"),
     ],
 )
 def test_bad_configs_are_refused_before_anything_is_written(tmp_path, override, message):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import textwrap
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dpgen_bench.runs.config import CONF
+from dpgen_bench.utils.validation import suggestion
 
 # The plural that a user types -> the folder in conf/, and how a name of it is used.
 GROUPS = {
@@ -48,12 +48,6 @@ def catalogue(group: str, config_dir: Path | None = None) -> dict[str, str]:
             if not name.startswith("part/"):  # pieces that protocols share
                 entries[name] = _describe(path)
     return dict(sorted(entries.items()))
-
-
-def suggestion(name: str, names: Iterable[str]) -> str:
-    """Text such as " (did you mean 'dpgan'?)" if one of the names is close to `name`, else no text."""
-    close = difflib.get_close_matches(name, list(names), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def print_catalogue(groups: Iterable[str], config_dir: Path | None = None) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,12 +26,19 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.identity import method_version, resolved_arguments
 from dpgen_bench.runs.overrides import split_config_dir
 from dpgen_bench.runs.store import Store
-from dpgen_bench.utils.validation import check_types
+from dpgen_bench.utils.validation import check_types, suggestion
 
 # Increased when a change of the harness changes what training produces; ids of older runs then differ.
 TRAINING_VERSION = 2
 # Increased when a change of the harness changes metric values; runs with older measurements are then measured again.
 EVALUATION_VERSION = 2
+
+# What a message proposes for a value that a yaml leaves open (`???`): by the name of the entry and its key.
+EXAMPLES = {
+    ("npz", "path"): "FILE.npz",
+    ("image_folder", "path"): "FOLDER",
+    ("image_folder", "image_size"): "32",
+}
 
 T = TypeVar("T")
 
@@ -151,6 +159,7 @@ def build_spec(config: DictConfig, planned: bool = False) -> RunSpec:
         ValueError: for an invalid value. The budget is checked here, before any data is read.
         LookupError: if no run, or more than one, matches `restart.run`.
     """
+    _check_complete(config)
     OmegaConf.resolve(config)
     for key in ("method", "dataset", "privacy", "scale", "protocol", "federation"):
         if not isinstance(config.get(key), DictConfig):
@@ -277,14 +286,61 @@ def build_method(config: DictConfig) -> Method:
     return _build(config.method, "method", drop=("name", "check"))
 
 
+def _check_complete(config: DictConfig, prefix: str = "") -> None:
+    """Check that every value which a yaml leaves open (`???`) is set.
+
+    Raises:
+        ValueError: for the values that are not; it says what to write.
+    """
+
+    def open_values(content: Any, path: str, group: str) -> list[tuple[str, str]]:
+        """Paths of the open values, each with an example of its override."""
+        if isinstance(content, dict):
+            name = str(content.get("name", group))
+            return [pair for key, item in content.items() for pair in open_values(item, f"{path}.{key}", name)]
+        key = path.rsplit(".", 1)[-1]
+        return [(path[1:], f"{path[1:]}={EXAMPLES.get((group, key), 'VALUE')}")] if content == "???" else []
+
+    missing = open_values(OmegaConf.to_container(config), f".{prefix}" if prefix else "", "")
+    if missing:
+        paths, examples = zip(*missing, strict=True)
+        raise ValueError(
+            f"expected a value of {' and of '.join(paths)}, got none, and there is no default; write "
+            f"{' '.join(examples)}."
+        )
+
+
+def _check_names(cls: type, arguments: Mapping[str, Any], group: DictConfig, what: str) -> None:
+    """Check that a class has the settings of its config group.
+
+    Raises:
+        ValueError: for the first setting that the class does not have.
+    """
+    try:
+        parameters = inspect.signature(cls).parameters
+    except (TypeError, ValueError):  # a class without a signature, whose arguments are checked when it is called
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for key in arguments:
+        if key not in parameters and not key.startswith("_"):  # _target_ and the like are read by Hydra
+            raise ValueError(
+                f"{what}.{key}: expected a setting of the {what} {group.get('name', '?')!r} ({', '.join(parameters)}), "
+                f"got {key!r}{suggestion(key, parameters)}; correct the name, or leave it out."
+            )
+
+
 def _build(group: DictConfig, what: str, drop: tuple[str, ...]) -> Any:
-    arguments = {key: value for key, value in group.items() if key not in drop}
+    _check_complete(group, what)
+    arguments = {str(key): value for key, value in group.items() if key not in drop}
     plain = OmegaConf.to_container(group)
     assert isinstance(plain, dict)
     try:
         cls = get_class(group["_target_"])
     except Exception:  # a wrong name or a broken file raises again in `instantiate` below, with its reason
         cls = object
+    else:
+        _check_names(cls, arguments, group, what)
     check_types(cls, {str(key): value for key, value in plain.items() if key in arguments}, what)
     try:
         return instantiate(arguments, _convert_="all")

@@ -10,7 +10,6 @@ from pathlib import Path
 from hydra.errors import HydraException
 
 from dpgen_bench.privacy.events import budget_text
-from dpgen_bench.runs.catalogue import suggestion
 from dpgen_bench.runs.listing import describe_dataset, is_changed
 from dpgen_bench.tables.leaderboard import ranked
 from dpgen_bench.tables.lines import CONDITIONAL, ILLEGIBLE, SERVER, BuiltTable, Cell, Line
@@ -26,6 +25,7 @@ from dpgen_bench.tables.rows import (
     sweep_lines,
 )
 from dpgen_bench.tables.spec import RowSpec, TableSpec
+from dpgen_bench.utils.validation import suggestion
 
 
 def build(name: str, results: Path, scale: str = "paper") -> BuiltTable:

@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dpgen_bench.runs.catalogue import catalogue, suggestion
+from dpgen_bench.runs.catalogue import catalogue
 from dpgen_bench.runs.config import CONF, RunSpec, build_spec, compose_config
 from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, epsilon_number, format_epsilon
 from dpgen_bench.runs.measurements import Measurement
@@ -27,6 +27,7 @@ from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.validation import folder_problem
 from dpgen_bench.runs.values import cost, metric_values, notes
 from dpgen_bench.tables.spec import RowSpec, TableSpec, parse_table
+from dpgen_bench.utils.validation import suggestion
 
 SCALES = ("paper", "quick")
 QUICK_PROTOCOL = "standard_1k_cpu"  # the protocol of a table's quick runs if its yaml does not name one

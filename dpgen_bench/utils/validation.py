@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -107,6 +108,12 @@ def check_keys(cls: type, content: Any, where: str) -> None:
     required = [field.name for field in init_fields if field.default is MISSING and field.default_factory is MISSING]
     if missing := [name for name in required if name not in content]:
         raise ValueError(f"{where}: expected the keys {', '.join(required)}, got none of {missing}; add them.")
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Text such as " (did you mean 'dpgan'?)" if one of the names is close to `name`, else no text."""
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def frozen(value: Any) -> Any:
