@@ -34,7 +34,7 @@ def test_only_a_paper_s_figure_at_its_scale_by_its_protocol_may_be_a_reproductio
         ({"protocol": "standard_utility"}, "protocol quick (the paper's: standard_utility)."),
         ({"caveat": "its learning rate is not printed"}, "its learning rate is not printed."),
         ({"caveat": {"fid": "another network"}}, "another network."),
-        ({"rows": [{"of": {}, "caveat": "a choice"}]}, "settings of some rows are not as printed"),
+        ({"rows": [{"of": {}, "run": "x", "caveat": "a choice"}]}, "settings of some rows are not as printed"),
     ):
         assert f"Not a reproduction: {why}" in of_paper(tmp_path, plot, rows, **more)
     mixed = of_paper(tmp_path, {**plot, "series": "scale.name"}, [*rows, row_of(tmp_path, reduced)])

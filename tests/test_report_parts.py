@@ -203,7 +203,7 @@ def test_which_tables_are_shown(tmp_path, monkeypatch, capsys):
         return built(name, scale, measured=name != "idle", published=name != "own")
 
     tables = {name: table_of() for name in ("broken", "idle", "own")}
-    tables["stand_in"] = table_of(rows=[{"of": {}, "quick": "x"}])
+    tables["stand_in"] = table_of(rows=[{"of": {}, "run": "x", "quick": "x"}])
     monkeypatch.setattr(report, "table_names", lambda: list(tables))
     monkeypatch.setattr(report, "load_table", tables.__getitem__)
     monkeypatch.setattr(report, "build", build)
