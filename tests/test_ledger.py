@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from dpgen_bench.data.datasets import Digits
@@ -21,6 +22,33 @@ from dpgen_bench.runs.store import Store
 from tests.run_toys import config
 
 EVENT = Event(Full(), Sensitivity(1.0, 2.0), 5.0, 1)
+
+
+@pytest.mark.parametrize("times", [1.5, 1.0, -1, True, "1", None, math.nan])
+def test_an_event_has_a_whole_number_of_releases(times):
+    with pytest.raises(ValueError, match="times of an event: expected a whole number >= 0, got"):
+        Event(Full(), Sensitivity(1.0, 2.0), 5.0, times)
+
+
+@pytest.mark.parametrize("std", [-1.0, -math.inf, math.nan, True, "5", None, [5.0]])
+def test_the_noise_of_an_event_is_a_number_from_zero(std):
+    with pytest.raises(ValueError, match="expected a noise std >= 0, got"):
+        Event(Full(), Sensitivity(1.0, 2.0), std, 1)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, True, "1", None, [1.0]])
+def test_sensitivities_are_positive_numbers(wrong):
+    for values in ((wrong, 1.0), (1.0, wrong), (wrong, wrong)):
+        with pytest.raises(ValueError, match="expected 0 < add_remove <= replace_one <= 2"):
+            Sensitivity(*values)
+
+
+def test_events_take_numbers_of_numpy_and_limits():
+    event = Event(Full(), Sensitivity(np.float32(1.0), np.int64(2)), np.float64(5.0), np.int64(1))
+    assert (event, type(event.times)) == (EVENT, int)
+    assert Event(Full(), Sensitivity(1.0, 2.0), math.inf, 1).multiplier("add_remove") == math.inf
+    unclipped = Event(Full(), Sensitivity(math.inf, math.inf), 0, 0)
+    assert (unclipped.std, unclipped.times, unclipped.multiplier("add_remove")) == (0.0, 0, 0.0)
 
 
 def ledger(noise: str = "os", diagnostics: str = "off", name: str = "sum") -> Ledger:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, get_args
 
+from dpgen_bench.privacy.expect import expect_integer
 from dpgen_bench.privacy.sampling import Sampling
 
 Relation = Literal["add_remove", "replace_one"]
@@ -21,18 +23,19 @@ class Sensitivity:
         replace_one: if one drawn record is exchanged for another.
 
     Raises:
-        ValueError: unless 0 < add_remove <= replace_one <= 2 * add_remove. The last inequality is the triangle
-            inequality through the draw without the record.
+        ValueError: unless they are numbers with 0 < add_remove <= replace_one <= 2 * add_remove. The last inequality is
+            the triangle inequality through the draw without the record.
     """
 
     add_remove: float
     replace_one: float
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.add_remove <= self.replace_one <= 2.0 * self.add_remove:
+        numbers = _is_number(self.add_remove) and _is_number(self.replace_one)
+        if not (numbers and 0.0 < self.add_remove <= self.replace_one <= 2.0 * self.add_remove):
             raise ValueError(
-                "expected 0 < add_remove <= replace_one <= 2 * add_remove for a sensitivity, "
-                f"got add_remove={self.add_remove}, replace_one={self.replace_one}."
+                "expected 0 < add_remove <= replace_one <= 2 * add_remove for a sensitivity (inf for a value that is "
+                f"not clipped), got add_remove={self.add_remove!r}, replace_one={self.replace_one!r}; give numbers."
             )
 
 
@@ -43,6 +46,9 @@ class Event:
     All values that are computed from one draw are one release with their joint sensitivity (2 C sqrt(R) for R rows of
     norm at most C), and never R releases: they share one secret draw, so they do not compose as independently
     subsampled releases.
+
+    Raises:
+        ValueError: unless `std` is a number >= 0, which may be infinite, and `times` a whole number >= 0.
     """
 
     sampling: Sampling
@@ -51,15 +57,19 @@ class Event:
     times: int
 
     def __post_init__(self) -> None:
-        if not self.std >= 0.0:
-            raise ValueError(f"expected a noise std >= 0, got {self.std}.")
-        if self.times < 0:
-            raise ValueError(f"expected times >= 0, got {self.times}.")
+        if not (_is_number(self.std) and self.std >= 0.0):
+            raise ValueError(f"expected a noise std >= 0, got {self.std!r}; give the noise's standard deviation.")
+        times = expect_integer(self.times, "times of an event", minimum=0, advice="give the number of releases")
+        object.__setattr__(self, "times", times)
 
     def multiplier(self, relation: Relation) -> float:
         """Noise std over the sensitivity under `relation`; 0.0 for an unclipped release."""
         sensitivity = getattr(self.sensitivity, relation)
         return 0.0 if math.isinf(sensitivity) else self.std / sensitivity
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
