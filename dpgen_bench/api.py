@@ -25,6 +25,7 @@ from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each
 from dpgen_bench.generator import Generator
 from dpgen_bench.privacy.accountants.table import epsilon_table
 from dpgen_bench.privacy.events import RELATIONS, Event
+from dpgen_bench.privacy.expect import expect_integer
 from dpgen_bench.runs.config import build_dataset, compose_config
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.listing import epsilon_number
@@ -44,22 +45,25 @@ def run(*overrides: str) -> RunFolder:
         The run's folder: `id`, `path`, and the content of its files.
 
     Raises:
+        TypeError: if an override is no text.
         ValueError: if the overrides describe no run.
         RunFailed: for an error during the run, which its folder keeps.
     """
+    _expect_texts(overrides)
     return execute(compose_config(list(overrides)), overrides)
 
 
-def load_generator(path: str | Path) -> Generator:
-    """The generator of a run's folder; `generator.sample(labels, seed)` gives uint8 images [n, c, h, w].
+def load_generator(folder: str | Path | RunFolder) -> Generator:
+    """The generator of a run, by what `run` returns or the path of its folder.
 
-    No training record is needed or read. Images of runs with `privacy.noise=seeded`, the default, carry no guarantee:
-    anyone can compute their noise. `dpgen sample` refuses to give them away, this function does not.
+    `generator.sample(labels, seed)` gives uint8 images [n, c, h, w]. No training record is needed or read. Images of
+    runs with `privacy.noise=seeded`, the default, carry no guarantee: anyone can compute their noise. `dpgen sample`
+    refuses to give them away, this function does not.
 
     Raises:
         FileNotFoundError: if the folder contains no trained generator.
     """
-    return Generator.load(Path(path))
+    return Generator.load(folder.path if isinstance(folder, RunFolder) else Path(folder))
 
 
 def account(*overrides: str, events: Sequence[Event] = (), delta: float | None = None) -> pd.DataFrame:
@@ -75,8 +79,12 @@ def account(*overrides: str, events: Sequence[Event] = (), delta: float | None =
         that was exceeded.
 
     Raises:
+        TypeError: if an override is no text, or `events` no list of events.
         ValueError: for both or neither of overrides and events, events without delta, or overrides of no run.
     """
+    _expect_texts(overrides)
+    if not isinstance(events, Sequence) or not all(isinstance(each, Event) for each in events):
+        raise TypeError(f"expected a list of events, account(events=[Event(...)], delta=1e-5), got {events!r}.")
     if bool(overrides) == bool(events):
         raise ValueError("expected overrides or events, and not both; for example account('method=dpgan').")
     if overrides:
@@ -104,7 +112,7 @@ class Evaluation:
 
 
 def evaluate_images(
-    images: Tensor | np.ndarray | str | Path | Generator,
+    images: Tensor | np.ndarray | str | Path | RunFolder | Generator,
     labels: Tensor | np.ndarray | None = None,
     *,
     dataset: str = "digits",
@@ -115,16 +123,21 @@ def evaluate_images(
     """Measure images against the test records of a dataset, by a protocol of conf/protocol.
 
     Args:
-        images: uint8 [n, c, h, w], with `labels` [n]; a generator, or the folder of a run, from which as many images
-            are drawn as the protocol says; a .npz file with `images` and `labels`; or a folder of images whose names
-            end in `_class0.png` and so on (both as `dpgen sample` writes them).
+        images: uint8 [n, c, h, w], with `labels` [n]; a generator, what `run` returns, or the folder of a run, from
+            which as many images are drawn as the protocol says; a .npz file with `images` and `labels`; or a folder of
+            images whose names end in `_class0.png` and so on (both as `dpgen sample` writes them).
+        labels: integers [n], class numbers from 0.
         dataset, protocol: names of files in conf/.
-        seed: of samples and classifiers.
+        seed: of samples and classifiers, an integer >= 0.
         overrides: more of them, such as "data_root=DIR" or "runtime.device=cpu".
 
     Raises:
-        ValueError: for images or labels of another form or of another shape than the dataset's.
+        TypeError: if an override is no text.
+        ValueError: for images or labels of another form, of another shape or of other classes than the dataset's, for
+            no images, or for another seed.
     """
+    _expect_texts(overrides)
+    seed = expect_integer(seed, "seed", minimum=0, advice="give an integer such as 0")
     config = compose_config([f"dataset={dataset}", f"protocol={protocol}", *overrides])
     spec, metrics = build_dataset(config), build_metrics(config.protocol)
     test = spec.load("test")
@@ -132,6 +145,13 @@ def evaluate_images(
     if samples.images.shape[1:] != test.images.shape[1:]:
         shapes = tuple(samples.images.shape[1:]), tuple(test.images.shape[1:])
         raise ValueError(f"expected images of the shape of {dataset}, {shapes[1]}, got {shapes[0]}; resize them.")
+    if not len(samples):
+        raise ValueError("expected at least one image, got none; metrics compare images with the test records.")
+    if (highest := int(samples.labels.max())) >= spec.num_classes:
+        raise ValueError(
+            f"expected labels of {dataset} below {spec.num_classes}, its number of classes, got {highest}; number the "
+            "classes from 0."
+        )
     ctx = EvalContext(
         seed=seed,
         device=choose_device(config.runtime.device),
@@ -156,7 +176,15 @@ def results(folder: str | Path = "results") -> pd.DataFrame:
     Columns: run, status, method, dataset, scale, seed, delta, relation, unit, epsilon_budget, epsilon_proven,
     epsilon_claimed, protocol, repeat, name, value. Without privacy epsilon is infinite; it is NaN where there is none
     (no budget, no claim, not accounted yet). A run that has measured nothing has no row.
+
+    Raises:
+        ValueError: if the folder contains no runs/.
     """
+    if not (Path(folder) / "runs").is_dir():
+        raise ValueError(
+            f"expected a folder of results, which contains runs/, got {str(folder)!r}; make a run first, or pass the "
+            "folder that the override results=DIR named (of a run, run.path.parent.parent)."
+        )
     rows = [row for found in Store(Path(folder)).runs() for row in _rows(found)]
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -193,8 +221,17 @@ def _rows(folder: RunFolder) -> list[dict[str, Any]]:
     ]
 
 
+def _expect_texts(overrides: Any) -> None:
+    """Raise TypeError unless the overrides are several texts; a text alone would be read letter by letter."""
+    if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
+        got = overrides if isinstance(overrides, str) else next(each for each in overrides if not isinstance(each, str))
+        raise TypeError(f"expected overrides as texts, such as 'method=dpgan', 'seed=3', got {got!r}.")
+
+
 def _samples(images: Any, labels: Any, protocol: Any, seed: int) -> Records:
     """The images to measure, with their labels."""
+    if isinstance(images, RunFolder):
+        images = load_generator(images)
     if isinstance(images, str | Path):
         path = Path(images)
         if (path / "generator.safetensors").exists():
@@ -211,6 +248,8 @@ def _samples(images: Any, labels: Any, protocol: Any, seed: int) -> Records:
     images, labels = torch.as_tensor(images), torch.as_tensor(labels)
     if images.dtype != torch.uint8:
         raise ValueError(f"expected uint8 images within 0..255, got {images.dtype}; scale and round them.")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(f"expected labels to be integers, got {labels.dtype}; convert them with .to(torch.int64).")
     return Records(images, labels.to(torch.int64))
 
 

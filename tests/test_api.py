@@ -51,7 +51,16 @@ def test_a_run_is_made_and_its_values_are_read(folder):
     )
     assert 1.9 < row["epsilon_proven"] <= 2.0
     assert 0.0 <= row["value"] <= 100.0
-    assert results(folder.path.parent.parent / "nothing").empty
+
+
+def test_results_are_read_from_a_folder_that_contains_runs(folder, tmp_path):
+    for wrong in (tmp_path / "nothing", tmp_path, folder.path, folder.path.parent):
+        with pytest.raises(ValueError, match="expected a folder of results, which contains runs/, got"):
+            results(wrong)
+    (tmp_path / "runs" / "0123456789ab").mkdir(parents=True)
+    frame = results(tmp_path)
+    assert frame.empty
+    assert "epsilon_proven" in frame.columns
 
 
 def test_a_folder_of_own_configs_is_read_and_its_path_is_not_stored(tmp_path):
@@ -75,12 +84,26 @@ def test_a_budget_of_none_is_nan_and_one_without_privacy_infinite(tmp_path):
     assert all(math.isinf(value) for column in ("epsilon_budget", "epsilon_proven") for value in frame[column])
 
 
-@pytest.mark.parametrize("kind", [str, Path])
+@pytest.mark.parametrize("kind", [str, Path, RunFolder])
 def test_a_generator_is_loaded_by_its_path(folder, kind):
     images = load_generator(kind(folder.path)).sample(torch.arange(10), seed=3)
     assert (images.dtype, images.shape) == (torch.uint8, (10, 1, 28, 28))
     with pytest.raises(FileNotFoundError, match="expected a trained generator"):
         load_generator(kind(folder.path / "nothing"))
+
+
+def test_arguments_of_another_type_are_refused():
+    event = Event(Full(), Sensitivity(1.0, 2.0), 4.0, 3)
+    for make in (run, account):
+        with pytest.raises(TypeError, match=r"expected overrides as texts, .* got \['method=dp_merf'\]"):
+            make(["method=dp_merf"])
+    with pytest.raises(TypeError, match=r"expected overrides as texts, .* got 'runtime.device=cpu'"):
+        evaluate_images(torch.zeros(1, 1, 28, 28), overrides="runtime.device=cpu")
+    for wrong in (event, [event, "method=dp_merf"], iter([event])):
+        with pytest.raises(TypeError, match=r"expected a list of events, .* got"):
+            account(events=wrong, delta=1e-5)
+    with pytest.raises(TypeError, match=r"expected make_method to be a function .* got 'dp_merf'"):
+        check_method("dp_merf")
 
 
 def test_account_of_events_and_of_a_run():
@@ -103,6 +126,7 @@ def test_images_are_measured_in_every_form(folder, tmp_path):
         sample_run(folder.path.parent.parent, folder.id, 40, 0, out, "balanced", benchmark=True)
         assert evaluate_images(out, overrides=LOGREG).values == expected
     assert evaluate_images(folder.path, overrides=LOGREG).values == expected
+    assert evaluate_images(folder, overrides=LOGREG).values == expected
     assert evaluate_images(load_generator(folder.path), overrides=LOGREG).values == expected
     with np.load(tmp_path / "samples.npz") as file:
         assert evaluate_images(file["images"], file["labels"], overrides=LOGREG).values == expected
@@ -122,7 +146,16 @@ def test_images_of_another_form_are_refused(tmp_path):
         ((images / 255.0, labels), "expected uint8 images"),
         ((images[..., :8, :8], labels), r"expected images of the shape of digits, \(1, 28, 28\), got \(1, 8, 8\)"),
         ((images, labels[:3]), r"expected int64 labels \[4\]"),
+        ((images, labels + 0.5), "expected labels to be integers, got torch.float32"),
+        ((images, labels.to(torch.float64).numpy()), "expected labels to be integers, got torch.float64"),
+        ((images, labels > 1), "expected labels to be integers, got torch.bool"),
+        ((images, labels + 7), r"expected labels of digits below 10, its number of classes, got 10"),
+        ((images, labels - 1), "expected labels from 0 upwards, got -1"),
+        ((images[:0], labels[:0]), "expected at least one image, got none"),
         ((tmp_path,), "a folder of images whose names end in _class0.png"),
     ):
         with pytest.raises(ValueError, match=message):
             evaluate_images(*wrong)
+    for seed in (1.5, "1", None, True, -1):
+        with pytest.raises(ValueError, match="seed: expected a whole number >= 0, got"):
+            evaluate_images(images, labels, seed=seed)

@@ -75,9 +75,15 @@ def check_method(
         echo: called with one line for each check that passed.
 
     Raises:
+        TypeError: if `make_method` is no function.
         ConformanceError: for the first rule that is broken; the message names it.
         Exception: the error of a method that fails.
     """
+    if not callable(make_method):
+        raise TypeError(
+            "expected make_method to be a function that returns a fresh method, such as lambda: MyMethod(steps=3), got "
+            f"{make_method!r}; `dpgen check method=NAME` checks a method by its name."
+        )
     base = random_data(image_shape, records, num_classes, clients, seed) if data is None else data
     shape = (base.images.shape[1], base.images.shape[2], base.images.shape[3])
     method = make_method()
