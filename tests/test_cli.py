@@ -151,6 +151,10 @@ def test_the_readmes_method_conforms_and_runs(tmp_path):
     measured = measurement["repeats"][0]["metrics"]
     assert measured["logreg"]["values"]["acc_logreg_pct"] > 50  # ten noisy mean images, against chance at 10
     assert json.loads((run.path / "ledger.json").read_text())["epsilon"]["proven"] <= 10
+    listed = dpgen("runs", "--results", str(tmp_path / "results"))  # from another folder than that of mean_image.py
+    assert "finished, method not" in listed.stdout
+    assert "stale" not in listed.stdout + listed.stderr
+    assert "Error getting class" not in listed.stdout + listed.stderr
 
 
 def test_the_readme_names_files_that_exist():

@@ -18,7 +18,7 @@ from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.runs import prepare
 from dpgen_bench.runs.config import build_spec, compose_config
-from dpgen_bench.runs.identity import method_version, resolved_arguments, source_fingerprint
+from dpgen_bench.runs.identity import is_stale, method_version, resolved_arguments, source_fingerprint
 
 
 @dataclass
@@ -39,6 +39,16 @@ class Exchanging:
 
     def __post_init__(self) -> None:
         self.a, self.b = None, self.a
+
+
+def test_a_run_is_stale_only_if_its_class_has_another_version(caplog, capfd, tmp_path, monkeypatch):
+    (tmp_path / "broken_plugin.py").write_text("raise RuntimeError\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    here, unknown = f"{__name__}.Stated", ("no_such_plugin.M", f"{__name__}.Missing", "broken_plugin.M", "math.pi")
+    for target, version, expected in ((here, 3, False), (here, 2, True), *((target, 3, None) for target in unknown)):
+        config = OmegaConf.create({"method": {"_target_": target}})
+        assert is_stale(config, {"version": version}) is expected, target
+    assert (caplog.text, *capfd.readouterr()) == ("", "", "")
 
 
 def test_a_subclass_does_not_inherit_the_version():

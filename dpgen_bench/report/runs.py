@@ -83,7 +83,8 @@ class Run:
 
     @property
     def stale(self) -> bool:
-        return is_stale(self.config, self.identity)
+        """Whether its method is known to have changed since."""
+        return bool(is_stale(self.config, self.identity))
 
     @property
     def budget(self) -> str:

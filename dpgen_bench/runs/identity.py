@@ -6,9 +6,9 @@ import ast
 import hashlib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from pydoc import locate
 from typing import Any
 
-from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.utils.source import own_modules
@@ -82,9 +82,13 @@ def source_fingerprint(cls: type) -> str:
     return digest.hexdigest()[:16]
 
 
-def is_stale(config: DictConfig, identity: Mapping[str, Any]) -> bool:
-    """Whether the method's version or source has changed since the run with this config and identity was started."""
+def is_stale(config: DictConfig, identity: Mapping[str, Any]) -> bool | None:
+    """Whether the method's version or source has changed since the run with this config and identity was started.
+
+    None means unknown: the class cannot be imported here (a plugin is found from its own folder only), or is broken.
+    """
     try:
-        return bool(identity.get("version") != method_version(get_class(config.method["_target_"])))
-    except Exception:  # the class is missing or broken, so that the run cannot be repeated
-        return True
+        cls = locate(config.method["_target_"])  # Hydra's get_class would log an error for each class that is missing
+        return bool(identity.get("version") != method_version(cls)) if isinstance(cls, type) else None
+    except Exception:
+        return None

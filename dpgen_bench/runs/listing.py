@@ -103,13 +103,12 @@ def is_unbounded(ledger: dict[str, Any]) -> bool:
 
 
 def describe_status(folder: RunFolder) -> str:
-    """The status, the phase in which the run failed, and `stale` if the method has changed since."""
+    """The status, the phase in which the run failed, and whether the method has changed since or is not found here."""
     status = folder.status()
     if status == "failed":
         status += f" ({folder.read_json('status.json').get('phase')})"
-    if is_stale(folder.config, folder.read_json("identity.json")):
-        status += ", stale"
-    return status
+    stale = is_stale(folder.config, folder.read_json("identity.json"))
+    return status + {True: ", stale", None: ", method not found", False: ""}[stale]
 
 
 def describe_measurement(measurement: Measurement) -> str:
