@@ -142,16 +142,7 @@ def evaluate_images(
     spec, metrics = build_dataset(config), build_metrics(config.protocol)
     test = spec.load("test")
     samples = _samples(images, labels, config.protocol, seed)
-    if samples.images.shape[1:] != test.images.shape[1:]:
-        shapes = tuple(samples.images.shape[1:]), tuple(test.images.shape[1:])
-        raise ValueError(f"expected images of the shape of {dataset}, {shapes[1]}, got {shapes[0]}; resize them.")
-    if not len(samples):
-        raise ValueError("expected at least one image, got none; metrics compare images with the test records.")
-    if (highest := int(samples.labels.max())) >= spec.num_classes:
-        raise ValueError(
-            f"expected labels of {dataset} below {spec.num_classes}, its number of classes, got {highest}; number the "
-            "classes from 0."
-        )
+    _expect_records_of(dataset, samples, test, spec.num_classes)
     ctx = EvalContext(
         seed=seed,
         device=choose_device(config.runtime.device),
@@ -251,6 +242,20 @@ def _samples(images: Any, labels: Any, protocol: Any, seed: int) -> Records:
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"expected labels to be integers, got {labels.dtype}; convert them with .to(torch.int64).")
     return Records(images, labels.to(torch.int64))
+
+
+def _expect_records_of(dataset: str, samples: Records, test: Records, num_classes: int) -> None:
+    """Raise ValueError unless there are samples, which have the shape and the classes of the dataset's records."""
+    if samples.images.shape[1:] != test.images.shape[1:]:
+        shapes = tuple(samples.images.shape[1:]), tuple(test.images.shape[1:])
+        raise ValueError(f"expected images of the shape of {dataset}, {shapes[1]}, got {shapes[0]}; resize them.")
+    if not len(samples):
+        raise ValueError("expected at least one image, got none; metrics compare images with the test records.")
+    if (highest := int(samples.labels.max())) >= num_classes:
+        raise ValueError(
+            f"expected labels of {dataset} below {num_classes}, its number of classes, got {highest}; number the "
+            "classes from 0."
+        )
 
 
 def _read_samples(path: Path) -> tuple[Tensor, Tensor]:

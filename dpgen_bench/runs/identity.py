@@ -6,11 +6,11 @@ import ast
 import hashlib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from pydoc import locate
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.utils.classes import find_class
 from dpgen_bench.utils.source import own_modules
 
 WITH_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -88,7 +88,7 @@ def is_stale(config: DictConfig, identity: Mapping[str, Any]) -> bool | None:
     None means unknown: the class cannot be imported here (a plugin is found from its own folder only), or is broken.
     """
     try:
-        cls = locate(config.method["_target_"])  # Hydra's get_class would log an error for each class that is missing
-        return bool(identity.get("version") != method_version(cls)) if isinstance(cls, type) else None
+        cls = find_class(config.method["_target_"])
+        return None if cls is None else bool(identity.get("version") != method_version(cls))
     except Exception:
         return None
