@@ -63,7 +63,7 @@ NUMERIC := $(patsubst %,tests/test_%.py,batch_statistics behaviour bias_variance
 	fed_gs_wgan_client fedavg_gan fedavg_nets fidelity generator gradients gradients_bound gradients_limits gs_wgan \
 	gs_wgan_privacy inception_score kid memorisation nets network_training networks prdc privacy_core record_rng \
 	record_rng_mechanisms spectral stack step_frequency transport utility wgan_nets)
-NOT_NUMERIC := conform or caught or published_setting or presets or few_images
+NOT_NUMERIC := conform or detected or half_its_noise or published_setting or presets or few_images
 PERTURB ?= 1
 
 test-portable: setup portable ## run numeric tests with perturbed rounding, as on another machine; PERTURB=2 for another one
