@@ -30,7 +30,7 @@ from dpgen_bench.runs.config import build_dataset, compose_config
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.listing import epsilon_number
 from dpgen_bench.runs.plan import plan
-from dpgen_bench.runs.samples import sample_labels
+from dpgen_bench.runs.samples import sample_by_protocol
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.testing import check_method
 from dpgen_bench.utils.environment import choose_device
@@ -230,10 +230,7 @@ def _samples(images: Any, labels: Any, protocol: Any, seed: int) -> Records:
         else:
             images, labels = _read_samples(path)
     if isinstance(images, Generator):
-        n = int(protocol.num_samples)
-        chosen = images.draw_labels(n, seed)
-        chosen = sample_labels(n, images.num_classes, protocol.labels, seed) if chosen is None else chosen
-        return Records(images.sample(chosen, seed), chosen)
+        return sample_by_protocol(images, protocol, seed)
     if labels is None:
         raise ValueError("expected labels together with images: int64 [n], one class for each image.")
     images, labels = torch.as_tensor(images), torch.as_tensor(labels)

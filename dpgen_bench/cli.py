@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import re
 import sys
@@ -18,6 +17,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from dpgen_bench import __version__
+from dpgen_bench.utils.validation import closest
 
 CONF = str(Path(__file__).resolve().parent.parent / "conf")
 
@@ -291,8 +291,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     verb, rest = arguments[0], arguments[1:]
     if verb not in VERBS:
-        close = difflib.get_close_matches(verb, VERBS, n=1)
-        meant = f" Did you mean {close[0]}?" if close else ""
+        close = closest(verb, VERBS)
+        meant = f" Did you mean {close}?" if close else ""
         print(f"dpgen: expected one of {' '.join(VERBS)}, got {verb!r}.{meant} See dpgen --help.", file=sys.stderr)
         return 2
     # So that a method's file in the working directory can be imported.

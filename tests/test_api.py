@@ -14,11 +14,13 @@ import torch
 
 import dpgen_bench
 from dpgen_bench import account, check_method, evaluate_images, load_generator, results, run
+from dpgen_bench.api import _samples
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.runs.config import CONF, compose_config
 from dpgen_bench.runs.release import sample_run
+from dpgen_bench.runs.samples import draw_samples
 from dpgen_bench.runs.store import RunFolder
 
 LOGREG = ["~protocol.metrics.mlp", "protocol.num_samples=40", "runtime.workers=1"]
@@ -159,3 +161,12 @@ def test_images_of_another_form_are_refused(tmp_path):
     for seed in (1.5, "1", None, True, -1):
         with pytest.raises(ValueError, match="seed: expected a whole number >= 0, got"):
             evaluate_images(images, labels, seed=seed)
+
+
+@pytest.mark.parametrize("setting", ["protocol.floor=120", "protocol.rounding=none", "protocol.labels=uniform"])
+def test_a_generator_is_sampled_as_the_protocol_says(folder, setting):
+    protocol = compose_config([*LOGREG, setting]).protocol
+    expected = draw_samples(folder, protocol, seed=0, keep=False)
+    samples = _samples(folder.path, None, protocol, seed=0)
+    assert torch.equal(samples.images, expected.images)
+    assert torch.equal(samples.labels, expected.labels)

@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 import torch
 
 from dpgen_bench.data.images import Crop, check_crop, read_images
-from dpgen_bench.data.records import DatasetSpec, MissingData, Records, Split, check_split, hash_rank
+from dpgen_bench.data.records import MissingData, OwnData, Records, Split, check_split, hash_rank
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 PREPROCESSING = 1
 
 
 @dataclass(frozen=True)
-class ImageFolder(DatasetSpec):
+class ImageFolder(OwnData):
     """Images below `path`. The classes are the names of their folders in sorted order.
 
     There are two layouts: `path`/train/CLASS/... with `path`/test/CLASS/..., or only `path`/CLASS/.... In the second
@@ -51,12 +51,7 @@ class ImageFolder(DatasetSpec):
             raise ValueError(f"expected dataset.channels 1 (grey) or 3 (RGB), got {self.channels!r}.")
         if self.image_size < 1:
             raise ValueError(f"expected dataset.image_size of at least 1 pixel, got {self.image_size!r}.")
-        if not 0.0 < self.test_fraction < 1.0:
-            raise ValueError(f"expected dataset.test_fraction in (0, 1), got {self.test_fraction!r}.")
-
-    @property
-    def root(self) -> str:  # type: ignore[override]
-        return self.path
+        self.check_test_fraction()
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from dpgen_bench.data.records import SPLITS, DatasetSpec, MissingData, Records, Split, check_split, hash_rank
+from dpgen_bench.data.records import SPLITS, MissingData, OwnData, Records, Split, check_split, hash_rank
 
 PREPROCESSING = 1
 KINDS = ("images", "labels")
 
 
 @dataclass(frozen=True)
-class Npz(DatasetSpec):
+class Npz(OwnData):
     """Images and labels of one `.npz` file, which `numpy.savez` or `numpy.savez_compressed` wrote.
 
     The file has the arrays `train_images`, `train_labels`, `test_images` and `test_labels` (MedMNIST's format, whose
@@ -45,12 +45,7 @@ class Npz(DatasetSpec):
     how: ClassVar[str] = "Write the arrays images and labels with numpy.savez and set dataset.path=FILE.npz."
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.test_fraction < 1.0:
-            raise ValueError(f"expected dataset.test_fraction in (0, 1), got {self.test_fraction!r}.")
-
-    @property
-    def root(self) -> str:  # type: ignore[override]
-        return self.path
+        self.check_test_fraction()
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

@@ -186,6 +186,22 @@ class DatasetSpec(ABC):
         return type(self).download is not DatasetSpec.download
 
 
+class OwnData(DatasetSpec):
+    """A user's own data at `path`. Where they have no split, a share of about `test_fraction` is for testing."""
+
+    path: str
+    test_fraction: float
+
+    @property
+    def root(self) -> str:  # type: ignore[override]
+        return self.path
+
+    def check_test_fraction(self) -> None:
+        """Raises ValueError unless `test_fraction` is in (0, 1)."""
+        if not 0.0 < self.test_fraction < 1.0:
+            raise ValueError(f"expected dataset.test_fraction in (0, 1), got {self.test_fraction!r}.")
+
+
 def check_split(split: str) -> None:
     """Raise ValueError unless `split` is "train" or "test"."""
     if split not in SPLITS:

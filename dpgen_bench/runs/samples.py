@@ -31,8 +31,8 @@ def sample_labels(n: int, num_classes: int, kind: str, seed: int) -> Tensor:
     raise ValueError(f"expected protocol.labels balanced or uniform, got {kind!r}.")
 
 
-def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int, keep: bool = True) -> Records:
-    """Samples of a run's generator, drawn with `seed`: images [n, c, h, w], uint8 or unrounded, and labels [n].
+def sample_by_protocol(generator: Generator, protocol: DictConfig, seed: int) -> Records:
+    """Samples of a generator, drawn with `seed`: images [n, c, h, w], uint8 or unrounded, and labels [n].
 
     A generator with labels of its own (a data set) gives at most as many samples as it has labels.
 
@@ -40,6 +40,26 @@ def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int, keep: bool 
         protocol: the protocol. `num_samples` is n. With `rounding: none` pixels stay unrounded floats. Pixels below
             `floor` become 0. With `batch_statistics: B` batch normalisation uses the statistics of each batch of B
             images instead of running statistics.
+    """
+    n, rounding = int(protocol.num_samples), protocol.get("rounding", "uint8")
+    floor, batch = protocol.get("floor"), protocol.get("batch_statistics")
+    labels = generator.draw_labels(n, seed)
+    if labels is None:
+        labels = sample_labels(n, generator.num_classes, protocol.labels, seed)
+    if batch is not None:
+        images = generator.sample_by_batch(labels, seed, batch)
+        images = images.round().to(torch.uint8) if rounding == "uint8" else images
+    else:
+        images = generator.sample(labels, seed) if rounding == "uint8" else generator.sample_unrounded(labels, seed)
+    if floor is not None:
+        images = torch.where(images < floor, torch.zeros_like(images), images)
+    return Records(images, labels)
+
+
+def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int, keep: bool = True) -> Records:
+    """Samples of a run's generator as `sample_by_protocol` draws them.
+
+    Args:
         keep: read the samples from samples.npz if it holds these; else draw them and write them there, together with
             samples.png, a grid with one column for each class.
     """
@@ -52,17 +72,7 @@ def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int, keep: bool 
     if keep and (stored := _stored_samples(path, made_by)):
         return stored
     generator = Generator.load(folder.path)
-    labels = generator.draw_labels(n, seed)
-    if labels is None:
-        labels = sample_labels(n, generator.num_classes, protocol.labels, seed)
-    if batch is not None:
-        images = generator.sample_by_batch(labels, seed, batch)
-        images = images.round().to(torch.uint8) if rounding == "uint8" else images
-    else:
-        images = generator.sample(labels, seed) if rounding == "uint8" else generator.sample_unrounded(labels, seed)
-    if floor is not None:
-        images = torch.where(images < floor, torch.zeros_like(images), images)
-    samples = Records(images, labels)
+    samples = sample_by_protocol(generator, protocol, seed)
     if not keep:
         return samples
     from torchvision.utils import save_image  # imported here because it is slow and most uses do not need it
@@ -70,7 +80,7 @@ def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int, keep: bool 
     with atomic(folder.path / "samples.png") as temporary:
         save_image(class_grid(samples, generator.num_classes), temporary, format="png")
     # samples.npz is written last, so that samples.png exists wherever it does.
-    arrays = {"images": samples.images.numpy(), "labels": labels.numpy(), "made_by": np.array(made_by)}
+    arrays = {"images": samples.images.numpy(), "labels": samples.labels.numpy(), "made_by": np.array(made_by)}
     write_arrays(path, arrays, compress=True)
     return samples
 

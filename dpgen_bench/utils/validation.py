@@ -110,10 +110,15 @@ def check_keys(cls: type, content: Any, where: str) -> None:
         raise ValueError(f"{where}: expected the keys {', '.join(required)}, got none of {missing}; add them.")
 
 
+def closest(name: str, names: Iterable[str]) -> str | None:
+    """The one of the names that is most similar to `name`; None if none is similar."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
+
+
 def suggestion(name: str, names: Iterable[str]) -> str:
     """Text such as " (did you mean 'dpgan'?)" if one of the names is close to `name`, else no text."""
-    close = difflib.get_close_matches(name, list(names), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    close = closest(name, names)
+    return f" (did you mean {close!r}?)" if close else ""
 
 
 def frozen(value: Any) -> Any:
