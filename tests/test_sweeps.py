@@ -28,6 +28,7 @@ from dpgen_bench.tables.jobs import Job, plan_sweep
 from dpgen_bench.tables.rows import expand
 from dpgen_bench.tables.spec import parse_table
 from dpgen_bench.tables.sweeps import check_overrides, multiruns
+from dpgen_bench.training.signals import STOP_SIGNALS
 from tests.table_toys import measured
 
 MERF = "experiment=demo/dp_merf"
@@ -247,6 +248,12 @@ def test_a_stopped_sweep_stops_its_multirun(tmp_path, number):
     wait_for(tmp_path / "received")
     assert (tmp_path / "received").read_text() == "SIGTERM"
     assert output.strip() == ("" if number == signal.SIGKILL else f"(3, {int(number)})")
+
+
+def test_a_multirun_leaves_the_signal_handlers_as_they_were():
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    assert sweeps.run_stoppable([sys.executable, "-c", "raise SystemExit(3)"]) == (3, None)
+    assert {number: signal.getsignal(number) for number in STOP_SIGNALS} == before
 
 
 def wait_for(path: Path) -> None:

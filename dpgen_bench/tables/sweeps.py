@@ -147,7 +147,7 @@ def run_stoppable(command: Sequence[str]) -> tuple[int, int | None]:
         if child is not None:
             child.terminate()
 
-    before = {number: signal.signal(number, stop) for number in (*STOP_SIGNALS, signal.SIGINT)}
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
         child = subprocess.Popen(command, preexec_fn=_end_with_parent())
         if caught:  # the signal came before the child existed
