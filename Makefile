@@ -9,7 +9,7 @@ NAME ?= demo
 export DPGEN_RESULTS ?= results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types tests test-portable portable test-slow test-gpu tables report sweep bench clean
+.PHONY: help setup demo test check format lint types tests test-portable portable docs test-slow test-gpu tables report sweep bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -41,9 +41,12 @@ report: setup ## write all results to one HTML file, results/report.html
 
 check: setup format lint types tests ## format, lint, check types and run fast tests, before a commit
 
-test: setup ## run what CI runs: formatting, lint, types, fast tests, and numeric tests with perturbed rounding
+test: setup ## run what CI runs: formatting, lint, types, documentation, fast tests, and numeric tests with perturbed rounding
 	$(RUN)/ruff format --check .
-	$(MAKE) lint types tests portable
+	$(MAKE) lint types docs tests portable
+
+docs: setup ## build the documentation into site/; a broken link or an undocumented public name is an error
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict
 
 format:
 	$(RUN)/ruff format .
@@ -81,4 +84,4 @@ bench: setup ## measure speed, as ratios within one process, into results/bench
 	$(RUN)/python -m tests.bench
 
 clean: ## remove the environment and caches, but no results
-	rm -rf .venv .uv .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf site .venv .uv .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -127,7 +127,8 @@ def evaluate_images(
             which as many images are drawn as the protocol says; a .npz file with `images` and `labels`; or a folder of
             images whose names end in `_class0.png` and so on (both as `dpgen sample` writes them).
         labels: integers [n], class numbers from 0.
-        dataset, protocol: names of files in conf/.
+        dataset: name of a file in conf/dataset.
+        protocol: name of a file in conf/protocol.
         seed: of samples and classifiers, an integer >= 0.
         overrides: more of them, such as "data_root=DIR" or "runtime.device=cpu".
 

@@ -174,7 +174,8 @@ class NetGenerator(Generator):
                 and `sizes`. Its attribute `value_range` is the interval of its outputs, (0.0, 1.0) if it has none.
             images: The data, which gives image_shape and num_classes.
             device: Where the network is.
-            latent_dim, latent: Dimension and distribution of the latents.
+            latent_dim: Dimension of the latents.
+            latent: Distribution of the latents.
             sizes: Further arguments of the class; for those that are None, the default of the class is used.
         """
         config = config_of(net, images, latent_dim=latent_dim, **sizes)

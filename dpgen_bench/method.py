@@ -186,17 +186,19 @@ class Context:
         self._public.count(**counters)
 
     def cost(self, generator: Generator) -> dict[str, Any]:
-        """The cost of the run so far, which is the content of training.json; see also `training.cost.cost_values`.
+        """The cost of the run so far; see also `training.cost.cost_values`.
 
         Args:
             generator: What `fit` returned.
 
         Returns:
+            The content of training.json, by these keys:
+
             - seconds and steps by phase, and seconds_outside_loops, the rest of `fit`. The time of an interrupted
-              attempt counts up to its last checkpoint.
+                attempt counts up to its last checkpoint.
             - device.
             - parameters: The number of trainable parameters of each network passed to `steps` (the largest number, if
-              several networks had the same name), and of the released generator.
+                several networks had the same name), and of the released generator.
             - peak_memory_mib: The result of `PeakMemory.read`, or None if it was not measured.
             - bytes by direction, and counters; {} if nothing was counted.
         """

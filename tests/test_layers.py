@@ -196,11 +196,11 @@ def test_files_have_at_most_400_lines(part):
     assert not {name: length for name, length in lengths.items() if length > 400}
 
 
-PAGE = ROOT / "docs" / "architecture" / "README.md"
+PAGE = ROOT / "docs" / "architecture.md"
 
 
 def test_the_diagram_of_the_layers_matches_the_code():
-    """The arrows in docs/architecture are the imports between parts, without arrows that follow from others."""
+    """The arrows in docs/architecture.md are the imports between parts, without arrows that follow from others."""
     below: dict[str, set[str]] = {part: set() for part in LEVEL}
     for module in MODULES:
         parts = {part_of(other) for other in imported(module)} - {"", part_of(module)}

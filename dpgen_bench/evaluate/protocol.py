@@ -30,7 +30,8 @@ def evaluate_each(
 
     Args:
         metrics: by key.
-        samples, test: see `Metric`.
+        samples: see `Metric`.
+        test: see `Metric`.
         ctx: see `EvalContext`.
         workers: see `parallel.evaluate_apart`.
         done: results by key, as dictionaries with "values". The caller adds each yielded result to them.

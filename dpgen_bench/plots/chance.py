@@ -15,6 +15,7 @@ OF_FAKES = "d_accuracy_on_fakes"  # a share in [0, 1]; a discriminator has two c
 
 
 def is_accuracy(name: str) -> bool:
+    """Whether the metric of this name is an accuracy, of a classifier or of the discriminator."""
     return name == OF_FAKES or (name.startswith("acc_") and name.endswith("_pct"))
 
 

@@ -63,6 +63,7 @@ class RunFolder:
             ) from None
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Write a file of the folder as a whole."""
         write_atomic(self.path / name, json.dumps(content, indent=2))
 
     @property

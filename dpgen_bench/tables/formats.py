@@ -151,6 +151,7 @@ def paragraphs(built: BuiltTable) -> list[str]:
 
 
 def to_markdown(built: BuiltTable) -> str:
+    """The table as a Markdown page, with the texts below it."""
     frame = side_by_side(built)
     lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(str).values.tolist()]
     table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
@@ -199,6 +200,7 @@ def _title(built: BuiltTable) -> str:
 
 
 def to_csv(built: BuiltTable) -> str:
+    """One line for each value."""
     return str(long_frame(built).to_csv(index=False))
 
 
