@@ -13,7 +13,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dpgen_bench import __version__
@@ -37,6 +37,7 @@ USAGE = """dpgen VERB [OVERRIDES]
                              execute the runs that a table lacks, or only list them with their steps
   report [--overwrite]       write all results to one HTML file, which needs no server and no network
   fetch dataset=NAME         download a dataset into data_root
+  fetch --check dataset=...  list all unreadable files of a dataset, your own images included
   list [methods|datasets|protocols|experiments|tables] [--config-dir DIR]
                              what can be named, with one line each
 
@@ -247,10 +248,26 @@ def _sweep(argv: list[str]) -> int:
 
 
 def _fetch(argv: list[str]) -> int:
-    from dpgen_bench.data.fetch import fetch
+    from dpgen_bench.data.fetch import describe, fetch
     from dpgen_bench.runs.config import build_dataset, compose_config
 
-    fetch(build_dataset(compose_config(argv)))
+    parser = argparse.ArgumentParser("dpgen fetch", allow_abbrev=False)
+    parser.add_argument(
+        "--check", action="store_true", help="only list what is wrong with the files, every file at once"
+    )
+    parser.epilog = "followed by overrides: dataset=NAME, dataset.path=DIR, data_root=DIR, --config-dir DIR"
+    options, overrides = parser.parse_known_args(argv)
+    config = compose_config(overrides)
+    if options.check and OmegaConf.is_missing(config.dataset, "image_size"):
+        config.dataset.image_size = 32  # whether a file can be read does not depend on it
+    dataset = build_dataset(config)
+    if not options.check:
+        fetch(dataset)
+        return 0
+    if problems := dataset.problems():
+        print("\n".join(problems), file=sys.stderr)
+        return 1
+    print(describe(dataset))
     return 0
 
 

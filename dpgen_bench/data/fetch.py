@@ -1,4 +1,4 @@
-"""`dpgen fetch`: download a dataset, completely or not at all."""
+"""`dpgen fetch`: download a dataset, completely or not at all; `dpgen fetch --check`: describe one that is there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, cast
 
-from dpgen_bench.data.records import SPLITS, DatasetSpec, MissingData
+from dpgen_bench.data.records import SPLITS, DatasetSpec
 
 
 class FetchFailed(RuntimeError):
@@ -54,14 +54,18 @@ def fetch(spec: DatasetSpec) -> Path:
     return target
 
 
+def describe(spec: DatasetSpec) -> str:
+    """One line about a dataset whose files can be read: its images, its classes, and the shape of a prepared image."""
+    sizes = {split: len(spec.load(split)) for split in SPLITS}
+    return (
+        f"dataset {spec.name!r}: {sizes['train']:,} images for training and {sizes['test']:,} for testing, "
+        f"{spec.num_classes} classes, prepared as {'x'.join(map(str, spec.image_shape))}; all files can be read"
+    )
+
+
 def _readable(spec: DatasetSpec) -> bool:
     """Whether all records can be read."""
-    try:
-        for split in SPLITS:
-            spec.load(split)
-    except (MissingData, ValueError):
-        return False
-    return True
+    return not spec.problems()
 
 
 def _unused_name(target: Path) -> Path:

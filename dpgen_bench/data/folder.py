@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
-from dpgen_bench.data.images import Crop, check_crop, read_images
-from dpgen_bench.data.records import MissingData, OwnData, Records, Split, check_split, hash_rank
+from dpgen_bench.data.images import BadImage, Crop, check_crop, count_channels, read_images, unreadable
+from dpgen_bench.data.records import SPLITS, MissingData, OwnData, Records, Split, check_split, hash_rank
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 PREPROCESSING = 1
@@ -23,13 +26,14 @@ class ImageFolder(OwnData):
 
     There are two layouts: `path`/train/CLASS/... with `path`/test/CLASS/..., or only `path`/CLASS/.... In the second
     layout an image is in the test split if the SHA-256 of its path below `path`, as a number in [0, 1), is below
-    `test_fraction`: adding or removing a file does not move other files between the splits. Class names and the number
-    of images count as public.
+    `test_fraction`: adding or removing a file does not move other files between the splits. Class names, the number of
+    images and the number of channels count as public: if one image may not decide that all have colours, set `channels`.
 
     Args:
         path: The folder.
         image_size: Side of the square images, in pixels.
-        channels: 1 (grey) or 3 (RGB).
+        channels: 1 (grey) or 3 (RGB). By default it is 1 if red, green and blue are equal in every pixel of every image,
+            of training and testing, else 3.
         crop: "center" crops the central square before resizing, "none" resizes the whole image.
         test_fraction: Expected share of the test split, in (0, 1). It has no effect with train/ and test/.
 
@@ -40,22 +44,31 @@ class ImageFolder(OwnData):
     path: str
     image_size: int
     name: str = "image_folder"
-    channels: int = 3
+    channels: Literal[1, 3] | None = None
     crop: Crop = "center"
     test_fraction: float = 0.2
     how: ClassVar[str] = "Put your images into one folder for each class and set dataset.path=FOLDER."
 
     def __post_init__(self) -> None:
         check_crop(self.crop)
-        if self.channels not in (1, 3):
-            raise ValueError(f"expected dataset.channels 1 (grey) or 3 (RGB), got {self.channels!r}.")
+        if self.channels not in (None, 1, 3):
+            raise ValueError(
+                f"expected dataset.channels 1 (grey), 3 (RGB) or null (decided by the images), got {self.channels!r}."
+            )
         if self.image_size < 1:
             raise ValueError(f"expected dataset.image_size of at least 1 pixel, got {self.image_size!r}.")
         self.check_test_fraction()
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        return (self.channels, self.image_size, self.image_size)
+        return (self._channels, self.image_size, self.image_size)
+
+    @cached_property
+    def _channels(self) -> int:
+        if self.channels is not None:
+            return self.channels
+        with self._hint_at_check():
+            return count_channels([path for split in SPLITS for path in self._files[split]])
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -66,7 +79,8 @@ class ImageFolder(OwnData):
         check_split(split)
         paths = self._files[split]
         labels = [self.class_names.index(self._class_of(path)) for path in paths]
-        images = read_images(paths, self.image_size, self.channels, self.crop)
+        with self._hint_at_check():
+            images = read_images(paths, self.image_size, self._channels, self.crop)
         return Records(images, torch.tensor(labels, dtype=torch.int64))
 
     def identity(self) -> dict[str, Any]:
@@ -84,6 +98,28 @@ class ImageFolder(OwnData):
             "test_fraction": None if self._split_by_folders else self.test_fraction,
             "preprocessing": PREPROCESSING,
         }
+
+    def problems(self) -> list[str]:
+        """See `DatasetSpec.problems`: what is wrong with the folders, and every image file that cannot be read."""
+        found = []
+        try:
+            paths = [path for split in SPLITS for path in self._files[split]]
+        except MissingData as error:
+            return [str(error)]
+        except ValueError as error:
+            found, paths = [str(error)], _images(self._base)  # also of train/ and test/, at any depth
+        return found + [f"dataset {self.name!r}: {error}" for error in unreadable(paths)]
+
+    @contextmanager
+    def _hint_at_check(self) -> Iterator[None]:
+        """A context in which the error for an unreadable image names the command that finds all of them."""
+        try:
+            yield
+        except BadImage as error:
+            command = f"dpgen fetch --check dataset=image_folder dataset.path={shlex.quote(str(self._base.absolute()))}"
+            raise ValueError(
+                f"dataset {self.name!r}: {error} Repair or remove it. All unreadable files are listed by\n    {command}"
+            ) from error
 
     @property
     def _base(self) -> Path:

@@ -146,6 +146,16 @@ class DatasetSpec(ABC):
         """
         return None
 
+    def problems(self) -> list[str]:
+        """What is wrong with the dataset's files, one message for each problem; empty if all records can be read."""
+        found = []
+        for split in SPLITS:
+            try:
+                self.load(split)
+            except (MissingData, ValueError) as error:
+                found.append(str(error))
+        return list(dict.fromkeys(found))  # a file of both splits is named once
+
     def download(self, into: Path) -> None:
         """Download the whole dataset to `into / folder`. Only `dpgen_bench.data.fetch.fetch` calls it.
 
