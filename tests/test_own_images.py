@@ -1,4 +1,4 @@
-"""A folder of a user's own images: whether it is grey or colour, and `dpgen fetch --check`, which names what is wrong."""
+"""A folder of a user's own images: whether it is grey or colour; `dpgen fetch --check` names what is wrong."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ NAMES = ("train/a/no image.png", "train/b/cut.png", "test/a/wide.png")
 
 def test_the_error_of_a_run_names_the_command_that_finds_all_files(broken):
     spec = ImageFolder(path=str(broken), image_size=9, channels=3)
-    with pytest.raises(ValueError, match="dpgen fetch --check dataset=image_folder dataset.path=") as caught:
+    with pytest.raises(ValueError, match=r"dpgen fetch --check dataset=image_folder dataset\.path=") as caught:
         spec.load("train")
     assert f"'{broken}'" in str(caught.value)  # quoted, because it has a space
     with pytest.raises(ValueError, match="dpgen fetch --check"):

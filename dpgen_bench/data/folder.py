@@ -26,14 +26,14 @@ class ImageFolder(OwnData):
 
     There are two layouts: `path`/train/CLASS/... with `path`/test/CLASS/..., or only `path`/CLASS/.... In the second
     layout an image is in the test split if the SHA-256 of its path below `path`, as a number in [0, 1), is below
-    `test_fraction`: adding or removing a file does not move other files between the splits. Class names, the number of
-    images and the number of channels count as public: if one image may not decide that all have colours, set `channels`.
+    `test_fraction`: adding or removing a file does not move other files between the splits. Class names, the
+    number of images and the number of channels count as public: set `channels` if one image must not decide for all.
 
     Args:
         path: The folder.
         image_size: Side of the square images, in pixels.
-        channels: 1 (grey) or 3 (RGB). By default it is 1 if red, green and blue are equal in every pixel of every image,
-            of training and testing, else 3.
+        channels: 1 (grey) or 3 (RGB). By default it is 1 if red, green and blue are equal in every pixel of all images,
+            those of both splits, else 3.
         crop: "center" crops the central square before resizing, "none" resizes the whole image.
         test_fraction: Expected share of the test split, in (0, 1). It has no effect with train/ and test/.
 
