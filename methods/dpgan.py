@@ -31,7 +31,7 @@ from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, Positi
 
 @dataclass
 class DPGAN(Checked):
-    """Algorithm 1, `TrainDPGAN`. methods/dpgan.md lists the differences from the authors' code.
+    """Algorithm 1, `TrainDPGAN`. docs/methods/dpgan.md lists the differences from the authors' code.
 
     Args:
         batch_size: B, the expected number of records in a discriminator step.
