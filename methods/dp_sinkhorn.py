@@ -6,7 +6,7 @@ clipped and noised. The gradient of the debiasing group, which compares generate
 and the optimiser are functions of public randomness and of those releases.
 
 The n rows of a step depend on the same secret batch, so a step is one release of joint sensitivity 2 Delta sqrt(n), not
-n releases as the final paper counts (methods/dp_sinkhorn.md). With `clip: whole` the paper's count is sound.
+n releases as the final paper counts (docs/methods/dp_sinkhorn.md). With `clip: whole` the paper's count is sound.
 """
 
 from __future__ import annotations

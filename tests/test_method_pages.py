@@ -33,10 +33,11 @@ def sections(name: str) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def rows(text: str) -> list[list[str]]:
-    """The cells of all tables in a text, without the lines of dashes."""
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if not set(line) <= set("|- ")]
+def tables(text: str) -> list[list[list[str]]]:
+    """The cells of each table in a text: the header, then the rows without the line of dashes."""
+    blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
+    cells = [[[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()] for block in blocks]
+    return [[header, *rows] for header, _, *rows in cells]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -50,7 +51,7 @@ def test_the_algorithm_has_numbered_steps_and_lists_every_setting_with_its_defau
     text = sections(name)["Algorithm"]
     numbers = [int(number) for number in re.findall(r"^(\d+)\. ", text, flags=re.MULTILINE)]
     assert numbers == list(range(1, len(numbers) + 1)) != []
-    listed = {row[0].strip("`"): row[2] for row in rows(text) if row[0].startswith("`")}
+    listed = {row[0].strip("`"): row[2] for table in tables(text) for row in table[1:]}
     config = yaml.safe_load((ROOT / "conf" / "method" / f"{name}.yaml").read_text())
     assert {key: yaml.safe_load(value) for key, value in listed.items()} == {
         key: value for key, value in config.items() if key not in NO_SETTING
@@ -91,13 +92,10 @@ def measured_values() -> frozenset[str]:
 @pytest.mark.parametrize("name", METHODS)
 def test_printed_values_are_published_and_measured_ones_are_in_a_committed_table(name: str) -> None:
     """Columns with "printed" in their heading hold published values, those with "measured" values of results/tables."""
-    header: list[str] = []
     checked = 0
-    for row in rows(sections(name)["Printed next to ours"]):
-        if any("printed" in cell or "measured" in cell for cell in row):
-            header = row
-            continue
-        for column, cell in zip(header, row, strict=True):
+    for header, *rows in tables(sections(name)["Printed next to ours"]):
+        cells = [pair for row in rows for pair in zip(header, row, strict=True)]
+        for column, cell in cells:
             known = printed_values() if "printed" in column else measured_values() if "measured" in column else None
             if known is not None:
                 text = re.sub(r"\(Tables? [^)]*\)", "", cell)  # the number of the table
