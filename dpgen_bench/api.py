@@ -6,7 +6,6 @@ All of them can be imported from `dpgen_bench`. Overrides are those of the comma
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +16,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from dpgen_bench.data.folder import SUFFIXES
-from dpgen_bench.data.images import read_images
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each
@@ -30,6 +27,7 @@ from dpgen_bench.runs.config import build_dataset, compose_config
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.listing import epsilon_number
 from dpgen_bench.runs.plan import plan
+from dpgen_bench.runs.sample_files import read_samples
 from dpgen_bench.runs.samples import sample_by_protocol
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.testing import check_method
@@ -124,8 +122,8 @@ def evaluate_images(
 
     Args:
         images: uint8 [n, c, h, w], with `labels` [n]; a generator, what `run` returns, or the folder of a run, from
-            which as many images are drawn as the protocol says; a .npz file with `images` and `labels`; or a folder of
-            images whose names end in `_class0.png` and so on (both as `dpgen sample` writes them).
+            which as many images are drawn as the protocol says; a .npz file with `images` and `labels`; or a folder
+            with one folder of images for each class (both as `dpgen sample` writes them).
         labels: integers [n], class numbers from 0.
         dataset: name of a file in conf/dataset.
         protocol: name of a file in conf/protocol.
@@ -142,7 +140,7 @@ def evaluate_images(
     config = compose_config([f"dataset={dataset}", f"protocol={protocol}", *overrides])
     spec, metrics = build_dataset(config), build_metrics(config.protocol)
     test = spec.load("test")
-    samples = _samples(images, labels, config.protocol, seed)
+    samples = _samples(images, labels, config.protocol, seed, spec.class_names)
     _expect_records_of(dataset, samples, test, spec.num_classes)
     ctx = EvalContext(
         seed=seed,
@@ -220,7 +218,7 @@ def _expect_texts(overrides: Any) -> None:
         raise TypeError(f"expected overrides as texts, such as 'method=dpgan', 'seed=3', got {got!r}.")
 
 
-def _samples(images: Any, labels: Any, protocol: Any, seed: int) -> Records:
+def _samples(images: Any, labels: Any, protocol: Any, seed: int, class_names: Sequence[str] = ()) -> Records:
     """The images to measure, with their labels."""
     if isinstance(images, RunFolder):
         images = load_generator(images)
@@ -229,7 +227,8 @@ def _samples(images: Any, labels: Any, protocol: Any, seed: int) -> Records:
         if (path / "generator.safetensors").exists():
             images = load_generator(path)
         else:
-            images, labels = _read_samples(path)
+            read = read_samples(path, class_names)
+            images, labels = read.images, read.labels
     if isinstance(images, Generator):
         return sample_by_protocol(images, protocol, seed)
     if labels is None:
@@ -254,27 +253,3 @@ def _expect_records_of(dataset: str, samples: Records, test: Records, num_classe
             f"expected labels of {dataset} below {num_classes}, its number of classes, got {highest}; number the "
             "classes from 0."
         )
-
-
-def _read_samples(path: Path) -> tuple[Tensor, Tensor]:
-    """Images and labels in one of the two forms that `dpgen sample` writes."""
-    if path.is_file() and path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as file:
-            if not {"images", "labels"} <= set(file.files):
-                raise ValueError(f"expected {path} to contain images and labels, got {', '.join(file.files)}.")
-            return torch.from_numpy(file["images"]), torch.from_numpy(file["labels"])
-    files = sorted(file for file in path.glob("*") if file.suffix.lower() in SUFFIXES)
-    numbers = [re.search(r"_class(\d+)$", file.stem) for file in files]
-    if not files or None in numbers:
-        raise ValueError(
-            f"expected {path} to be a run's folder, a .npz file, or a folder of images whose names end in _class0.png "
-            "and so on; write one with `dpgen sample`, or pass tensors."
-        )
-    from PIL import Image
-
-    with Image.open(files[0]) as first:
-        (width, height), channels = first.size, 1 if first.mode == "L" else 3
-    if width != height:
-        raise ValueError(f"expected square images, got {width} x {height} pixels in {files[0]}; pass tensors instead.")
-    labels = torch.tensor([int(number[1]) for number in numbers if number])
-    return read_images(files, width, channels, crop="none"), labels

@@ -116,19 +116,30 @@ def _evaluate(argv: list[str]) -> int:
 
 def _sample(argv: list[str]) -> int:
     from dpgen_bench.runs.release import sample_run
+    from dpgen_bench.runs.sample_files import FORMATS
 
     parser = argparse.ArgumentParser("dpgen sample")
     parser.add_argument("run", help="a run id or the start of one")
     parser.add_argument("--n", type=int, required=True, help="number of images")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True, help="a .npz file, or a folder for PNG files")
+    parser.add_argument("--out", type=Path, required=True, help=FORMATS)
+    parser.add_argument("--overwrite", action="store_true", help="replace --out if it exists")
     parser.add_argument("--labels", choices=("balanced", "uniform"), default="balanced")
     parser.add_argument(
         "--benchmark", action="store_true", help="allow a run that is not private, such as one with seeded noise"
     )
     parser.add_argument("--results", type=Path, default=_results())
     options = parser.parse_args(argv)
-    sample_run(options.results, options.run, options.n, options.seed, options.out, options.labels, options.benchmark)
+    sample_run(
+        options.results,
+        options.run,
+        options.n,
+        options.seed,
+        options.out,
+        options.labels,
+        options.benchmark,
+        options.overwrite,
+    )
     return 0
 
 

@@ -246,7 +246,7 @@ def test_images_of_a_seeded_run_need_the_option_benchmark(undisturbed, tmp_path)
         expected = Generator.load(undisturbed.path).sample(torch.from_numpy(archive["labels"]), 0)
         assert torch.equal(torch.from_numpy(archive["images"]), expected)
     sample_run(results, undisturbed.id, 3, 0, tmp_path / "pngs", "balanced", benchmark=True)
-    assert len(list((tmp_path / "pngs").glob("*.png"))) == 3
+    assert [path.name for path in sorted((tmp_path / "pngs").iterdir())] == ["0", "1", "2"]
     with pytest.raises(ValueError, match="expected --out to name a new file or folder"):
         sample_run(results, undisturbed.id, 3, 0, tmp_path / "pngs", "balanced", benchmark=True)
 

@@ -208,6 +208,7 @@ def _train(
     memory = PeakMemory(device)
     made_by = {} if overrides is None else {"overrides": without_local_paths(overrides)}
     folder.write_json("environment.json", {**describe_environment(device), **made_by})
+    _write_dataset(spec, folder)
     ledger = open_ledger(spec, folder)
     expect_same_source(spec, folder, ledger)
     _announce_warnings(spec, ledger)
@@ -302,6 +303,13 @@ def _fail(spec: RunSpec, folder: RunFolder, phase: str, error: Exception) -> NoR
 def _write_config(spec: RunSpec, folder: RunFolder) -> None:
     write_atomic(folder.path / "config.yaml", OmegaConf.to_yaml(spec.config))
     folder.write_json("identity.json", spec.training)
+
+
+def _write_dataset(spec: RunSpec, folder: RunFolder) -> None:
+    """Write dataset.json: what is known of the dataset in public, for uses of the generator without the dataset."""
+    dataset = spec.dataset()
+    content = {"class_names": list(dataset.class_names), "image_shape": list(dataset.image_shape)}
+    folder.write_json("dataset.json", content)
 
 
 def _title(spec: RunSpec) -> str:

@@ -1,8 +1,9 @@
 """The store of runs: one folder for each run, named by the run's id.
 
-A folder holds config.yaml, identity.json, ledger.json, environment.json, log.jsonl, generator.safetensors,
-generator.json, checkpoints/, samples.npz, samples.png, metrics/ (see `measurements`), status.json, private/ (never to
-be shared) and DONE, which is written last. No code uses the times of files to decide what they mean.
+A folder holds config.yaml, identity.json, ledger.json, environment.json, dataset.json (class names and image shape),
+log.jsonl, generator.safetensors, generator.json, checkpoints/, samples.npz, samples.png, metrics/ (see `measurements`),
+status.json, private/ (never to be shared) and DONE, which is written last. No code uses the times of files to decide
+what they mean.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dpgen_bench.runs.config import identify
 from dpgen_bench.runs.store import RunFolder
 
-FILES = ("identity", "ledger", "training", "status", "environment")  # the JSON files of every trained run
+FILES = ("identity", "ledger", "training", "status", "environment", "dataset")  # the JSON files of a trained run
 
 
 def folder_problem(folder: RunFolder) -> str:
