@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dpgen_bench.cli import main as dpgen
 from dpgen_bench.privacy.accountants import table as tables
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.accountants.table import epsilon_table
@@ -18,7 +19,6 @@ from dpgen_bench.privacy.events import RELATIONS, Budget, Event, Sensitivity
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
 from dpgen_bench.runs import account
-from dpgen_bench.runs.account import main
 from dpgen_bench.utils.cache import read_values
 
 RECORD = Sensitivity(1.0, 2.0)
@@ -27,6 +27,10 @@ SAMPLED = Event(Poisson(0.01), RECORD, 2.0, 50)
 GS_WGAN = ["--shards", "1000", "--sigma", "1.07", "--steps", "20000", "--releases-per-draw", "32"]
 BALANCED = [*GS_WGAN, "--schedule", "public_balanced"]
 UNSAMPLED = Event(Full(), RECORD, 1.0, 1)
+
+
+def main(argv: list[str]) -> int:
+    return dpgen(["account", *argv])
 
 
 def as_json(capsys, *argv: str) -> dict:
@@ -306,7 +310,10 @@ def test_a_plan_that_fails_is_an_error_not_a_traceback(monkeypatch, capsys) -> N
         (["--shards", "9", "--steps", "1"], "missing --sigma"),
         (["--sigma", "2", "--steps", "1"], "missing --q"),
         ([*SHORT, "--schedule", "random"], "expected --schedule together with --shards"),
-        (["--shards", "9", "--sigma", "1", "--steps", "1", "--schedule", "fixed"], "invalid choice"),
+        (
+            ["--shards", "9", "--sigma", "1", "--steps", "1", "--schedule", "fixed"],
+            "expected one of random, public_balanced, got 'fixed'",
+        ),
         ([*BALANCED, "--published"], "without --max-answers or a public schedule"),
         (["--shards", "9", "method=dpgan"], "got both"),
         (["--q", "0", "--sigma", "1", "--steps", "1"], "--q in (0, 1], got 0"),
@@ -316,15 +323,15 @@ def test_a_plan_that_fails_is_an_error_not_a_traceback(monkeypatch, capsys) -> N
         (["--q", "0.1", "--sigma", "0", "--steps", "1"], "--sigma > 0"),
         (["--q", "0.1", "--sigma", "inf", "--steps", "1"], "--sigma > 0 and finite"),
         (["--q", "0.1", "--sigma", "1", "--steps", "0"], "--steps >= 1"),
-        (["--q", "0.1", "--sigma", "1", "--steps", "1.5"], "invalid int"),
+        (["--q", "0.1", "--sigma", "1", "--steps", "1.5"], "expected an integer, got '1.5'"),
         ([*SHORT, "--delta", "0"], "--delta in (0, 1), got 0"),
         ([*SHORT, "--delta", "1"], "--delta in (0, 1), got 1"),
         ([*SHORT, "--releases-per-draw", "0"], "--releases-per-draw >= 1"),
         ([*SHORT, "--timeout", "0"], "--timeout > 0"),
         (["--q", "0.1", "--steps", "1"], "missing --sigma"),
         ([*SHORT, "method=dpgan"], "got both"),
-        (["--sigm", "1"], "got --sigm 1"),
-        (["--steep=3"], "got --steep=3"),
+        (["--sigm", "1"], "got --sigm (did you mean '--sigma'?)"),
+        (["--steep=3"], "got --steep=3 (did you mean '--steps'?)"),
         (["method=dp_merf", "dataset=digits", "--published"], "for which the paper of dp_merf states an epsilon"),
         (["method=dpgan", "--bound", "row"], "--bound and --releases-per-draw together with"),
     ],

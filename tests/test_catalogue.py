@@ -56,8 +56,8 @@ def test_list_prints_groups(capsys):
             ["list", "method"],
             "experiments, tables, got 'method' (did you mean 'methods'?).",
         ),
-        (["list", "--config-dir", "nowhere"], "expected --config-dir to be a folder, got nowhere"),
-        (["tabels"], "got 'tabels'. Did you mean tables?"),
+        (["list", "--config-dir", "nowhere"], "--config-dir: expected a folder, got 'nowhere'"),
+        (["tabels"], "got 'tabels' (did you mean 'tables'?)"),
         (
             ["tables", "dpgan_tabel1"],
             "got 'dpgan_tabel1' (did you mean 'dpgan_table1'?). `dpgen list tables` lists them.",

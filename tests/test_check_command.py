@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dpgen_bench.cli import main
 from dpgen_bench.runs import check as command
-from dpgen_bench.runs.check import LIMITS, check_configured_method
+from dpgen_bench.runs.check import LIMITS
 from dpgen_bench.testing.bench import DataSet
 
 
@@ -26,7 +27,7 @@ def conf(tmp_path: Path) -> list[str]:
 
 
 def test_the_output_states_the_settings_and_the_limits(conf, capsys):
-    assert check_configured_method([*conf, "method=toy", "dataset=digits", "--records", "20", "seed=3"]) == 0
+    assert main(["check", *conf, "method=toy", "dataset=digits", "--records", "20", "seed=3"]) == 0
     output = capsys.readouterr().out
     assert "20 made-up records 1x28x28, 10 classes; epsilon 10, delta 1e-05, add_remove; seed 3" in output
     assert "releases: 3 of 'sum'" in output
@@ -46,7 +47,7 @@ def test_the_page_lists_the_same_limits():
 @pytest.mark.parametrize(("threads", "expected"), [(1, "1 thread;"), (2, "2 threads;")])
 def test_threads_are_counted(threads, expected, conf, seen, monkeypatch, capsys):
     monkeypatch.setattr(command.torch, "get_num_threads", lambda: threads)
-    check_configured_method([*conf, "method=toy", "dataset=digits"])
+    main(["check", *conf, "method=toy", "dataset=digits"])
     assert expected in capsys.readouterr().out
 
 
@@ -62,8 +63,8 @@ def test_real_records_are_those_of_the_dataset(conf, seen):
     from dpgen_bench.data.datasets import Digits
 
     train = Digits().load("train")
-    assert check_configured_method([*conf, "method=toy", "dataset=digits", "--data"]) == 0
-    assert check_configured_method([*conf, "method=toy", "dataset=digits", "--data", "--records", "40"]) == 0
+    assert main(["check", *conf, "method=toy", "dataset=digits", "--data"]) == 0
+    assert main(["check", *conf, "method=toy", "dataset=digits", "--data", "--records", "40"]) == 0
     (whole, _), (part, _) = seen
     assert (whole.images * 255).round().byte().equal(train.images)
     assert whole.labels.equal(train.labels)
@@ -75,7 +76,7 @@ def test_real_records_are_those_of_the_dataset(conf, seen):
 
 def test_overrides_and_as_configured_take_precedence_over_the_yaml(conf, seen):
     for more in ([], ["method.steps=5"], ["--as-configured"]):
-        check_configured_method([*conf, "method=toy", "dataset=digits", *more])
+        main(["check", *conf, "method=toy", "dataset=digits", *more])
     assert [settings["steps"] for _, settings in seen] == [3, 5, 90]
 
 
@@ -83,7 +84,7 @@ def test_overrides_and_as_configured_take_precedence_over_the_yaml(conf, seen):
     ("name", "message"), [("door", "used '_draw' of a Mechanism"), ("broken", "RuntimeError: this")]
 )
 def test_a_method_that_fails_gives_status_1_and_its_warnings(name, message, conf, capsys):
-    assert check_configured_method([*conf, f"method={name}", "dataset=digits"]) == 1
+    assert main(["check", *conf, f"method={name}", "dataset=digits"]) == 1
     output = capsys.readouterr().out
     assert f"FAILED  {message}" in output or (name == "door" and message in output)
     assert "conforms" not in output
@@ -92,6 +93,6 @@ def test_a_method_that_fails_gives_status_1_and_its_warnings(name, message, conf
 
 
 @pytest.mark.parametrize("records", ["0", "1", "99999"])
-def test_invalid_numbers_of_records_are_refused(records, conf):
-    with pytest.raises(ValueError, match="expected --records of at"):
-        check_configured_method([*conf, "method=toy", "dataset=digits", "--data", "--records", records])
+def test_invalid_numbers_of_records_are_refused(records, conf, capsys):
+    assert main(["check", *conf, "method=toy", "dataset=digits", "--data", "--records", records]) == 2
+    assert "expected --records of at" in capsys.readouterr().err

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from dpgen_bench.cli import main
 from dpgen_bench.privacy import bounds
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Invalidated
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.runs.check import check_configured_method
 from dpgen_bench.runs.config import CONF
 from dpgen_bench.testing import ConformanceError, check_method
 from tests import toys
@@ -113,10 +113,10 @@ def test_draws_that_change_for_others_when_a_record_is_removed_are_detected(monk
 
 @pytest.mark.parametrize("method", ["dp_merf", "dpgan"])
 def test_methods_of_the_bench_conform(method, capsys):
-    assert check_configured_method([f"method={method}"]) == 0, capsys.readouterr().out
+    assert main(["check", f"method={method}"]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(path.stem for path in (CONF / "method").glob("*.yaml")))
 def test_methods_of_the_bench_conform_thoroughly_on_more_records(method, capsys):
-    assert check_configured_method([f"method={method}", "--thorough", "--records=96"]) == 0, capsys.readouterr().out
+    assert main(["check", f"method={method}", "--thorough", "--records=96"]) == 0, capsys.readouterr().out

@@ -8,7 +8,6 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +19,6 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson, Sampling
 from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.plan import plan
-
-EPILOG = """\
-sigma is the noise multiplier: noise std over the add/remove sensitivity of ONE released row. For a sum of clipped
-per-record gradients that sensitivity is C. For rows that may be any function of the batch (DP-Sinkhorn, GS-WGAN) it
-is 2C. The papers' sigma is already relative to 2C (DP-Sinkhorn's Algorithm 1): pass it as published.
-
-B releases that use the same draw are one joint release with the multiplier sigma / sqrt(B), made T times: this is what
-is proven.
-
---shards K instead of --q: a draw is one of K disjoint parts of the records (GS-WGAN), which may keep private state.
-  dpgen account --shards 1000 --sigma 1.07 --steps 20000 --releases-per-draw 32 --published
-
---clients N instead of --q: each step asks one of N clients, each at most --max-answers times, and the client adds the
-noise. The table holds against outsiders, who see the generator; the line below it holds against the server.
-  dpgen account --clients 3400 --sigma 1.07 --steps 30000 --releases-per-draw 32 --max-answers 20
-
-Hydra overrides instead of these options: the mechanisms that the run would request are accounted, before any data is
-used. With several mechanisms the table also shows the epsilon of each alone, by the budget's accountant. These epsilons
-do not add up:
-  dpgen account method=dpgan dataset=mnist privacy.epsilon=10
-"""
 
 
 class UsageError(Exception):
@@ -72,13 +50,13 @@ class Plan:
         }
 
 
-def main(argv: list[str]) -> int:
-    """Run `dpgen account`; returns the exit status (0, or 2 for invalid arguments)."""
-    parser = _parser()
-    try:
-        arguments, overrides = parser.parse_known_args(argv)
-    except SystemExit as ending:  # argparse has printed help or the error
-        return int(ending.code or 0)
+def run_account(arguments: argparse.Namespace, overrides: list[str]) -> int:
+    """Run `dpgen account`; returns the exit status (0, or 2 for invalid arguments).
+
+    Args:
+        arguments: the options, see `cli.parser`.
+        overrides: what is neither an option nor the value of one, in full.
+    """
     try:
         _check(arguments, overrides)
         if arguments.config_dir is not None:
@@ -100,55 +78,6 @@ def main(argv: list[str]) -> int:
     else:
         _print(table, plan, alone, arguments, server)
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="dpgen account",
-        usage="dpgen account (--q Q | --shards K | --clients N) --sigma S --steps T [options] | "
-        "dpgen account OVERRIDES [options]",
-        description="epsilon by RDP, PRV and PLD under both neighbouring relations.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--q", type=_rate, help="Poisson sampling rate in (0, 1], e.g. 1/469; 1: every record")
-    parser.add_argument("--shards", type=int, metavar="K", help="each draw is one of K disjoint parts of the records")
-    parser.add_argument(
-        "--clients", type=int, metavar="N", help="each step asks one of N clients; the unit of privacy is the client"
-    )
-    parser.add_argument(
-        "--schedule", choices=("random", "public_balanced"), help="how shards or clients are drawn (default random)"
-    )
-    parser.add_argument(
-        "--max-answers", type=int, metavar="K", help="most answers of one client; further steps release nothing"
-    )
-    parser.add_argument("--sigma", type=float, help="noise multiplier of one released row (see below)")
-    parser.add_argument("--steps", type=int, help="T: number of draws")
-    parser.add_argument("--delta", type=float, help="default 1e-5, or privacy.delta of the overrides")
-    parser.add_argument(
-        "--releases-per-draw", type=int, default=1, metavar="B", help="rows released from each draw (default 1)"
-    )
-    parser.add_argument(
-        "--bound",
-        choices=("record", "row"),
-        help="record: a row is a clipped sum over records (replacing a record changes it twice as much as removal). "
-        "row: any clipped function of the batch (both change it by at most 2C). Default: record if B is 1, else row; "
-        "always row with --clients",
-    )
-    parser.add_argument("--config-dir", metavar="DIR", help="a folder with your own yaml files, for the overrides")
-    parser.add_argument("--published", action="store_true", help="also print epsilon as the paper counts it")
-    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds per cell (default 60)")
-    parser.add_argument("--cache", type=Path, help="JSON file in which slow cells are cached")
-    parser.add_argument("--json", action="store_true", help="machine-readable output")
-    return parser
-
-
-def _rate(text: str) -> float:
-    try:
-        return float(Fraction(text))
-    except (ValueError, ZeroDivisionError):
-        raise argparse.ArgumentTypeError(f"expected a number or a fraction such as 1/469, got {text!r}") from None
 
 
 def _check(arguments: argparse.Namespace, overrides: list[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from pathlib import Path
 from typing import Any
@@ -46,11 +45,23 @@ LIMITS = (  # the same list as in docs/conformance.md
 )
 
 
-def check_configured_method(arguments: list[str]) -> int:
-    """Run `dpgen check method=NAME [--records N] [--data] [--thorough] [--as-configured] [OVERRIDES]`.
+def check_configured_method(
+    overrides: list[str],
+    records: int | None = None,
+    real: bool = False,
+    thorough: bool = False,
+    as_configured: bool = False,
+) -> int:
+    """Run the conformance suite on the method of these overrides, and print its result.
 
     The yaml's `check` mapping contains settings that make a method small: arguments of the method, and
     `privacy.epsilon` for a method without a finite one. They apply unless an override sets the same key.
+
+    Args:
+        records: the number of records; None: `RECORDS` made-up ones, or all real ones.
+        real: use training records of the configured dataset.
+        thorough: check more.
+        as_configured: ignore the yaml's `check` mapping.
 
     Returns:
         0 if the method conforms, 1 if it does not. Warnings from its source do not change the status.
@@ -58,26 +69,27 @@ def check_configured_method(arguments: list[str]) -> int:
     Raises:
         ValueError: for invalid arguments.
     """
-    options, overrides = _parse(arguments)
+    if records is not None and records < 2:
+        raise ValueError(f"expected --records of at least 2, because one of them is removed, got {records}.")
     console = Console(soft_wrap=True, highlight=False)
     config = compose_config(overrides)
     # Make the method small by the yaml's `check`, except for keys that the user set.
     overridden = {override.split("=")[0].lstrip("+~") for override in overrides}
-    for key, value in ({} if options.as_configured else config.method.get("check") or {}).items():
+    for key, value in ({} if as_configured else config.method.get("check") or {}).items():
         path = key if key.startswith("privacy.") else f"method.{key}"
         if path not in overridden:
             OmegaConf.update(config, path, value)
     dataset = build_dataset(config)
-    data, clients = _data(config, dataset, options.records, options.data)
+    data, clients = _data(config, dataset, records, real)
     budget = RunSpec(config, training={}).budget()
     threads = torch.get_num_threads()
-    kind = f"records of {config.dataset.name}" if options.data else "made-up records"
+    kind = f"records of {config.dataset.name}" if real else "made-up records"
     console.print(f"{config.method.name}: its yaml builds {config.method['_target_']}")
     console.print(
         f"  at  {len(data)} {kind} {'x'.join(map(str, data.images.shape[1:]))}, {dataset.num_classes} classes; "
         f"epsilon {budget_text(budget.epsilon)}, delta {budget.delta:g}, {budget.relation}; "
         f"seed {int(config.seed)}; {threads} {'thread' if threads == 1 else 'threads'}; "
-        + ("thorough" if options.thorough else "fast (--thorough checks more)")
+        + ("thorough" if thorough else "fast (--thorough checks more)")
     )
     started = time.monotonic()
     try:
@@ -89,7 +101,7 @@ def check_configured_method(arguments: list[str]) -> int:
             data=data,
             clients=clients,
             data_folders=_data_folders(config),
-            thorough=options.thorough,
+            thorough=thorough,
             echo=lambda line: console.print(f"  ok  {line}", markup=False),
         )
     except Exception as error:  # any error of a plugin is a result of the suite, not a crash
@@ -102,21 +114,6 @@ def check_configured_method(arguments: list[str]) -> int:
     console.print(f"{config.method.name} conforms ({time.monotonic() - started:.0f} s)")
     console.print("The suite cannot detect:\n" + "\n".join(f"  - {limit}" for limit in LIMITS), markup=False)
     return 0
-
-
-def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    parser = argparse.ArgumentParser("dpgen check", allow_abbrev=False)
-    parser.add_argument("--records", type=int, help="number of records; by default 48 made-up ones, or all of --data")
-    parser.add_argument("--data", action="store_true", help="real training records of the configured dataset")
-    parser.add_argument(
-        "--thorough", action="store_true", help="every neighbouring dataset, more releases, more interruptions"
-    )
-    parser.add_argument("--as-configured", action="store_true", help="ignore the yaml's `check` settings")
-    parser.epilog = "followed by overrides: method=NAME, dataset=..., privacy.epsilon=..., --config-dir DIR"
-    options, overrides = parser.parse_known_args(arguments)
-    if options.records is not None and options.records < 2:
-        raise ValueError(f"expected --records of at least 2, because one of them is removed, got {options.records}.")
-    return options, overrides
 
 
 def _data(config: DictConfig, dataset: DatasetSpec, records: int | None, real: bool) -> tuple[DataSet, int]:

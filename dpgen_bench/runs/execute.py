@@ -37,7 +37,7 @@ from dpgen_bench.runs.prepare import (
     record_population,
     results_of,
 )
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.runs.store import RunFailed, RunFolder, Store
 from dpgen_bench.runs.validation import folder_problem
 from dpgen_bench.runs.values import unmeasured
 from dpgen_bench.training.cost import PeakMemory
@@ -45,10 +45,6 @@ from dpgen_bench.training.progress import NoProgress, ProgressBar
 from dpgen_bench.training.signals import Preempted, StopSignals
 from dpgen_bench.utils.environment import choose_device, describe_environment
 from dpgen_bench.utils.files import append_private, write_atomic
-
-
-class RunFailed(RuntimeError):
-    """Raised if a run failed; its status.json has the phase, the time and the error."""
 
 
 def execute(config: DictConfig, overrides: Sequence[str] | None = None) -> RunFolder:

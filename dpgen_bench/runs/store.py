@@ -31,6 +31,10 @@ class RunBusy(RuntimeError):
     """Raised if another process holds the lock of a run."""
 
 
+class RunFailed(RuntimeError):
+    """Raised if a run failed; its status.json has the phase, the time and the error."""
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The folder of one run."""

@@ -14,8 +14,8 @@ from rich.table import Column, Table
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.tables.lines import CONDITIONAL, SERVER, BuiltTable, Line
 from dpgen_bench.tables.rows import TableRow
+from dpgen_bench.tables.spec import FORMATS
 
-FORMATS = ("md", "tex", "csv", "html")
 WIDE = 4  # tables with published values and more metrics than this have a line for each metric
 HEADS = (
     *("place", "method", "variant", "reported in", "dataset", "ε printed", "δ printed", "ε budget", "ε proven", SERVER),

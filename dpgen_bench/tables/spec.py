@@ -10,6 +10,8 @@ from dpgen_bench.tables.grid import expand_rows
 from dpgen_bench.tables.plot_spec import PlotSpec, parse_plots
 from dpgen_bench.utils.validation import check_keys, check_types, frozen
 
+FORMATS = ("md", "tex", "csv", "html")  # in which a table can be written
+
 Spec = TypeVar("Spec")
 Caveat = str | dict[str, str] | None  # one reason for all metrics, or one for each
 

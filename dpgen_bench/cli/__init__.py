@@ -1,0 +1,48 @@
+"""The command line, `dpgen VERB`: parses arguments and calls the function of the verb."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpgen_bench.cli.parser import build_parser
+from dpgen_bench.utils.validation import suggestion
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status (0: success, 1: a run failed, 2: invalid command)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser, verbs = build_parser()
+    try:
+        if not arguments or arguments[0] == "help":
+            parser.print_help()
+            return 0 if arguments else 2
+        verb, rest = arguments[0], arguments[1:]
+        if verb in ("-h", "--help", "--version"):
+            parser.parse_args([verb])
+        if verb not in verbs:
+            expected = (
+                f"expected one of {' '.join(verbs)}, got {verb!r}{suggestion(verb, [*verbs, '--help', '--version'])}"
+            )
+            print(f"dpgen: {expected}; see dpgen --help.", file=sys.stderr)
+            return 2
+        options = verbs[verb].parse(rest)
+    except SystemExit as end:  # argparse has printed help, the version or an error
+        return int(end.code or 0)
+    # So that a method's file in the working directory can be imported.
+    sys.path.insert(0, str(Path.cwd()))
+    return _call(verb, options)
+
+
+def _call(verb: str, options: argparse.Namespace) -> int:
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from dpgen_bench.cli.verbs import VERBS, print_error
+
+    try:
+        return VERBS[verb](options)
+    except (ValueError, LookupError, FileNotFoundError, RuntimeError, HydraException, OmegaConfBaseException) as error:
+        return print_error(error)

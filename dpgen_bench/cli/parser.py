@@ -1,0 +1,403 @@
+"""The arguments of each verb: what its options mean, its help with two examples, and errors with suggestions.
+
+Nothing here imports PyTorch, so that help, completion and usage errors are fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dpgen_bench import __version__
+from dpgen_bench.tables.spec import FORMATS
+from dpgen_bench.utils.validation import suggestion
+
+DESCRIPTION = "A benchmark of differentially private image generators."
+EPILOG = """\
+dpgen VERB --help describes the options of a verb. KEY=VALUE are overrides of the config: dpgen list shows what can
+be named, and dpgen run --cfg job shows all settings. Exit status: 0 success, 1 a run failed, 2 invalid command.
+
+Tab completion, for this shell (put the line into ~/.bashrc for all):
+  eval "$(register-python-argcomplete dpgen)"
+"""
+
+
+class UsageError(ValueError):
+    """Raised for a command line that is invalid."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that keeps the lines of its texts, refuses abbreviations, and reports errors as one line."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The parsed arguments, in any order of options and positional ones.
+
+        Raises:
+            SystemExit: after help was printed, with status 0; after an error was printed, with status 2.
+        """
+        options, unknown = self.parse_known_intermixed_args(arguments)
+        if unknown:
+            names = [name for action in self._actions for name in action.option_strings]
+            self.error(f"expected options of this verb, got {unknown[0]}{suggestion(unknown[0].split('=')[0], names)}")
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        message = message.replace("the following arguments are required: ", "expected ")
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help.\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(
+                action, f"expected one of {', '.join(map(str, action.choices))}, got {value!r}"
+                f"{suggestion(str(value), map(str, action.choices))}"
+            )  # fmt: skip
+
+
+def default_results() -> Path:
+    """The folder of results if none is given."""
+    return Path(os.environ.get("DPGEN_RESULTS", "results"))
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """The parser of `dpgen`, and the parsers of its verbs by name."""
+    parser = Parser(prog="dpgen", description=DESCRIPTION, epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=f"dpgen_bench {__version__}", help="print the version")
+    choices = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
+    verbs: dict[str, Parser] = {}
+
+    def add(name: str, summary: str, arguments: str, details: str, examples: Sequence[str]) -> Parser:
+        lines = "\n".join(f"  {example}" for example in examples)
+        verbs[name] = choices.add_parser(
+            name,
+            help=summary,
+            usage=f"dpgen {name} {arguments}".rstrip(),
+            description=f"{summary[0].upper()}{summary[1:]}.\n\n{details}".rstrip(),
+            epilog=f"examples:\n{lines}",
+        )
+        return verbs[name]
+
+    for describe in (_run, _runs, _check, _account, _evaluate, _sample, _tables, _sweep, _report, _fetch, _list):
+        describe(add)
+    return parser, verbs
+
+
+Add = Callable[[str, str, str, str, Sequence[str]], Parser]
+
+
+def _run(add: Add) -> None:
+    parser = add(
+        "run",
+        "train a generator, account for its privacy and measure it",
+        "[-m] [OVERRIDES] [options]",
+        "A finished run is skipped, an interrupted one continues, and a failed one is tried again.",
+        (
+            "dpgen run method=dp_merf dataset=mnist privacy.epsilon=10 seed=0",
+            "dpgen run -m method=dp_merf,dpgan dataset=digits seed=0,1,2 hydra/launcher=joblib",
+        ),
+    )
+    _overrides(parser)
+    parser.add_argument(
+        "-m", "--multirun", action="store_true", help="one run for each combination of values that commas separate"
+    )
+    parser.add_argument(
+        "-c", "--cfg", choices=("job", "hydra", "all"), help="print the config of the run instead of executing it"
+    )
+    parser.add_argument("--resolve", action="store_true", help="with --cfg: replace interpolations by their values")
+    parser.add_argument("-p", "--package", help="with --cfg: only this part of the config, such as method")
+    parser.add_argument("-i", "--info", nargs="?", const="all", help="print what Hydra knows about the config")
+    _folders(parser)
+
+
+def _runs(add: Add) -> None:
+    parser = add(
+        "runs",
+        "list runs with their status, epsilons and main metrics",
+        "[options]",
+        "",
+        ("dpgen runs", "dpgen runs --spent --delta 1e-6"),
+    )
+    parser.add_argument(
+        "--spent", action="store_true", help="list the epsilon that all runs with privacy.noise=os spend together"
+    )
+    parser.add_argument(
+        "--delta", type=_number, help="with --spent: delta of the totals (default: the smallest of the runs)"
+    )
+    _folders(parser, default_results())
+
+
+def _check(add: Add) -> None:
+    parser = add(
+        "check",
+        "run the conformance suite on a method",
+        "method=NAME [OVERRIDES] [options]",
+        "Without --data the records are made up. The `check` settings of the method's yaml make it small.",
+        (
+            "dpgen check method=dpgan",
+            "dpgen check --config-dir my_conf method=mean_image dataset=digits --data --records 200 --thorough",
+        ),
+    )
+    _overrides(parser)
+    parser.add_argument(
+        "--records", type=_integer, metavar="N", help="number of records; by default 48 made-up ones, or all of --data"
+    )
+    parser.add_argument("--data", action="store_true", help="use real training records of the configured dataset")
+    parser.add_argument(
+        "--thorough", action="store_true", help="try every neighbouring dataset, more releases, more interruptions"
+    )
+    parser.add_argument("--as-configured", action="store_true", help="ignore the `check` settings of the yaml")
+    _folders(parser)
+
+
+_SIGMA = """\
+sigma is the noise multiplier: noise std over the add/remove sensitivity of ONE released row. For a sum of clipped
+per-record gradients that sensitivity is C. For rows that may be any function of the batch (DP-Sinkhorn, GS-WGAN) it
+is 2C. The papers' sigma is already relative to 2C (DP-Sinkhorn's Algorithm 1): pass it as published.
+
+B releases that use the same draw are one joint release with the multiplier sigma / sqrt(B), made T times: this is what
+is proven.
+
+--shards K instead of --q: a draw is one of K disjoint parts of the records (GS-WGAN), which may keep private state.
+--clients N instead of --q: each step asks one of N clients, each at most --max-answers times, and the client adds the
+noise. The table holds against outsiders, who see the generator; the line below it holds against the server.
+
+Overrides instead of these options: the mechanisms that the run would request are accounted, before any data is used.
+With several mechanisms the table also shows the epsilon of each alone, by the budget's accountant. These epsilons do
+not add up."""
+
+
+def _account(add: Add) -> None:
+    parser = add(
+        "account",
+        "compute epsilon by RDP, PRV and PLD under both neighbouring relations",
+        "(--q Q | --shards K | --clients N) --sigma S --steps T [options] | dpgen account OVERRIDES [options]",
+        _SIGMA,
+        (
+            "dpgen account --q 1/469 --sigma 1 --steps 450000 --published",
+            "dpgen account --shards 1000 --sigma 1.07 --steps 20000 --releases-per-draw 32 --published",
+            "dpgen account --clients 3400 --sigma 1.07 --steps 30000 --releases-per-draw 32 --max-answers 20",
+            "dpgen account method=dpgan dataset=mnist privacy.epsilon=10",
+        ),
+    )
+    _overrides(parser)
+    parser.add_argument("--q", type=_rate, help="Poisson sampling rate in (0, 1], e.g. 1/469; 1: every record")
+    parser.add_argument("--shards", type=_integer, metavar="K", help="each draw is one of K disjoint parts")
+    parser.add_argument(
+        "--clients", type=_integer, metavar="N", help="each step asks one of N clients; the unit of privacy is a client"
+    )
+    parser.add_argument(
+        "--schedule", choices=("random", "public_balanced"), help="how shards or clients are drawn (default random)"
+    )
+    parser.add_argument(
+        "--max-answers", type=_integer, metavar="K", help="most answers of one client; further steps release nothing"
+    )
+    parser.add_argument("--sigma", type=_number, help="noise multiplier of one released row (see above)")
+    parser.add_argument("--steps", type=_integer, metavar="T", help="number of draws")
+    parser.add_argument("--delta", type=_number, help="default 1e-5, or privacy.delta of the overrides")
+    parser.add_argument(
+        "--releases-per-draw", type=_integer, default=1, metavar="B", help="rows released from each draw (default 1)"
+    )
+    parser.add_argument(
+        "--bound",
+        choices=("record", "row"),
+        help="record: a row is a clipped sum over records (replacing a record changes it twice as much as removal). "
+        "row: any clipped function of the batch (both change it by at most 2C). Default: record if B is 1, else row; "
+        "always row with --clients",
+    )
+    parser.add_argument("--published", action="store_true", help="also print epsilon as the paper counts it")
+    parser.add_argument("--timeout", type=_number, default=60.0, metavar="S", help="seconds per cell (default 60)")
+    parser.add_argument("--cache", type=Path, metavar="FILE", help="JSON file in which slow cells are cached")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    _folders(parser)
+
+
+def _evaluate(add: Add) -> None:
+    parser = add(
+        "evaluate",
+        "measure the generator of a run again, without training",
+        "RUN [OVERRIDES] [options]",
+        "Overrides are those of protocol, runtime, data_root, dataset.path and dataset.root.",
+        (
+            "dpgen evaluate 3f2a protocol=standard_2k",
+            "dpgen evaluate 3f2a protocol=standard protocol.repeats=5 runtime.workers=4",
+        ),
+    )
+    parser.add_argument("run", metavar="RUN", help="the id of a run, the start of it, or the run's folder")
+    _overrides(parser)
+    _folders(parser, default_results())
+
+
+def _sample(add: Add) -> None:
+    parser = add(
+        "sample",
+        "draw images from the generator of a finished run",
+        "RUN --n N --out PATH [options]",
+        "Runs that must not be released, such as those with seeded noise, are refused without --benchmark.",
+        (
+            "dpgen sample 3f2a --n 1000 --out images.npz",
+            "dpgen sample 3f2a --n 100 --seed 1 --labels uniform --out folder --benchmark",
+        ),
+    )
+    parser.add_argument("run", metavar="RUN", help="the id of a run, the start of it, or the run's folder")
+    parser.add_argument("--n", type=_integer, required=True, help="number of images")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="PATH", help="a .npz file, or a folder for PNG files"
+    )
+    parser.add_argument("--seed", type=_integer, default=0, help="seed of latents and uniform labels (default 0)")
+    parser.add_argument(
+        "--labels", choices=("balanced", "uniform"), default="balanced", help="how labels are drawn (default balanced)"
+    )
+    parser.add_argument("--benchmark", action="store_true", help="allow a run that must not be released as private")
+    _folders(parser, default_results())
+
+
+def _tables(add: Add) -> None:
+    parser = add(
+        "tables",
+        "write tables to the folder of results, with the difference from each published value",
+        "NAME... | --all [scale=quick] [options]",
+        "",
+        ("dpgen tables leaderboard", "dpgen tables dp_sinkhorn_table1 scale=quick --format md,tex"),
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="names of tables; scale=quick for their quick runs")
+    parser.add_argument(
+        "--all", action="store_true", help="every table, at scale quick, too, if runs of that scale were measured"
+    )
+    parser.add_argument(
+        "--format",
+        type=_formats,
+        default=("md", "csv"),
+        metavar="FORMATS",
+        help=f"formats of the files, separated by commas: {', '.join(FORMATS)} (default md,csv)",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="also overwrite files with values of runs that are not in the results"
+    )
+    _folders(parser, default_results())
+
+
+def _sweep(add: Add) -> None:
+    parser = add(
+        "sweep",
+        "execute the runs that a table lacks",
+        "NAME [scale=quick] [--dry-run] [OVERRIDES] [options]",
+        "Overrides say how runs are executed and not which ones: runtime, hydra, federation and data_root.",
+        ("dpgen sweep leaderboard --dry-run", "dpgen sweep dp_merf scale=quick hydra/launcher=joblib"),
+    )
+    parser.add_argument(
+        "arguments", nargs="*", metavar="NAME [KEY=VALUE ...]", help="the name of a table, and overrides for every run"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only list the missing runs with their steps")
+    _folders(parser, default_results())
+
+
+def _report(add: Add) -> None:
+    parser = add(
+        "report",
+        "write all results to one HTML file, which needs no server and no network",
+        "[options]",
+        "",
+        ("dpgen report", "dpgen report --results other_results --out other.html"),
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the file to write (default: report.html in the folder of results)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="also overwrite a report of runs that are missing now")
+    _folders(parser, default_results())
+
+
+def _fetch(add: Add) -> None:
+    parser = add(
+        "fetch",
+        "download a dataset into data_root",
+        "dataset=NAME [OVERRIDES] [options]",
+        "A dataset is downloaded completely or not at all. One that can be read is not downloaded again.",
+        ("dpgen fetch dataset=mnist", "dpgen fetch --check dataset=image_folder dataset.path=my_images"),
+    )
+    _overrides(parser)
+    parser.add_argument(
+        "--check", action="store_true", help="only list what is wrong with the files, every file at once"
+    )
+    _folders(parser)
+
+
+def _list(add: Add) -> None:
+    parser = add(
+        "list",
+        "list methods, datasets, protocols, presets and tables, with one line each",
+        "[GROUP...] [options]",
+        "",
+        ("dpgen list", "dpgen list methods tables --config-dir my_conf"),
+    )
+    parser.add_argument(
+        "groups",
+        nargs="*",
+        metavar="GROUP",
+        help="methods, datasets, protocols, experiments or tables (default: all of them)",
+    )
+    _folders(parser)
+
+
+def _overrides(parser: Parser) -> None:
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="KEY=VALUE of the config, ~KEY, +KEY=VALUE")
+
+
+def _folders(parser: Parser, results: Path | None = None) -> None:
+    """Add the options that every verb has."""
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=results,
+        metavar="DIR",
+        help="the folder of results (default: the environment variable DPGEN_RESULTS, or results)",
+    )
+    parser.add_argument(
+        "-cd",
+        "--config-dir",
+        type=_folder,
+        metavar="DIR",
+        help="a folder with yamls of your own, such as method/x.yaml",
+    )
+
+
+def _folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"expected a folder, got {text!r}; create it, or correct the path")
+    return Path(text)
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    formats = tuple(text.split(","))
+    for each in formats:
+        if each not in FORMATS:
+            raise argparse.ArgumentTypeError(
+                f"expected formats {','.join(FORMATS)}, got {each!r}{suggestion(each, FORMATS)}"
+            )
+    return formats
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected an integer, got {text!r}") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+
+
+def _rate(text: str) -> float:
+    try:
+        return float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(f"expected a number or a fraction such as 1/469, got {text!r}") from None

@@ -1,0 +1,239 @@
+"""What each verb does with its parsed arguments. The harness is imported late, after usage errors were answered."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from dpgen_bench.runs.overrides import quote_value
+from dpgen_bench.runs.store import RunBusy, RunFailed
+
+CONF = str(Path(__file__).resolve().parents[2] / "conf")
+
+
+@hydra.main(config_path=CONF, config_name="config", version_base="1.3")
+def _run_task(config: DictConfig) -> None:
+    from dpgen_bench.runs.execute import execute
+
+    try:
+        execute(config, list(HydraConfig.get().overrides.task))
+    except (ValueError, LookupError, FileNotFoundError, RunBusy, RunFailed) as error:
+        code = print_error(error)
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise  # Hydra executes the other jobs, then exits with a status other than 0
+        raise SystemExit(code) from None
+
+
+def run(options: argparse.Namespace) -> int:
+    """`dpgen run`, by Hydra, which parses its arguments again."""
+    flags = {"--multirun": options.multirun, "--resolve": options.resolve}
+    values = {"--cfg": options.cfg, "--package": options.package, "--info": options.info}
+    sys.argv = [
+        "dpgen run",
+        *(flag for flag, is_set in flags.items() if is_set),
+        *(f"{name}={value}" for name, value in values.items() if value is not None),
+        *overrides_of(options),
+    ]
+    _run_task()
+    return 0
+
+
+def overrides_of(options: argparse.Namespace) -> list[str]:
+    """The overrides, with those that `--config-dir` and `--results` stand for."""
+    overrides = list(options.overrides)
+    if options.config_dir is not None:
+        overrides.insert(0, f"--config-dir={options.config_dir}")
+    if options.results is not None:
+        overrides.append(f"results={quote_value(str(options.results))}")
+    return overrides
+
+
+def runs(options: argparse.Namespace) -> int:
+    from dpgen_bench.runs.listing import print_runs
+    from dpgen_bench.runs.spent import print_spent
+
+    _expect_folder(options.results)
+    if options.delta is not None and not (options.spent and 0.0 < options.delta < 1.0):
+        raise ValueError(f"expected --delta in (0, 1) and together with --spent, got {options.delta:g}.")
+    if options.spent:
+        print_spent(options.results, options.delta)
+    else:
+        print_runs(options.results)
+    return 0
+
+
+def check(options: argparse.Namespace) -> int:
+    from dpgen_bench.runs.check import check_configured_method
+
+    return check_configured_method(
+        overrides_of(options), options.records, options.data, options.thorough, options.as_configured
+    )
+
+
+def account(options: argparse.Namespace) -> int:
+    from dpgen_bench.runs.account import run_account
+
+    results = [] if options.results is None else [f"results={quote_value(str(options.results))}"]
+    return run_account(options, [*options.overrides, *(results if options.overrides else [])])
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    from dpgen_bench.runs.execute import evaluate_run
+    from dpgen_bench.runs.listing import print_metrics
+
+    directory = [] if options.config_dir is None else [f"--config-dir={options.config_dir}"]
+    folder = evaluate_run(options.results, options.run, [*directory, *options.overrides])
+    print_metrics(folder)
+    return 0
+
+
+def sample(options: argparse.Namespace) -> int:
+    from dpgen_bench.runs.release import sample_run
+
+    sample_run(options.results, options.run, options.n, options.seed, options.out, options.labels, options.benchmark)
+    return 0
+
+
+def tables(options: argparse.Namespace) -> int:
+    from dpgen_bench.report.written import write_table
+    from dpgen_bench.tables.rows import has_quick_runs, load_table, scales_to_build, table_names
+
+    names, scale = _take_scale(options.names)
+    if bool(names) == options.all:
+        given = " ".join(names) or "neither"
+        raise ValueError(f"expected names of tables, or --all, got {given}; tables: {' '.join(table_names())}")
+    _expect_folder(options.results)
+    if not options.all:
+        for name in names:
+            load_table(name)  # raises for an unknown name before anything is written
+        for name in names:
+            write_table(name, options.results, scale, options.format, options.overwrite)
+        return 0
+    quick, all_names, failed = has_quick_runs(options.results), table_names(), 0
+    for number, name in enumerate(all_names, start=1):
+        print(f"[{number}/{len(all_names)}] {name}", file=sys.stderr, flush=True)
+        try:
+            for each in scales_to_build(load_table(name), quick):
+                write_table(name, options.results, each, options.format, options.overwrite, quiet=True)
+        except Exception as error:  # an error in one table must not prevent the others
+            failed = print_error(error)
+    return failed
+
+
+def _take_scale(arguments: list[str]) -> tuple[list[str], str]:
+    """The arguments without scale=..., and that scale, by default "paper"."""
+    scales = [argument.split("=", 1)[1] for argument in arguments if argument.startswith("scale=")]
+    return [argument for argument in arguments if not argument.startswith("scale=")], scales[-1] if scales else "paper"
+
+
+def report(options: argparse.Namespace) -> int:
+    from dpgen_bench.report.page import build_report
+    from dpgen_bench.runs.store import Store
+
+    _expect_folder(options.results)
+    path = options.out or options.results / "report.html"
+    existing = {folder.id for folder in Store(options.results).runs()}
+    if not options.overwrite and (missing := _runs_shown(path) - existing):
+        print(
+            f"dpgen: kept {path}: it shows {len(missing)} runs that are not in {options.results / 'runs'} "
+            f"({min(missing)}, ...); use --overwrite to replace it, or --out to write another file",
+            file=sys.stderr,
+        )
+        return 0
+    print(build_report(options.results, options.out))
+    return 0
+
+
+def _runs_shown(path: Path) -> set[str]:
+    """Folders of the runs with values that an existing report shows; none if the file is missing or no report."""
+    if not path.is_file():
+        return set()
+    text = path.read_text(errors="replace")
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    try:
+        shown = json.loads(match[1])["runs"] if match else []
+        return {run["folder"] for run in shown if run["state"] in ("finished", "damaged", "duplicate")}
+    except (ValueError, KeyError, TypeError):
+        return set()
+
+
+def _expect_folder(results: Path) -> None:
+    """Check that the folder of results exists.
+
+    Raises:
+        ValueError: if `results` is not a folder.
+    """
+    if not results.is_dir():
+        raise ValueError(
+            f"expected a folder of results, got {results}, which is not a folder; set it with --results or the "
+            "environment variable DPGEN_RESULTS, or create it with `dpgen run` or `dpgen sweep`."
+        )
+
+
+def sweep(options: argparse.Namespace) -> int:
+    from dpgen_bench.tables.sweeps import launch_sweeps, print_plan
+
+    arguments, scale = _take_scale(options.arguments)
+    names = [argument for argument in arguments if "=" not in argument and not argument.startswith("~")]
+    if len(names) != 1:
+        raise ValueError(f"expected one table and overrides KEY=VALUE, got {' '.join(names) or 'no table'}.")
+    overrides = [argument for argument in arguments if argument != names[0]]
+    if options.dry_run:
+        print_plan(names[0], options.results, overrides, scale)
+        return 0
+    return launch_sweeps(names[0], options.results, overrides, scale)
+
+
+def fetch(options: argparse.Namespace) -> int:
+    from dpgen_bench.data.fetch import describe, fetch
+    from dpgen_bench.runs.config import build_dataset, compose_config
+
+    config = compose_config(overrides_of(options))
+    if options.check and OmegaConf.is_missing(config.dataset, "image_size"):
+        config.dataset.image_size = 32  # whether a file can be read does not depend on it
+    dataset = build_dataset(config)
+    if not options.check:
+        fetch(dataset)
+        return 0
+    if problems := dataset.problems():
+        print("\n".join(problems), file=sys.stderr)
+        return 1
+    print(describe(dataset))
+    return 0
+
+
+def list_names(options: argparse.Namespace) -> int:
+    from dpgen_bench.runs.catalogue import GROUPS, print_catalogue
+
+    print_catalogue(options.groups or GROUPS, options.config_dir)
+    return 0
+
+
+VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "run": run,
+    "runs": runs,
+    "check": check,
+    "account": account,
+    "evaluate": evaluate,
+    "sample": sample,
+    "tables": tables,
+    "sweep": sweep,
+    "report": report,
+    "fetch": fetch,
+    "list": list_names,
+}
+
+
+def print_error(error: Exception) -> int:
+    """Print an error in one line; returns its exit status: 1 if something failed, 2 if the command is invalid."""
+    print(f"dpgen: {error}", file=sys.stderr)
+    return 1 if isinstance(error, RuntimeError) else 2
