@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dpgen_bench import __version__
+from dpgen_bench.cli import values
 from dpgen_bench.tables.spec import FORMATS
 from dpgen_bench.utils.validation import suggestion
 
@@ -127,7 +127,7 @@ def _runs(add: Add) -> None:
         "--spent", action="store_true", help="list the epsilon that all runs with privacy.noise=os spend together"
     )
     parser.add_argument(
-        "--delta", type=_number, help="with --spent: delta of the totals (default: the smallest of the runs)"
+        "--delta", type=values.number, help="with --spent: delta of the totals (default: the smallest of the runs)"
     )
     _folders(parser, default_results())
 
@@ -145,7 +145,10 @@ def _check(add: Add) -> None:
     )
     _overrides(parser)
     parser.add_argument(
-        "--records", type=_integer, metavar="N", help="number of records; by default 48 made-up ones, or all of --data"
+        "--records",
+        type=values.integer,
+        metavar="N",
+        help="number of records; by default 48 made-up ones, or all of --data",
     )
     parser.add_argument("--data", action="store_true", help="use real training records of the configured dataset")
     parser.add_argument(
@@ -186,22 +189,32 @@ def _account(add: Add) -> None:
         ),
     )
     _overrides(parser)
-    parser.add_argument("--q", type=_rate, help="Poisson sampling rate in (0, 1], e.g. 1/469; 1: every record")
-    parser.add_argument("--shards", type=_integer, metavar="K", help="each draw is one of K disjoint parts")
+    parser.add_argument("--q", type=values.rate, help="Poisson sampling rate in (0, 1], e.g. 1/469; 1: every record")
+    parser.add_argument("--shards", type=values.integer, metavar="K", help="each draw is one of K disjoint parts")
     parser.add_argument(
-        "--clients", type=_integer, metavar="N", help="each step asks one of N clients; the unit of privacy is a client"
+        "--clients",
+        type=values.integer,
+        metavar="N",
+        help="each step asks one of N clients; the unit of privacy is a client",
     )
     parser.add_argument(
         "--schedule", choices=("random", "public_balanced"), help="how shards or clients are drawn (default random)"
     )
     parser.add_argument(
-        "--max-answers", type=_integer, metavar="K", help="most answers of one client; further steps release nothing"
+        "--max-answers",
+        type=values.integer,
+        metavar="K",
+        help="most answers of one client; further steps release nothing",
     )
-    parser.add_argument("--sigma", type=_number, help="noise multiplier of one released row (see above)")
-    parser.add_argument("--steps", type=_integer, metavar="T", help="number of draws")
-    parser.add_argument("--delta", type=_number, help="default 1e-5, or privacy.delta of the overrides")
+    parser.add_argument("--sigma", type=values.number, help="noise multiplier of one released row (see above)")
+    parser.add_argument("--steps", type=values.integer, metavar="T", help="number of draws")
+    parser.add_argument("--delta", type=values.number, help="default 1e-5, or privacy.delta of the overrides")
     parser.add_argument(
-        "--releases-per-draw", type=_integer, default=1, metavar="B", help="rows released from each draw (default 1)"
+        "--releases-per-draw",
+        type=values.integer,
+        default=1,
+        metavar="B",
+        help="rows released from each draw (default 1)",
     )
     parser.add_argument(
         "--bound",
@@ -211,7 +224,9 @@ def _account(add: Add) -> None:
         "always row with --clients",
     )
     parser.add_argument("--published", action="store_true", help="also print epsilon as the paper counts it")
-    parser.add_argument("--timeout", type=_number, default=60.0, metavar="S", help="seconds per cell (default 60)")
+    parser.add_argument(
+        "--timeout", type=values.number, default=60.0, metavar="S", help="seconds per cell (default 60)"
+    )
     parser.add_argument("--cache", type=Path, metavar="FILE", help="JSON file in which slow cells are cached")
     parser.add_argument("--json", action="store_true", help="print JSON")
     _folders(parser)
@@ -245,11 +260,11 @@ def _sample(add: Add) -> None:
         ),
     )
     parser.add_argument("run", metavar="RUN", help="the id of a run, the start of it, or the run's folder")
-    parser.add_argument("--n", type=_integer, required=True, help="number of images")
+    parser.add_argument("--n", type=values.integer, required=True, help="number of images")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="PATH", help="a .npz file, or a folder for PNG files"
     )
-    parser.add_argument("--seed", type=_integer, default=0, help="seed of latents and uniform labels (default 0)")
+    parser.add_argument("--seed", type=values.integer, default=0, help="seed of latents and uniform labels (default 0)")
     parser.add_argument(
         "--labels", choices=("balanced", "uniform"), default="balanced", help="how labels are drawn (default balanced)"
     )
@@ -271,7 +286,7 @@ def _tables(add: Add) -> None:
     )
     parser.add_argument(
         "--format",
-        type=_formats,
+        type=values.formats,
         default=("md", "csv"),
         metavar="FORMATS",
         help=f"formats of the files, separated by commas: {', '.join(FORMATS)} (default md,csv)",
@@ -360,44 +375,7 @@ def _folders(parser: Parser, results: Path | None = None) -> None:
     parser.add_argument(
         "-cd",
         "--config-dir",
-        type=_folder,
+        type=values.folder,
         metavar="DIR",
         help="a folder with yamls of your own, such as method/x.yaml",
     )
-
-
-def _folder(text: str) -> Path:
-    if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"expected a folder, got {text!r}; create it, or correct the path")
-    return Path(text)
-
-
-def _formats(text: str) -> tuple[str, ...]:
-    formats = tuple(text.split(","))
-    for each in formats:
-        if each not in FORMATS:
-            raise argparse.ArgumentTypeError(
-                f"expected formats {','.join(FORMATS)}, got {each!r}{suggestion(each, FORMATS)}"
-            )
-    return formats
-
-
-def _integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected an integer, got {text!r}") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
-
-
-def _rate(text: str) -> float:
-    try:
-        return float(Fraction(text))
-    except (ValueError, ZeroDivisionError):
-        raise argparse.ArgumentTypeError(f"expected a number or a fraction such as 1/469, got {text!r}") from None

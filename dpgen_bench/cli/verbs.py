@@ -34,7 +34,7 @@ def _run_task(config: DictConfig) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """`dpgen run`, by Hydra, which parses its arguments again."""
+    """Execute runs by Hydra, which parses the arguments again."""
     flags = {"--multirun": options.multirun, "--resolve": options.resolve}
     values = {"--cfg": options.cfg, "--package": options.package, "--info": options.info}
     sys.argv = [
@@ -58,6 +58,7 @@ def overrides_of(options: argparse.Namespace) -> list[str]:
 
 
 def runs(options: argparse.Namespace) -> int:
+    """List runs, or what they spent together."""
     from dpgen_bench.runs.listing import print_runs
     from dpgen_bench.runs.spent import print_spent
 
@@ -72,6 +73,7 @@ def runs(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> int:
+    """Run the conformance suite on a method."""
     from dpgen_bench.runs.check import check_configured_method
 
     return check_configured_method(
@@ -80,6 +82,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def account(options: argparse.Namespace) -> int:
+    """Print epsilons of planned mechanisms."""
     from dpgen_bench.runs.account import run_account
 
     results = [] if options.results is None else [f"results={quote_value(str(options.results))}"]
@@ -87,6 +90,7 @@ def account(options: argparse.Namespace) -> int:
 
 
 def evaluate(options: argparse.Namespace) -> int:
+    """Measure the generator of a run again."""
     from dpgen_bench.runs.execute import evaluate_run
     from dpgen_bench.runs.listing import print_metrics
 
@@ -97,6 +101,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
 
 def sample(options: argparse.Namespace) -> int:
+    """Write images of a run."""
     from dpgen_bench.runs.release import sample_run
 
     sample_run(options.results, options.run, options.n, options.seed, options.out, options.labels, options.benchmark)
@@ -104,6 +109,7 @@ def sample(options: argparse.Namespace) -> int:
 
 
 def tables(options: argparse.Namespace) -> int:
+    """Write tables. With --all, an error in one does not prevent the others."""
     from dpgen_bench.report.written import write_table
     from dpgen_bench.tables.rows import has_quick_runs, load_table, scales_to_build, table_names
 
@@ -136,6 +142,7 @@ def _take_scale(arguments: list[str]) -> tuple[list[str], str]:
 
 
 def report(options: argparse.Namespace) -> int:
+    """Write the report, unless it would lose runs."""
     from dpgen_bench.report.page import build_report
     from dpgen_bench.runs.store import Store
 
@@ -180,6 +187,7 @@ def _expect_folder(results: Path) -> None:
 
 
 def sweep(options: argparse.Namespace) -> int:
+    """Execute the missing runs of a table, or list them."""
     from dpgen_bench.tables.sweeps import launch_sweeps, print_plan
 
     arguments, scale = _take_scale(options.arguments)
@@ -194,6 +202,7 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def fetch(options: argparse.Namespace) -> int:
+    """Download a dataset, or list what is wrong with its files."""
     from dpgen_bench.data.fetch import describe, fetch
     from dpgen_bench.runs.config import build_dataset, compose_config
 
@@ -212,6 +221,7 @@ def fetch(options: argparse.Namespace) -> int:
 
 
 def list_names(options: argparse.Namespace) -> int:
+    """List what can be named."""
     from dpgen_bench.runs.catalogue import GROUPS, print_catalogue
 
     print_catalogue(options.groups or GROUPS, options.config_dir)

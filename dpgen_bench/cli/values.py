@@ -1,0 +1,52 @@
+"""Reads the values of options; each function raises `ArgumentTypeError` with what was expected and what came."""
+
+from __future__ import annotations
+
+import argparse
+from fractions import Fraction
+from pathlib import Path
+
+from dpgen_bench.tables.spec import FORMATS
+from dpgen_bench.utils.validation import suggestion
+
+
+def folder(text: str) -> Path:
+    """A folder that exists."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"expected a folder, got {text!r}; create it, or correct the path")
+    return Path(text)
+
+
+def formats(text: str) -> tuple[str, ...]:
+    """Formats of tables, separated by commas."""
+    names = tuple(text.split(","))
+    for each in names:
+        if each not in FORMATS:
+            raise argparse.ArgumentTypeError(
+                f"expected formats {','.join(FORMATS)}, got {each!r}{suggestion(each, FORMATS)}"
+            )
+    return names
+
+
+def integer(text: str) -> int:
+    """An integer."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected an integer, got {text!r}") from None
+
+
+def number(text: str) -> float:
+    """A number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+
+
+def rate(text: str) -> float:
+    """A number or a fraction such as 1/469."""
+    try:
+        return float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(f"expected a number or a fraction such as 1/469, got {text!r}") from None
