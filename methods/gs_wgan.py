@@ -9,7 +9,7 @@ moving average are functions of public randomness and of those releases.
 A record belongs to one shard. It changes all B rows of each release that draws this shard, so this is one release of
 joint sensitivity 2 C sqrt(B). The shard's critic is hidden state that remembers earlier draws, so the secrecy of the
 drawn index does not amplify privacy. The proven epsilon treats the indices as known (610.3 at the paper's settings).
-The paper's count (9.99) and the count for steps without memory (329.4) are not upper bounds: methods/gs_wgan.md.
+The paper's count (9.99) and the count for steps without memory (329.4) are not upper bounds: docs/methods/gs_wgan.md.
 """
 
 from __future__ import annotations
