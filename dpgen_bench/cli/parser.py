@@ -262,8 +262,13 @@ def _sample(add: Add) -> None:
     parser.add_argument("run", metavar="RUN", help="the id of a run, the start of it, or the run's folder")
     parser.add_argument("--n", type=values.integer, required=True, help="number of images")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="PATH", help="a .npz file, or a folder for PNG files"
+        "--out",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="a .npz, .zip or .parquet file, or a folder, which gets a folder of PNGs for each class",
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace --out if it exists")
     parser.add_argument("--seed", type=values.integer, default=0, help="seed of latents and uniform labels (default 0)")
     parser.add_argument(
         "--labels", choices=("balanced", "uniform"), default="balanced", help="how labels are drawn (default balanced)"

@@ -104,7 +104,16 @@ def sample(options: argparse.Namespace) -> int:
     """Write images of a run."""
     from dpgen_bench.runs.release import sample_run
 
-    sample_run(options.results, options.run, options.n, options.seed, options.out, options.labels, options.benchmark)
+    sample_run(
+        options.results,
+        options.run,
+        options.n,
+        options.seed,
+        options.out,
+        options.labels,
+        options.benchmark,
+        options.overwrite,
+    )
     return 0
 
 
