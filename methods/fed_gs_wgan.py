@@ -6,7 +6,8 @@ never leave a client. A client sends the gradient of its critic's loss in B gene
 client, at most k_max times. The generator is a function of these gradients and of public randomness.
 
 There are two epsilons: one against outsiders, who see the generator alone, and one against the server, which sees all
-answers. The latter is the paper's "untrusted server". It holds for any messages of the server (methods/fed_gs_wgan.md).
+answers. The latter is the paper's "untrusted server". It holds for any messages of the server
+(docs/methods/fed_gs_wgan.md).
 """
 
 from __future__ import annotations
