@@ -79,7 +79,11 @@ def test_every_experiment_composes_and_builds(name):
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in (CONF / "dataset").glob("*.yaml")))
 def test_every_dataset_builds_without_its_files(name):
-    required = {"image_folder": ["dataset.path=somewhere", "dataset.image_size=28"], "npz": ["dataset.path=some.npz"]}
+    required = {
+        "image_folder": ["dataset.path=somewhere", "dataset.image_size=28"],
+        "npz": ["dataset.path=some.npz"],
+        "torchvision": ["dataset.name=KMNIST"],
+    }
     config = compose_config([f"dataset={name}", *required.get(name, [])])
     assert build_dataset(config).name == config.dataset.name
 

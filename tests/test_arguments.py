@@ -84,6 +84,7 @@ def test_a_class_without_fields_is_not_checked() -> None:
         (["dataset=npz"], "expected a value of dataset.path, got none.*write dataset.path=FILE.npz"),
         (["dataset=npz", "+dataset.other=${dataset.path}"], "expected a value of dataset.path, got none"),
         (["dataset=image_folder"], "of dataset.path and of dataset.image_size.*path=FOLDER dataset.image_size=32"),
+        (["dataset=torchvision"], "expected a value of dataset.name, got none.*write dataset.name=KMNIST"),
         (["+method.nothing='???'"], "expected a value of method.nothing, .*write method.nothing=VALUE"),
         (["protocol.repeats='???'"], "expected a value of protocol.repeats, .*write protocol.repeats=VALUE"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -13,7 +12,16 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from dpgen_bench.data.records import SPLITS, MissingData, OwnData, Records, Split, check_split, hash_rank
+from dpgen_bench.data.records import (
+    SPLITS,
+    MissingData,
+    OwnData,
+    Records,
+    Split,
+    check_split,
+    content_hash,
+    split_by_pixels,
+)
 
 PREPROCESSING = 1
 KINDS = ("images", "labels")
@@ -68,10 +76,9 @@ class Npz(OwnData):
 
     def identity(self) -> dict[str, Any]:
         """See `DatasetSpec.identity`; `content` is a hash of the images and labels of both splits."""
-        content = "".join(self._splits[split].content_hash for split in SPLITS)
         return {
             "name": self.name,
-            "content": hashlib.sha256(content.encode()).hexdigest(),
+            "content": content_hash(self._splits),
             "image_shape": list(self.image_shape),
             "preprocessing": PREPROCESSING,
         }
@@ -103,11 +110,7 @@ class Npz(OwnData):
         if all(name in arrays for name in expected):
             splits = {split: self._records(f"{split}_images", f"{split}_labels") for split in SPLITS}
         elif "images" in arrays and "labels" in arrays:
-            records = self._records("images", "labels")
-            ranks = [hash_rank(hashlib.sha256(image.tobytes()).hexdigest()) for image in records.images.numpy()]
-            test = torch.tensor([rank < self.test_fraction for rank in ranks], dtype=torch.bool)
-            splits["train"] = Records(records.images[~test], records.labels[~test])
-            splits["test"] = Records(records.images[test], records.labels[test])
+            splits = split_by_pixels(self._records("images", "labels"), self.test_fraction)
         else:
             raise self._content_error(f"it holds {sorted(arrays) or 'none of these arrays'}")
         for split, records in splits.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -210,6 +211,21 @@ class OwnData(DatasetSpec):
         """Raises ValueError unless `test_fraction` is in (0, 1)."""
         if not 0.0 < self.test_fraction < 1.0:
             raise ValueError(f"expected dataset.test_fraction in (0, 1), got {self.test_fraction!r}.")
+
+
+def content_hash(splits: Mapping[Split, Records]) -> str:
+    """SHA-256 (hex) of the images and labels of both splits."""
+    return hashlib.sha256("".join(splits[split].content_hash for split in SPLITS).encode()).hexdigest()
+
+
+def split_by_pixels(records: Records, test_fraction: float) -> dict[Split, Records]:
+    """A split of images by a hash of each image: equal images are in the same split, and no image moves for another."""
+    ranks = [hash_rank(hashlib.sha256(image.tobytes()).hexdigest()) for image in records.images.numpy()]
+    test = torch.tensor([rank < test_fraction for rank in ranks], dtype=torch.bool)
+    return {
+        "train": Records(records.images[~test], records.labels[~test]),
+        "test": Records(records.images[test], records.labels[test]),
+    }
 
 
 def check_split(split: str) -> None:

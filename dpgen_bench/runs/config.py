@@ -36,6 +36,7 @@ EVALUATION_VERSION = 2
 # What a message proposes for a value that a yaml leaves open (`???`): by the name of the entry and its key.
 EXAMPLES = {
     ("npz", "path"): "FILE.npz",
+    ("???", "name"): "KMNIST",  # of dataset=torchvision
     ("image_folder", "path"): "FOLDER",
     ("image_folder", "image_size"): "32",
 }
