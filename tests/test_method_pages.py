@@ -13,7 +13,7 @@ from dpgen_bench.runs.config import compose_config
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "methods"
-METHODS = sorted(path.stem for path in PAGES.glob("*.md"))
+METHODS = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
 HEADINGS = [
     "The paper",
     "Algorithm",
@@ -38,6 +38,12 @@ def tables(text: str) -> list[list[list[str]]]:
     blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
     cells = [[[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()] for block in blocks]
     return [[header, *rows] for header, _, *rows in cells]
+
+
+def test_every_method_has_a_page_and_a_line_in_the_overview() -> None:
+    assert sorted(path.stem for path in PAGES.glob("*.md")) == sorted([*METHODS, "index"])
+    linked = re.findall(r"^\| \[`(\w+)`\]\((\w+)\.md\)", (PAGES / "index.md").read_text(), flags=re.MULTILINE)
+    assert sorted(linked) == [(name, name) for name in METHODS]
 
 
 @pytest.mark.parametrize("name", METHODS)
