@@ -8,6 +8,9 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
+from dpgen_bench.utils.paths import set_up
+
+set_up()
 __version__ = version("dpgen-bench")
 __all__ = [
     "Evaluation",

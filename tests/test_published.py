@@ -278,6 +278,6 @@ def test_an_unknown_paper_or_table_is_named_with_those_that_are_there(tmp_path: 
         published_rows("dpgan_revisited", "1", tmp_path)
 
 
-def test_an_installed_package_has_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"not in an installed package: run from a checkout"):
+def test_an_incomplete_installation_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"got no such folder; the installation is not complete: install"):
         published_rows("gs_wgan", "1", tmp_path / "nowhere")

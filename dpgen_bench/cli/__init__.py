@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from dpgen_bench.cli.parser import build_parser
+from dpgen_bench.utils.paths import add_working_directory, libraries_first
 from dpgen_bench.utils.validation import suggestion
 
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse has printed help, the version or an error
         return int(end.code or 0)
     # So that a method's file in the working directory can be imported.
-    sys.path.insert(0, str(Path.cwd()))
+    (libraries_first if argv is None else add_working_directory)()
     return _call(verb, options)
 
 

@@ -16,11 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.runs.overrides import quote_value
 from dpgen_bench.runs.store import RunBusy, RunFailed
+from dpgen_bench.utils.paths import CONF
 
-CONF = str(Path(__file__).resolve().parents[2] / "conf")
 
-
-@hydra.main(config_path=CONF, config_name="config", version_base="1.3")
+@hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def _run_task(config: DictConfig) -> None:
     from dpgen_bench.runs.execute import execute
 

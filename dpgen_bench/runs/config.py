@@ -26,6 +26,7 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.identity import method_version, resolved_arguments
 from dpgen_bench.runs.overrides import split_config_dir
 from dpgen_bench.runs.store import Store
+from dpgen_bench.utils.paths import CONF
 from dpgen_bench.utils.validation import check_types, suggestion
 
 # Increased when a change of the harness changes what training produces; ids of older runs then differ.
@@ -42,8 +43,6 @@ EXAMPLES = {
 }
 
 T = TypeVar("T")
-
-CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 @dataclass(frozen=True)

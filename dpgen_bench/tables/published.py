@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
-PUBLISHED = Path(__file__).parents[2] / "results" / "published"
+from dpgen_bench.utils.paths import PUBLISHED
 
 COLUMNS = (
     "source_paper",
@@ -165,8 +165,8 @@ def _path(paper: str, table: str, root: Path) -> Path:
         raise ValueError(f"expected a paper out of {', '.join(PAPERS)}, got {paper!r}.")
     if not root.is_dir():
         raise ValueError(
-            f"expected the papers' printed values in {root}, got no such folder. They are in results/published of the "
-            "source repository and not in an installed package: run from a checkout, or copy the folder there."
+            f"expected the papers' printed values in {root}, got no such folder; the installation is not complete: "
+            "install the package again."
         )
     stem = f"{PAPERS[paper]}_table"
     path = root / f"{stem}{table}.csv"

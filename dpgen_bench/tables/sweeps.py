@@ -22,6 +22,7 @@ from dpgen_bench.runs.overrides import parse_override, quote_value
 from dpgen_bench.tables.jobs import Job, plan_sweep
 from dpgen_bench.tables.rows import load_table
 from dpgen_bench.training.signals import STOP_SIGNALS
+from dpgen_bench.utils.paths import environment_of_children
 
 # Config groups that overrides for a whole sweep may change: how runs are made. All others determine which runs.
 HOW = ("runtime", "hydra", "federation", "data_root")
@@ -149,7 +150,7 @@ def run_stoppable(command: Sequence[str]) -> tuple[int, int | None]:
 
     before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
-        child = subprocess.Popen(command, preexec_fn=_end_with_parent())
+        child = subprocess.Popen(command, env=environment_of_children(), preexec_fn=_end_with_parent())
         if caught:  # the signal came before the child existed
             child.terminate()
         code = child.wait()

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dpgen_bench.generator import Generator
+from dpgen_bench.utils.paths import environment_of_children
 
 TIMEOUT_S = 600.0  # for one generator; long enough for a busy machine
 
@@ -96,15 +97,12 @@ class _Server:
         """The reply to a request: empty, or a dict with the text of an "error"."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
-                # The new process must import this harness, not another one that is installed.
-                home = str(Path(__file__).resolve().parents[2])
-                path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", "from dpgen_bench.testing.fresh import serve; serve()"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
-                    env={**os.environ, "PYTHONPATH": path},
+                    env=environment_of_children(),
                 )
                 atexit.register(self.close)
             assert self._process.stdin is not None

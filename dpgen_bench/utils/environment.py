@@ -9,10 +9,11 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from dpgen_bench.utils.paths import HOME, IS_CHECKOUT
 
 _PACKAGES = [
     "torch",
@@ -33,7 +34,8 @@ _PACKAGES = [
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """Versions of Python and the libraries, the machine, the device, and the git commit of the source.
 
-    The commit ends with `+changes` if the working tree differs from it, and is None outside a git repository.
+    The commit ends with `+changes` if the working tree differs from it. It is None outside a git repository, and for an
+    installed package, which may lie in a repository of the user.
     """
     return {
         "python": platform.python_version(),
@@ -78,8 +80,7 @@ def one_thread() -> Iterator[None]:
 
 def _commit() -> str | None:
     git = shutil.which("git")
-    if git is None:
+    if git is None or not IS_CHECKOUT:
         return None
-    here = Path(__file__).parent
-    result = subprocess.run([git, "describe", "--always", "--dirty=+changes"], cwd=here, capture_output=True, text=True)
+    result = subprocess.run([git, "describe", "--always", "--dirty=+changes"], cwd=HOME, capture_output=True, text=True)
     return result.stdout.strip() or None

@@ -5,12 +5,20 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import os
+import site
 import sys
 import sysconfig
 from pathlib import Path
 
+from dpgen_bench.utils.paths import METHODS
+
 HARNESS = "dpgen_bench"
-_LIBRARIES = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
+_LIBRARIES = (
+    *(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *site.getsitepackages(),
+    site.getusersitepackages(),
+)
 
 
 def own_modules(module: str) -> dict[str, tuple[Path, ast.Module]]:
@@ -38,8 +46,11 @@ def own_modules(module: str) -> dict[str, tuple[Path, ast.Module]]:
 
 
 def of_a_library(file: str) -> bool:
-    """Whether a file belongs to the standard library or to an installed package."""
-    return file.startswith(_LIBRARIES)
+    """Whether a file belongs to the standard library or to an installed package.
+
+    The bench's methods are no library, so that runs have the same ids with a wheel as in a checkout.
+    """
+    return file.startswith(_LIBRARIES) and not file.startswith(f"{METHODS}{os.sep}")
 
 
 def _top(name: str) -> str:

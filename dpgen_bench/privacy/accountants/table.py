@@ -22,6 +22,7 @@ from typing import Any
 from dpgen_bench.privacy.accountants.proven import ACCOUNTANTS, Composition, NotCovered
 from dpgen_bench.privacy.events import RELATIONS, Event, Relation
 from dpgen_bench.utils.cache import add_values, read_values
+from dpgen_bench.utils.paths import environment_of_children
 
 Table = dict[str, dict[str, float | str]]
 
@@ -139,7 +140,6 @@ class _Cell:
         return self._in_a_process(timeout_s)
 
     def _in_a_process(self, timeout_s: float) -> dict[str, Any]:
-        paths = [str(Path(__file__).resolve().parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
             done = subprocess.run(
                 [
@@ -151,7 +151,7 @@ class _Cell:
                 capture_output=True,
                 text=True,
                 timeout=timeout_s,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                env=environment_of_children(),
                 check=False,
             )
         except subprocess.TimeoutExpired:
