@@ -291,15 +291,6 @@ def test_mechanisms_of_clients_share_a_budget(against) -> None:
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_readmes_two_releases_share_the_budget() -> None:
-    (code,) = re.findall(r"<!-- example: two releases -->\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    data = open_data()
-    exec(code, {"data": data, "Full": Full, "PerRecord": PerRecord})  # the code of the README
-    sums, squares = (m.event.multiplier("add_remove") for m in data.mechanisms.values())
-    assert (squares / sums) ** 2 == pytest.approx(0.8 / 0.2, rel=1e-3)
-    assert spent(data) == pytest.approx(2.0, rel=1e-3)
-
-
 def test_the_example_of_two_releases_conforms_and_is_planned(tmp_path, monkeypatch, capsys) -> None:
     """The example is read from CONTRIBUTING, written to files, and used with the commands of that page."""
     from dpgen_bench.cli import main

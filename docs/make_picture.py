@@ -1,0 +1,102 @@
+"""Draws the picture of README: the leaderboard at one epsilon, with samples next to each line.
+
+It reads what `dpgen tables leaderboard` wrote: results/tables/leaderboard.csv, and the grids of samples in
+results/plots/leaderboard-2.svg. Run it again after the leaderboard:
+
+    .venv/bin/python docs/make_picture.py
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from io import BytesIO
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+ROOT = Path(__file__).resolve().parent.parent
+EPSILON = 10.0
+PICTURE = ROOT / "results" / "pictures" / "leaderboard_eps10.png"
+METRICS = {"fid": "FID", "acc_mlp_pct": "MLP %"}
+COLUMNS_OF_VALUES = ("ε proven", "ε claimed", *METRICS.values())
+COLUMNS = {  # left ends, as shares of the width
+    "method": 0.035, "steps": 0.165, "samples": 0.285, "ε proven": 0.62, "ε claimed": 0.7, "FID": 0.785, "MLP %": 0.895,
+}  # fmt: skip
+
+
+def lines() -> list[dict[str, str]]:
+    """The lines of the leaderboard at `EPSILON`, in the order of their places."""
+    table = pd.read_csv(ROOT / "results" / "tables" / "leaderboard.csv", dtype=str)
+    table = table[table["epsilon_budget"].astype(float) == EPSILON]
+    shown = []
+    for (place, method), rows in table.groupby(["place", "method"]):
+        values = rows.set_index("metric")
+        first = rows.iloc[0]
+        line = {key: first[key] for key in ("steps", "scale", "seeds", "relation", "delta", "accountant", "protocol")}
+        line |= {"place": str(place), "method": str(method)}
+        for kind in ("proven", "claimed"):
+            value = str(first[f"epsilon_{kind}"])
+            line[f"ε {kind}"] = value if value == "–" else f"{float(value):.3g}"
+        for metric, title in METRICS.items():
+            mean, spread = (float(str(values.loc[metric, key])) for key in ("mean", "std_seeds"))
+            line[title] = f"{mean:.1f} ± {spread:.1f}"
+        shown.append(line)
+    return sorted(shown, key=lambda line: int(line["place"]))
+
+
+def grids() -> list[np.ndarray]:
+    """The grids of samples at `EPSILON`, the second of the plot's three rows, in the order of its columns."""
+    svg = (ROOT / "results" / "plots" / "leaderboard-2.svg").read_text()
+    images = re.findall(r'<image xlink:href="data:image/png;base64,([^"]+)"', svg)
+    return [plt.imread(BytesIO(b64decode(each))) for each in images[4:8]]
+
+
+def description(shown: list[dict[str, str]]) -> str:
+    """The values of the picture as text, which is stored in it, so that a test can compare them with the table."""
+    keys = ("place", "method", "steps", "scale", *COLUMNS_OF_VALUES)
+    return "; ".join(" ".join(line[key] for key in keys) for line in shown)
+
+
+def caption(shown: list[dict[str, str]]) -> str:
+    """What has to be known of the values."""
+    first = shown[0]
+    relation = first["relation"].replace("_", "-")
+    return (
+        f"MNIST, a proven ε of {EPSILON:g} for each line ({relation}, δ = {float(first['delta']):g}, accountant "
+        f"{first['accountant']}). Protocol {first['protocol']}, mean ± standard deviation over {first['seeds']} "
+        "seeds.\nSamples are the first two of each class, of seed 0. No line is a reproduction: only lines of scale "
+        "paper have their authors' number of steps and widths."
+    )
+
+
+def main() -> None:
+    """Write the picture."""
+    shown = lines()
+    figure = plt.figure(figsize=(10.5, 3.9), dpi=130)
+    figure.text(0.01, 0.93, "Leaderboard at ε = 10", fontsize=13, weight="bold")
+    for title, left in COLUMNS.items():
+        figure.text(left, 0.85, title, fontsize=10, color="0.35")
+    for number, (line, grid) in enumerate(zip(shown, grids(), strict=True)):
+        y = 0.74 - 0.175 * number
+        figure.text(0.01, y, line["place"], fontsize=12, va="center", weight="bold")
+        figure.text(COLUMNS["method"], y, line["method"], fontsize=12, va="center")
+        steps = f"{int(line['steps']):,}\nscale {line['scale']}"
+        figure.text(COLUMNS["steps"], y, steps, fontsize=10, va="center")
+        axes = figure.add_axes((COLUMNS["samples"], y - 0.082, 0.32, 0.164))
+        axes.imshow(grid, interpolation="nearest")
+        axes.axis("off")
+        axes.set_anchor("W")
+        for title in COLUMNS_OF_VALUES:
+            figure.text(COLUMNS[title], y, line[title], fontsize=11, va="center")
+    figure.text(0.01, 0.02, caption(shown), fontsize=8.5, color="0.3", linespacing=1.4)
+    figure.savefig(PICTURE, metadata={"Description": description(shown), "Software": None})
+
+
+if __name__ == "__main__":
+    main()
