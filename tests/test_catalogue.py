@@ -9,6 +9,7 @@ from dpgen_bench.cli import main
 from dpgen_bench.runs.catalogue import GROUPS, LONGEST, catalogue
 from dpgen_bench.runs.config import CONF
 from dpgen_bench.tables.rows import load_table, table_names
+from dpgen_bench.utils.own_folders import using
 from dpgen_bench.utils.validation import suggestion
 
 
@@ -35,8 +36,10 @@ def test_yamls_of_ones_own_are_listed(tmp_path):
     (tmp_path / "method" / "mine.yaml").write_text(
         "# My method of Doe et al. 2020 with D = 1.5. More.\n_target_: mine.M\n"
     )
-    assert catalogue("methods", tmp_path)["mine"] == "My method of Doe et al. 2020 with D = 1.5"
-    assert catalogue("methods", tmp_path).keys() - catalogue("methods").keys() == {"mine"}
+    (tmp_path / "method" / "dpgan.yaml").write_text("# Not used, as the bench has a file of this name.\n")
+    before = catalogue("methods")
+    with using([tmp_path]):
+        assert catalogue("methods") == before | {"mine": "My method of Doe et al. 2020 with D = 1.5"}
 
 
 def test_list_prints_groups(capsys):

@@ -51,8 +51,9 @@ def test_a_failing_job_is_reported_and_does_not_stop_the_sweep(swept):
     results, done = swept
     status = sorted(folder.status() for folder in Store(results).runs())
     assert status == ["failed", "failed", "finished", "finished"]
-    assert done.returncode != 0
+    assert done.returncode == 1
     assert "failed during training" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_a_run_stores_the_overrides_that_reproduce_it_without_folders(swept):
@@ -151,7 +152,14 @@ def test_the_readmes_method_conforms_and_runs(tmp_path):
     measured = measurement["repeats"][0]["metrics"]
     assert measured["logreg"]["values"]["acc_logreg_pct"] > 50  # ten noisy mean images, against chance at 10
     assert json.loads((run.path / "ledger.json").read_text())["epsilon"]["proven"] <= 10
-    listed = dpgen("runs", "--results", str(tmp_path / "results"))  # from another folder than that of mean_image.py
+    listing = ["runs", "--results", str(tmp_path / "results")]  # from another folder than that of mean_image.py
+    listed = dpgen(*listing)
+    assert "finished" in listed.stdout
+    assert "method not" not in listed.stdout  # the results name the folders of mean_image.py and its yaml
+    (tmp_path / "my_conf").rename(tmp_path / "renamed")
+    (tmp_path / "mean_image.py").unlink()
+    listed = dpgen(*listing)
+    assert "my_conf, which has yamls of runs in" in listed.stderr
     assert "finished, method not" in listed.stdout
     assert "stale" not in listed.stdout + listed.stderr
     assert "Error getting class" not in listed.stdout + listed.stderr
@@ -175,7 +183,10 @@ def test_the_readme_names_files_that_exist():
         (["account", "dataset=npz", "method=dp_merf"], "expected a value of dataset.path, got none"),
         (["fetch", "dataset=npz"], "dpgen: expected a value of dataset.path, got none"),
         (["run", "dataset=mnist", "data_root=/nowhere"], "dpgen fetch dataset=mnist"),
-        (["tables", "nothing"], "expected the name of a table in conf/table, got 'nothing'"),
+        (
+            ["tables", "nothing"],
+            "expected the name of a table in conf/table, or in table/ of --config-dir, got 'nothing'",
+        ),
         (["sample", "zzz", "--n", "1", "--out", "x.npz"], "found none"),
         (["evaluate", "zzz"], "found none"),
     ],

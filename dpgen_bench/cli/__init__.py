@@ -6,9 +6,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from dpgen_bench.cli.parser import build_parser
-from dpgen_bench.utils.paths import add_working_directory, libraries_first
+from dpgen_bench.cli.parser import build_parser, default_results
+from dpgen_bench.runs.remembered import Remembered, remembered
+from dpgen_bench.utils.own_folders import unused_files, using
+from dpgen_bench.utils.paths import CONF, add_working_directory, libraries_first
 from dpgen_bench.utils.validation import suggestion
+
+# Verbs that read results, and then use the folders of yamls with which the runs were executed.
+REMEMBERING = ("runs", "evaluate", "sample", "tables", "sweep", "report", "list")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +47,13 @@ def _call(verb: str, options: argparse.Namespace) -> int:
 
     from dpgen_bench.cli.verbs import VERBS, print_error
 
+    known = Remembered(tuple(options.config_dir), notes=tuple(unused_files(options.config_dir, CONF)))
+    if not options.config_dir and verb in REMEMBERING:
+        known = remembered(options.results or default_results())
+    for note in known.notes:
+        print(f"dpgen: note: {note}", file=sys.stderr)
     try:
-        return VERBS[verb](options)
+        with using(known.config, known.modules):
+            return VERBS[verb](options)
     except (ValueError, LookupError, FileNotFoundError, RuntimeError, HydraException, OmegaConfBaseException) as error:
         return print_error(error)

@@ -292,7 +292,7 @@ def _tables(add: Add) -> None:
     parser.add_argument(
         "--format",
         type=values.formats,
-        default=("md", "csv"),
+        default=["md", "csv"],
         metavar="FORMATS",
         help=f"formats of the files, separated by commas: {', '.join(FORMATS)} (default md,csv)",
     )
@@ -381,6 +381,9 @@ def _folders(parser: Parser, results: Path | None = None) -> None:
         "-cd",
         "--config-dir",
         type=values.folder,
+        action="append",
+        default=[],
         metavar="DIR",
-        help="a folder with yamls of your own, such as method/x.yaml",
+        help="a folder with yamls of your own, such as method/x.yaml; may be repeated. Without it, verbs that read "
+        "results use the folders with which their runs were executed",
     )

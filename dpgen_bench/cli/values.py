@@ -17,9 +17,9 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
-def formats(text: str) -> tuple[str, ...]:
+def formats(text: str) -> list[str]:
     """Formats of tables, separated by commas."""
-    names = tuple(text.split(","))
+    names = text.split(",")
     for each in names:
         if each not in FORMATS:
             raise argparse.ArgumentTypeError(

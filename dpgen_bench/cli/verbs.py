@@ -11,12 +11,22 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.runs.overrides import quote_value
 from dpgen_bench.runs.store import RunBusy, RunFailed
+from dpgen_bench.utils.own_folders import own_folders
 from dpgen_bench.utils.paths import CONF
+
+
+class JobFailed(CompactHydraException):
+    """Raised for a failed job of a multirun, whose error was printed. Hydra executes the others, then exits with 1.
+
+    Hydra prints its text, and no traceback. The status is 1 also for a job with an invalid config: which jobs a
+    multirun has, and whether their names exist, is checked before the first of them starts.
+    """
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
@@ -24,12 +34,19 @@ def _run_task(config: DictConfig) -> None:
     from dpgen_bench.runs.execute import execute
 
     try:
-        execute(config, list(HydraConfig.get().overrides.task))
+        execute(config, list(HydraConfig.get().overrides.task), _own_folders_of_job())
     except (ValueError, LookupError, FileNotFoundError, RunBusy, RunFailed) as error:
         code = print_error(error)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise  # Hydra executes the other jobs, then exits with a status other than 0
+            raise JobFailed("the multirun executed its other jobs") from None
         raise SystemExit(code) from None
+
+
+def _own_folders_of_job() -> list[Path]:
+    """The user's folders in which Hydra found yamls, also in another process of a multirun."""
+    sources = HydraConfig.get().runtime.config_sources
+    places = [Path(source.path) for source in sources if source.schema == "file"]
+    return [place for place in places if place.resolve() != CONF]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,15 +59,15 @@ def run(options: argparse.Namespace) -> int:
         *(f"{name}={value}" for name, value in values.items() if value is not None),
         *overrides_of(options),
     ]
+    if folders := own_folders():
+        sys.argv.append(f"hydra.searchpath=[{','.join(quote_value(f'file://{folder}') for folder in folders)}]")
     _run_task()
     return 0
 
 
 def overrides_of(options: argparse.Namespace) -> list[str]:
-    """The overrides, with those that `--config-dir` and `--results` stand for."""
+    """The overrides, with the one that `--results` stands for."""
     overrides = list(options.overrides)
-    if options.config_dir is not None:
-        overrides.insert(0, f"--config-dir={options.config_dir}")
     if options.results is not None:
         overrides.append(f"results={quote_value(str(options.results))}")
     return overrides
@@ -84,8 +101,7 @@ def account(options: argparse.Namespace) -> int:
     """Print epsilons of planned mechanisms."""
     from dpgen_bench.runs.account import run_account
 
-    results = [] if options.results is None else [f"results={quote_value(str(options.results))}"]
-    return run_account(options, [*options.overrides, *(results if options.overrides else [])])
+    return run_account(options, overrides_of(options) if options.overrides else [])
 
 
 def evaluate(options: argparse.Namespace) -> int:
@@ -93,8 +109,7 @@ def evaluate(options: argparse.Namespace) -> int:
     from dpgen_bench.runs.execute import evaluate_run
     from dpgen_bench.runs.listing import print_metrics
 
-    directory = [] if options.config_dir is None else [f"--config-dir={options.config_dir}"]
-    folder = evaluate_run(options.results, options.run, [*directory, *options.overrides])
+    folder = evaluate_run(options.results, options.run, options.overrides)
     print_metrics(folder)
     return 0
 
@@ -232,7 +247,7 @@ def list_names(options: argparse.Namespace) -> int:
     """List what can be named."""
     from dpgen_bench.runs.catalogue import GROUPS, print_catalogue
 
-    print_catalogue(options.groups or GROUPS, options.config_dir)
+    print_catalogue(options.groups or GROUPS)
     return 0
 
 

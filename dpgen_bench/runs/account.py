@@ -59,8 +59,6 @@ def run_account(arguments: argparse.Namespace, overrides: list[str]) -> int:
     """
     try:
         _check(arguments, overrides)
-        if arguments.config_dir is not None:
-            overrides = [f"--config-dir={arguments.config_dir}", *overrides]
         plan = _build_plan(arguments, overrides)
         server = _against_server(plan.events, plan.delta)
         claims, conditional = _claims(arguments, overrides, plan) if arguments.published else ({}, {})

@@ -11,7 +11,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from dpgen_bench.runs.config import CONF
+from dpgen_bench.utils.own_folders import own_folders
+from dpgen_bench.utils.paths import CONF
 from dpgen_bench.utils.validation import suggestion
 
 # The plural that a user types -> the folder in conf/, and how a name of it is used.
@@ -26,38 +27,36 @@ _SENTENCE_END = re.compile(r"(?<!\bal)(?<!\be\.g)\.(?=\s|$)")
 LONGEST = 180  # characters of one description
 
 
-def catalogue(group: str, config_dir: Path | None = None) -> dict[str, str]:
+def catalogue(group: str) -> dict[str, str]:
     """Names of a group and what each is: the title of a table, else the first sentence of the comment of its yaml.
+
+    Yamls in `own_folders` are listed, too. Of two with the same name the bench's own is used.
 
     Args:
         group: a key of `GROUPS`.
-        config_dir: a folder with yamls of the user's own, which may replace those of the bench.
 
     Raises:
-        ValueError: for another group, or a folder that does not exist.
+        ValueError: for another group.
     """
     if group not in GROUPS:
         raise ValueError(f"expected one of {', '.join(GROUPS)}, got {group!r}{suggestion(group, GROUPS)}.")
-    if config_dir is not None and not config_dir.is_dir():
-        raise ValueError(f"expected --config-dir to be a folder, got {config_dir}.")
     entries: dict[str, str] = {}
-    for root in (CONF, config_dir):
-        folder = None if root is None else Path(root) / GROUPS[group][0]
-        for path in sorted(folder.rglob("*.yaml")) if folder else ():
-            name = path.relative_to(folder).with_suffix("").as_posix() if folder else ""
+    for folder in (Path(root) / GROUPS[group][0] for root in (*own_folders(), CONF)):
+        for path in sorted(folder.rglob("*.yaml")):
+            name = path.relative_to(folder).with_suffix("").as_posix()
             if not name.startswith("part/"):  # pieces that protocols share
                 entries[name] = _describe(path)
     return dict(sorted(entries.items()))
 
 
-def print_catalogue(groups: Iterable[str], config_dir: Path | None = None) -> None:
+def print_catalogue(groups: Iterable[str]) -> None:
     """Print the names of the groups, with one line for each."""
     console = Console(highlight=False)
     for group in groups:
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")
-        for name, text in catalogue(group, config_dir).items():
+        for name, text in catalogue(group).items():
             table.add_row(name, text)
         console.print(f"{group} ({GROUPS[group][1]})", markup=False)
         console.print(table)

@@ -24,8 +24,9 @@ from dpgen_bench.method import Method, Scale
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.identity import method_version, resolved_arguments
-from dpgen_bench.runs.overrides import split_config_dir
+from dpgen_bench.runs.overrides import quote_value, split_config_dir
 from dpgen_bench.runs.store import Store
+from dpgen_bench.utils.own_folders import own_folders
 from dpgen_bench.utils.paths import CONF
 from dpgen_bench.utils.validation import check_types, suggestion
 
@@ -130,16 +131,17 @@ def identify(training: dict[str, Any]) -> str:
 def compose_config(overrides: list[str]) -> DictConfig:
     """The config that `dpgen run` composes from these overrides; `--config-dir DIR` and `=DIR` are accepted, too.
 
+    Yamls are also found in the folders of `own_folders`.
+
     Raises:
         ValueError: if the folder of `--config-dir` does not exist.
     """
     directory, rest = split_config_dir(overrides)
-    if directory is not None:
-        if not Path(directory).is_dir():
-            raise ValueError(
-                f"expected --config-dir to be a folder, got {directory!r}; create it, or correct the path."
-            )
-        rest.append(f"hydra.searchpath=[file://{Path(directory).resolve()}]")
+    if directory is not None and not Path(directory).is_dir():
+        raise ValueError(f"expected --config-dir to be a folder, got {directory!r}; create it, or correct the path.")
+    folders = list(dict.fromkeys([*([Path(directory).resolve()] if directory else []), *own_folders()]))
+    if folders:
+        rest.append(f"hydra.searchpath=[{','.join(quote_value(f'file://{folder}') for folder in folders)}]")
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return compose("config", rest)

@@ -37,6 +37,7 @@ from dpgen_bench.runs.prepare import (
     record_population,
     results_of,
 )
+from dpgen_bench.runs.remembered import remember
 from dpgen_bench.runs.store import RunFailed, RunFolder, Store
 from dpgen_bench.runs.validation import folder_problem
 from dpgen_bench.runs.values import unmeasured
@@ -47,13 +48,14 @@ from dpgen_bench.utils.environment import choose_device, describe_environment
 from dpgen_bench.utils.files import append_private, write_atomic
 
 
-def execute(config: DictConfig, overrides: Sequence[str] | None = None) -> RunFolder:
+def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_folders: Sequence[Path] = ()) -> RunFolder:
     """Execute the run that `config` describes, or the part of it that is missing.
 
     A finished run is skipped, an interrupted one continues from its last checkpoint, a failed one is tried again.
 
     Args:
         overrides: the overrides of `dpgen run` that the config was composed from, to be stored in the run's folder.
+        own_folders: folders with yamls of the user's own; see `runs.remembered`.
 
     Returns:
         The folder of the run.
@@ -82,6 +84,7 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None) -> RunFo
     if not folder.trained:
         inherited_ledger(spec)  # raises for an invalid parent run, before anything is written
     with folder.locked():
+        remember(results_of(spec), own_folders, Path.cwd())
         phase = "prepare"
         context: list[Context] = []
         try:

@@ -19,6 +19,7 @@ from dpgen_bench.runs.measurements import Measurement, Protocol
 from dpgen_bench.runs.statistics import format_value, summarise
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.values import mean_values, metric_values, notes, unmeasured
+from dpgen_bench.utils.own_folders import own_files, own_folders
 
 MAIN_METRICS = ("fid", "inception_score", "acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct", "acc_avg_pct")
 
@@ -127,14 +128,20 @@ def describe_measurement(measurement: Measurement) -> str:
 
 
 def is_changed(protocol: Protocol) -> bool:
-    """Whether a protocol differs from the present one of its name in conf/protocol; false if there is none."""
+    """Whether a protocol differs from the present one of its name; false if there is none."""
     name = str(protocol["name"])
-    return (CONF / "protocol" / f"{name}.yaml").exists() and protocol != current_protocol(name)
+    exists = (CONF / "protocol" / f"{name}.yaml").exists() or name in own_files("protocol")
+    return exists and protocol != current_protocol(name)
+
+
+def current_protocol(name: str) -> Protocol:
+    """The present protocol of that name, in the form in which measurements store it."""
+    return _protocol(name, own_folders())
 
 
 @lru_cache
-def current_protocol(name: str) -> Protocol:
-    """The present protocol of that name in conf/protocol, in the form in which measurements store it."""
+def _protocol(name: str, _: tuple[Path, ...]) -> Protocol:
+    """`current_protocol`, cached for each value of `own_folders`."""
     return RunSpec(compose_config([f"protocol={name}"]), training={}).protocol_record()
 
 

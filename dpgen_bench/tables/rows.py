@@ -27,6 +27,7 @@ from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.validation import folder_problem
 from dpgen_bench.runs.values import cost, metric_values, notes
 from dpgen_bench.tables.spec import RowSpec, TableSpec, parse_table
+from dpgen_bench.utils.own_folders import own_files, own_folders
 from dpgen_bench.utils.validation import suggestion
 
 SCALES = ("paper", "quick")
@@ -147,13 +148,13 @@ def failure(folder: RunFolder) -> str:
 
 
 def table_names() -> list[str]:
-    """The tables in conf/table, in the order of their names with numbers as numbers."""
-    names = (path.stem for path in (CONF / "table").glob("*.yaml"))
+    """The tables in conf/table and in `own_folders`, in the order of their names with numbers as numbers."""
+    names = {path.stem for path in (CONF / "table").glob("*.yaml")} | set(own_files("table"))
     return sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
 
 
 def load_table(name: str) -> TableSpec:
-    """The table conf/table/NAME.yaml, with each grid entry of its `rows` replaced by the rows that it stands for.
+    """The table NAME.yaml of conf/table or of `own_folders`, with each grid entry of its `rows` replaced by its rows.
 
     Raises:
         ValueError: if there is none of that name, for a file that is not yaml, for keys or types that no table has (see
@@ -161,10 +162,11 @@ def load_table(name: str) -> TableSpec:
     """
     if name not in table_names():  # also refuses a path out of the folder
         raise ValueError(
-            f"expected the name of a table in conf/table, got {name!r}{suggestion(name, table_names())}. "
-            "`dpgen list tables` lists them."
+            f"expected the name of a table in conf/table, or in table/ of --config-dir, got {name!r}"
+            f"{suggestion(name, table_names())}. `dpgen list tables` lists them."
         )
     path = CONF / "table" / f"{name}.yaml"
+    path = path if path.exists() else own_files("table")[name]
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(path))
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
@@ -370,7 +372,7 @@ def spec_of_job(overrides: Sequence[str], results: Path) -> RunSpec:
     """
     seeds = [each.split("=", 1)[1] for each in overrides if re.fullmatch(r"seed=\d+", each)]
     others = tuple(each for each in overrides if not re.fullmatch(r"seed=\d+", each))
-    config = copy.deepcopy(_composed(others))
+    config = copy.deepcopy(_composed(others, own_folders()))
     config.results = str(results)
     if seeds:
         config.seed = int(seeds[-1])
@@ -378,5 +380,6 @@ def spec_of_job(overrides: Sequence[str], results: Path) -> RunSpec:
 
 
 @cache
-def _composed(overrides: tuple[str, ...]) -> DictConfig:
+def _composed(overrides: tuple[str, ...], _: tuple[Path, ...]) -> DictConfig:
+    """The config of these overrides, cached for each value of `own_folders`."""
     return compose_config([*overrides])

@@ -22,6 +22,7 @@ from dpgen_bench.runs.overrides import parse_override, quote_value
 from dpgen_bench.tables.jobs import Job, plan_sweep
 from dpgen_bench.tables.rows import load_table
 from dpgen_bench.training.signals import STOP_SIGNALS
+from dpgen_bench.utils.own_folders import own_folders
 from dpgen_bench.utils.paths import environment_of_children
 
 # Config groups that overrides for a whole sweep may change: how runs are made. All others determine which runs.
@@ -35,7 +36,8 @@ def multiruns(jobs: Iterable[Job], results: Path, overrides: Sequence[str]) -> l
     `dpgen run` skips the finished runs of a line. Jobs from which others restart come first, as in `plan_sweep`.
     """
     lines = dict.fromkeys(job.line for job in jobs if not (job.finished or job.damaged))
-    return [["-m", *line, *_place(results), *overrides] for line in lines]
+    folders = [f"--config-dir={folder}" for folder in own_folders()]
+    return [["-m", *folders, *line, *_place(results), *overrides] for line in lines]
 
 
 def _place(results: Path) -> list[str]:
