@@ -242,7 +242,7 @@ class Torchvision(DatasetSpec):
                 raise ValueError(f"dataset.split: {error}") from error
             if isinstance(error, FileNotFoundError) or re.search("not (found|present|exist)", str(error)):
                 raise self._missing(place, error) from error
-            raise self.damaged_error(place, f"torchvision cannot read it ({type(error).__name__}: {error})") from error
+            raise self.damaged_error(place, f"torchvision cannot read it ({type(error).__name__})") from error
 
     def _missing(self, place: Path, error: Exception) -> MissingData:
         """The error for files that torchvision does not find, or whose checksums differ; the caller raises it."""
@@ -265,7 +265,7 @@ class Torchvision(DatasetSpec):
                 image, label = own[i]
             except Exception as error:  # as in `_open`
                 raise self.damaged_error(
-                    place, f"torchvision cannot read image {i} ({type(error).__name__}: {error})"
+                    place, f"torchvision cannot read image {i} ({type(error).__name__})"
                 ) from error
             if not isinstance(image, Image.Image) or not isinstance(label, int | np.integer) or label < 0:
                 raise ValueError(
