@@ -6,7 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from dpgen_bench.cli.parser import build_parser, default_results
+import argcomplete
+
+from dpgen_bench.cli.parser import build_parser
+from dpgen_bench.cli.values import default_results
 from dpgen_bench.runs.remembered import Remembered, remembered
 from dpgen_bench.utils.own_folders import unused_files, using
 from dpgen_bench.utils.paths import CONF, add_working_directory, libraries_first
@@ -20,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status (0: success, 1: a run failed, 2: invalid command)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser, verbs = build_parser()
+    argcomplete.autocomplete(parser)  # does nothing unless a shell asks for completions
     try:
         if not arguments or arguments[0] == "help":
             parser.print_help()

@@ -6,13 +6,15 @@ Nothing here imports PyTorch, so that help, completion and usage errors are fast
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dpgen_bench import __version__
 from dpgen_bench.cli import values
+from dpgen_bench.cli.account_parser import add_account
+from dpgen_bench.cli.completion import completer
+from dpgen_bench.cli.values import default_results
 from dpgen_bench.tables.spec import FORMATS
 from dpgen_bench.utils.validation import suggestion
 
@@ -24,10 +26,6 @@ be named, and dpgen run --cfg job shows all settings. Exit status: 0 success, 1 
 Tab completion, for this shell (put the line into ~/.bashrc for all):
   eval "$(register-python-argcomplete dpgen)"
 """
-
-
-class UsageError(ValueError):
-    """Raised for a command line that is invalid."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,11 +56,6 @@ class Parser(argparse.ArgumentParser):
                 action, f"expected one of {', '.join(map(str, action.choices))}, got {value!r}"
                 f"{suggestion(str(value), map(str, action.choices))}"
             )  # fmt: skip
-
-
-def default_results() -> Path:
-    """The folder of results if none is given."""
-    return Path(os.environ.get("DPGEN_RESULTS", "results"))
 
 
 def build_parser() -> tuple[Parser, dict[str, Parser]]:
@@ -158,77 +151,10 @@ def _check(add: Add) -> None:
     _folders(parser)
 
 
-_SIGMA = """\
-sigma is the noise multiplier: noise std over the add/remove sensitivity of ONE released row. For a sum of clipped
-per-record gradients that sensitivity is C. For rows that may be any function of the batch (DP-Sinkhorn, GS-WGAN) it
-is 2C. The papers' sigma is already relative to 2C (DP-Sinkhorn's Algorithm 1): pass it as published.
-
-B releases that use the same draw are one joint release with the multiplier sigma / sqrt(B), made T times: this is what
-is proven.
-
---shards K instead of --q: a draw is one of K disjoint parts of the records (GS-WGAN), which may keep private state.
---clients N instead of --q: each step asks one of N clients, each at most --max-answers times, and the client adds the
-noise. The table holds against outsiders, who see the generator; the line below it holds against the server.
-
-Overrides instead of these options: the mechanisms that the run would request are accounted, before any data is used.
-With several mechanisms the table also shows the epsilon of each alone, by the budget's accountant. These epsilons do
-not add up."""
-
-
 def _account(add: Add) -> None:
-    parser = add(
-        "account",
-        "compute epsilon by RDP, PRV and PLD under both neighbouring relations",
-        "(--q Q | --shards K | --clients N) --sigma S --steps T [options] | dpgen account OVERRIDES [options]",
-        _SIGMA,
-        (
-            "dpgen account --q 1/469 --sigma 1 --steps 450000 --published",
-            "dpgen account --shards 1000 --sigma 1.07 --steps 20000 --releases-per-draw 32 --published",
-            "dpgen account --clients 3400 --sigma 1.07 --steps 30000 --releases-per-draw 32 --max-answers 20",
-            "dpgen account method=dpgan dataset=mnist privacy.epsilon=10",
-        ),
-    )
+    parser = add_account(add)
+    assert isinstance(parser, Parser)
     _overrides(parser)
-    parser.add_argument("--q", type=values.rate, help="Poisson sampling rate in (0, 1], e.g. 1/469; 1: every record")
-    parser.add_argument("--shards", type=values.integer, metavar="K", help="each draw is one of K disjoint parts")
-    parser.add_argument(
-        "--clients",
-        type=values.integer,
-        metavar="N",
-        help="each step asks one of N clients; the unit of privacy is a client",
-    )
-    parser.add_argument(
-        "--schedule", choices=("random", "public_balanced"), help="how shards or clients are drawn (default random)"
-    )
-    parser.add_argument(
-        "--max-answers",
-        type=values.integer,
-        metavar="K",
-        help="most answers of one client; further steps release nothing",
-    )
-    parser.add_argument("--sigma", type=values.number, help="noise multiplier of one released row (see above)")
-    parser.add_argument("--steps", type=values.integer, metavar="T", help="number of draws")
-    parser.add_argument("--delta", type=values.number, help="default 1e-5, or privacy.delta of the overrides")
-    parser.add_argument(
-        "--releases-per-draw",
-        type=values.integer,
-        default=1,
-        metavar="B",
-        help="rows released from each draw (default 1)",
-    )
-    parser.add_argument(
-        "--bound",
-        choices=("record", "row"),
-        help="record: a row is a clipped sum over records (replacing a record changes it twice as much as removal). "
-        "row: any clipped function of the batch (both change it by at most 2C). Default: record if B is 1, else row; "
-        "always row with --clients",
-    )
-    parser.add_argument("--published", action="store_true", help="also print epsilon as the paper counts it")
-    parser.add_argument(
-        "--timeout", type=values.number, default=60.0, metavar="S", help="seconds per cell (default 60)"
-    )
-    parser.add_argument("--cache", type=Path, metavar="FILE", help="JSON file in which slow cells are cached")
-    parser.add_argument("--json", action="store_true", help="print JSON")
     _folders(parser)
 
 
@@ -243,7 +169,7 @@ def _evaluate(add: Add) -> None:
             "dpgen evaluate 3f2a protocol=standard protocol.repeats=5 runtime.workers=4",
         ),
     )
-    parser.add_argument("run", metavar="RUN", help="the id of a run, the start of it, or the run's folder")
+    _run_id(parser)
     _overrides(parser)
     _folders(parser, default_results())
 
@@ -259,7 +185,7 @@ def _sample(add: Add) -> None:
             "dpgen sample 3f2a --n 100 --seed 1 --labels uniform --out folder --benchmark",
         ),
     )
-    parser.add_argument("run", metavar="RUN", help="the id of a run, the start of it, or the run's folder")
+    _run_id(parser)
     parser.add_argument("--n", type=values.integer, required=True, help="number of images")
     parser.add_argument(
         "--out",
@@ -285,16 +211,20 @@ def _tables(add: Add) -> None:
         "",
         ("dpgen tables leaderboard", "dpgen tables dp_sinkhorn_table1 scale=quick --format md,tex"),
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="names of tables; scale=quick for their quick runs")
+    help_text = "names of tables; scale=quick for their quick runs"
+    _complete(parser.add_argument("names", nargs="*", metavar="NAME", help=help_text), "tables")
     parser.add_argument(
         "--all", action="store_true", help="every table, at scale quick, too, if runs of that scale were measured"
     )
-    parser.add_argument(
-        "--format",
-        type=values.formats,
-        default=["md", "csv"],
-        metavar="FORMATS",
-        help=f"formats of the files, separated by commas: {', '.join(FORMATS)} (default md,csv)",
+    _complete(
+        parser.add_argument(
+            "--format",
+            type=values.formats,
+            default=["md", "csv"],
+            metavar="FORMATS",
+            help=f"formats of the files, separated by commas: {', '.join(FORMATS)} (default md,csv)",
+        ),
+        "formats",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="also overwrite files with values of runs that are not in the results"
@@ -310,9 +240,9 @@ def _sweep(add: Add) -> None:
         "Overrides say how runs are executed and not which ones: runtime, hydra, federation and data_root.",
         ("dpgen sweep leaderboard --dry-run", "dpgen sweep dp_merf scale=quick hydra/launcher=joblib"),
     )
-    parser.add_argument(
-        "arguments", nargs="*", metavar="NAME [KEY=VALUE ...]", help="the name of a table, and overrides for every run"
-    )
+    help_text = "the name of a table, and overrides for every run"
+    argument = parser.add_argument("arguments", nargs="*", metavar="NAME [KEY=VALUE ...]", help=help_text)
+    _complete(argument, "sweep")
     parser.add_argument("--dry-run", action="store_true", help="only list the missing runs with their steps")
     _folders(parser, default_results())
 
@@ -355,17 +285,24 @@ def _list(add: Add) -> None:
         "",
         ("dpgen list", "dpgen list methods tables --config-dir my_conf"),
     )
-    parser.add_argument(
-        "groups",
-        nargs="*",
-        metavar="GROUP",
-        help="methods, datasets, protocols, experiments or tables (default: all of them)",
-    )
+    help_text = "methods, datasets, protocols, experiments or tables (default: all of them)"
+    _complete(parser.add_argument("groups", nargs="*", metavar="GROUP", help=help_text), "groups")
     _folders(parser)
 
 
+def _run_id(parser: Parser) -> None:
+    help_text = "the id of a run, the start of it, or the run's folder"
+    _complete(parser.add_argument("run", metavar="RUN", help=help_text), "runs")
+
+
 def _overrides(parser: Parser) -> None:
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="KEY=VALUE of the config, ~KEY, +KEY=VALUE")
+    help_text = "KEY=VALUE of the config, ~KEY, +KEY=VALUE"
+    _complete(parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=help_text), "overrides")
+
+
+def _complete(argument: argparse.Action, kind: str) -> None:
+    """Complete the words of an argument; see `completion.completer`."""
+    vars(argument)["completer"] = completer(kind)
 
 
 def _folders(parser: Parser, results: Path | None = None) -> None:

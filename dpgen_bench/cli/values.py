@@ -1,13 +1,19 @@
-"""Reads the values of options; each function raises `ArgumentTypeError` with what was expected and what came."""
+"""Reads the values of options; functions raise `ArgumentTypeError` with what was expected and what came."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from fractions import Fraction
 from pathlib import Path
 
 from dpgen_bench.tables.spec import FORMATS
 from dpgen_bench.utils.validation import suggestion
+
+
+def default_results() -> Path:
+    """The folder of results if none is given."""
+    return Path(os.environ.get("DPGEN_RESULTS", "results"))
 
 
 def folder(text: str) -> Path:

@@ -40,13 +40,19 @@ def catalogue(group: str) -> dict[str, str]:
     """
     if group not in GROUPS:
         raise ValueError(f"expected one of {', '.join(GROUPS)}, got {group!r}{suggestion(group, GROUPS)}.")
-    entries: dict[str, str] = {}
-    for folder in (Path(root) / GROUPS[group][0] for root in (*own_folders(), CONF)):
-        for path in sorted(folder.rglob("*.yaml")):
-            name = path.relative_to(folder).with_suffix("").as_posix()
-            if not name.startswith("part/"):  # pieces that protocols share
-                entries[name] = _describe(path)
-    return dict(sorted(entries.items()))
+    return {name: _describe(path) for name, path in names(GROUPS[group][0]).items()}
+
+
+def names(folder: str) -> dict[str, Path]:
+    """The yamls of a folder of conf/ and of `own_folders` by name, sorted; of two with a name the bench's own."""
+    roots = [root / folder for root in (*own_folders(), CONF)]
+    found = {path.relative_to(root).with_suffix("").as_posix(): path for root in roots for path in root.rglob("*.yaml")}
+    return {name: found[name] for name in sorted(found) if not name.startswith("part/")}  # pieces of protocols
+
+
+def run_ids(results: Path) -> list[str]:
+    """The ids of the runs in a folder of results, sorted."""
+    return sorted(path.parent.name for path in (results / "runs").glob("*/config.yaml"))
 
 
 def print_catalogue(groups: Iterable[str]) -> None:
