@@ -92,18 +92,17 @@ def check(command: str, folder: Path) -> None:
         options = verbs[arguments[0]].parse(arguments[1:])
     except SystemExit as end:
         pytest.fail(f"{command}: exit status {end.code}")
-    directory = [f"--config-dir={options.config_dir}"] if getattr(options, "config_dir", None) else []
+    folders = getattr(options, "config_dir", None) or []
     if arguments[0] in ("tables", "sweep"):
         given = options.names if arguments[0] == "tables" else options.arguments
         for name in (each for each in given if "=" not in each and each != "NAME"):
-            if directory and (folder / str(options.config_dir) / "table" / f"{name}.yaml").exists():
-                continue
-            load_table(name)
+            if not any((folder / each / "table" / f"{name}.yaml").exists() for each in folders):
+                load_table(name)
         overrides = [each for each in given if "=" in each]
     else:
         overrides = getattr(options, "overrides", [])
     for choice in one_choice_each(overrides) if overrides else []:
-        composes((*directory, *choice), folder)
+        composes((*(f"--config-dir={each}" for each in folders), *choice), folder)
 
 
 def is_complete(command: str) -> bool:
