@@ -36,7 +36,7 @@ def in_blocks(text: str) -> list[str]:
 def in_text(text: str) -> list[str]:
     """Commands in backticks; those with `...` or `[`, which show a form, without what follows."""
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    return [re.split(r" (?:\.\.\.|\[)", command)[0] for command in INLINE.findall(text)]
+    return [re.split(r" \S*(?:\.\.\.|\[)", command)[0] for command in INLINE.findall(text)]
 
 
 @cache
