@@ -258,7 +258,7 @@ def test_the_identity_is_that_of_the_content_and_the_settings(tmp_path):
     assert kmnist(tmp_path / "one").identity() != identity
 
 
-def test_fetch_downloads_into_a_folder_of_its_own(tmp_path, monkeypatch):
+def test_fetch_downloads_into_a_folder_of_its_own(tmp_path, monkeypatch, capsys):
     calls = []
 
     def download(self) -> None:
@@ -271,7 +271,9 @@ def test_fetch_downloads_into_a_folder_of_its_own(tmp_path, monkeypatch):
     assert fetch(spec) == tmp_path / "torchvision" / "KMNIST"
     assert calls == [True, False]
     assert len(spec.load("train")) == 20
-    fetch(spec)  # is complete
+    # It is complete, so it is not downloaded again.
+    assert main(["fetch", "dataset=torchvision", "dataset.name=KMNIST", f"data_root={tmp_path}"]) == 0
+    assert capsys.readouterr().out == f"dataset 'KMNIST' is in {tmp_path}/torchvision/KMNIST\n"
     assert calls == [True, False]
     assert [path.name for path in (tmp_path / "torchvision").iterdir()] == ["KMNIST"]
 

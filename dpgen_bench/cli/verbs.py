@@ -234,7 +234,7 @@ def fetch(options: argparse.Namespace) -> int:
         config.dataset.image_size = 32  # whether a file can be read does not depend on it
     dataset = build_dataset(config)
     if not options.check:
-        fetch(dataset)
+        print(f"dataset {dataset.name!r} is in {fetch(dataset)}")
         return 0
     if problems := dataset.problems():
         print("\n".join(problems), file=sys.stderr)
