@@ -80,7 +80,8 @@ def _undocumented(thing: griffe.Object | griffe.Alias) -> Iterator[str]:
         yield thing.path
     if thing.is_class or thing.is_module:
         for member in thing.members.values():
-            if not member.name.startswith("_") and not member.is_alias and (member.is_class or member.is_function):
+            public = member.name == "__call__" or not member.name.startswith("_")
+            if public and not member.is_alias and (member.is_class or member.is_function):
                 yield from _undocumented(member)
 
 

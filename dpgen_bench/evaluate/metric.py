@@ -97,7 +97,13 @@ def _load_once(dataset: DatasetSpec, split: Split) -> Records:
 class Metric(Protocol):
     """Measures samples of a generator against the real test records; it must change neither."""
 
-    def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]: ...
+    def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
+        """Values by name.
+
+        Raises:
+            NotMeasured: If something that the metric needs is missing.
+        """
+        ...
 
 
 @dataclass(frozen=True)

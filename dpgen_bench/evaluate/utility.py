@@ -32,6 +32,7 @@ class Accuracy:
     calibrate: bool = True
 
     def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
+        """Accuracies in percent, by the names above."""
         train = self._real_train(ctx)
         # If the samples are the real records, their classifier is the reference: it is not trained twice.
         is_real = train is not None and ctx.seed == REFERENCE_SEED and samples.content_hash == train.content_hash
