@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import os
 import zipfile
 
 import numpy as np
@@ -146,6 +147,17 @@ def test_a_folder_with_other_files_is_never_replaced(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"expected --out to name a folder to be replaced, got .*, which is a file"):
         writer(tmp_path / "file", overwrite=True)
+
+
+@pytest.mark.parametrize("name", ["new", "deep/new.npz"])
+def test_output_in_no_folder_is_refused(tmp_path, name, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"in a folder that can be written to, got .*file.*, but .*file is a file"):
+        writer(tmp_path / "file" / name, overwrite=False)
+    writer(tmp_path / "new folder" / name, overwrite=False)(samples())
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ValueError, match=r"but .* cannot be written to; choose another"):
+        writer(tmp_path / "another" / name, overwrite=False)
 
 
 @pytest.mark.parametrize("name", ["out", "out.zip", "out.npz", "out.parquet"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import os
 import re
 import shutil
 import zipfile
@@ -77,7 +78,8 @@ def writer(out: Path, overwrite: bool) -> Callable[[Samples], None]:
         overwrite: whether an existing file, or a folder of samples, may be replaced.
 
     Raises:
-        ValueError: for another ending, if `out` exists and must not be replaced, or if pyarrow is needed and missing.
+        ValueError: for another ending, if `out` exists and must not be replaced, if its folder cannot be
+            written to, or if pyarrow is needed and missing.
     """
     write = {".npz": _write_npz, ".zip": _write_zip, ".parquet": _write_parquet}.get(out.suffix.lower())
     if write is None and re.fullmatch(r"\.[A-Za-z]\w*", out.suffix):
@@ -86,6 +88,12 @@ def writer(out: Path, overwrite: bool) -> Callable[[Samples], None]:
         raise ValueError(
             f"expected the package pyarrow for --out {out}, found none; install it with\n"
             "    pip install 'dpgen-bench[parquet]'\nor choose another format."
+        )
+    place = next(folder for folder in out.absolute().parents if folder.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        why = "cannot be written to" if place.is_dir() else "is a file"
+        raise ValueError(
+            f"expected --out in a folder that can be written to, got {out}, but {place} {why}; choose another."
         )
     if out.exists():
         if not overwrite:
