@@ -61,3 +61,6 @@ def _call(verb: str, options: argparse.Namespace) -> int:
             return VERBS[verb](options)
     except (ValueError, LookupError, FileNotFoundError, RuntimeError, HydraException, OmegaConfBaseException) as error:
         return print_error(error)
+    except KeyboardInterrupt:
+        print("dpgen: interrupted; a run continues from its last checkpoint by the same command", file=sys.stderr)
+        return 130

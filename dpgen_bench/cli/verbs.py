@@ -15,6 +15,7 @@ from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.runs.multirun import Multirun, job_of_multirun
 from dpgen_bench.runs.overrides import quote_value
 from dpgen_bench.runs.store import RunBusy, RunFailed
 from dpgen_bench.utils.own_folders import own_folders
@@ -31,10 +32,12 @@ class JobFailed(CompactHydraException):
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def _run_task(config: DictConfig) -> None:
-    from dpgen_bench.runs.execute import execute
-
     try:
-        execute(config, list(HydraConfig.get().overrides.task), _own_folders_of_job())
+        with job_of_multirun() as may_begin:
+            if may_begin:
+                from dpgen_bench.runs.execute import execute
+
+                execute(config, list(HydraConfig.get().overrides.task), _own_folders_of_job())
     except (ValueError, LookupError, FileNotFoundError, RunBusy, RunFailed) as error:
         code = print_error(error)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -61,7 +64,8 @@ def run(options: argparse.Namespace) -> int:
     ]
     if folders := own_folders():
         sys.argv.append(f"hydra.searchpath=[{','.join(quote_value(f'file://{folder}') for folder in folders)}]")
-    _run_task()
+    with Multirun(queued=any(text.startswith("hydra/launcher=") and "slurm" in text for text in options.overrides)):
+        _run_task()
     return 0
 
 

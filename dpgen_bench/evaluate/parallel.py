@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from loky.process_executor import TerminatedWorkerError
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import EvalContext, Metric, MetricResult, evaluate
 from dpgen_bench.training.progress import ProgressBar
+from dpgen_bench.training.signals import STOP_SIGNALS
 
 # Sums depend on the number of threads. With one thread, values do not depend on the number of cores or processes.
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
@@ -93,7 +95,12 @@ def _job(metric: Metric, samples: Records, real_test: Records, ctx: EvalContext)
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent has ended, even in the middle of a long computation."""
+    """End this process when its parent ends, even in the middle of a long computation, and not by a stop signal.
+
+    Ctrl-C and signals of a cluster may reach all processes. The parent ends those of its pool.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -83,28 +83,29 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
     build_metrics(config.protocol)  # so that a misspelt metric raises now, not after the training
     if not folder.trained:
         inherited_ledger(spec)  # raises for an invalid parent run, before anything is written
-    with folder.locked():
+    phase = "prepare"
+    context: list[Context] = []
+    # At its end StopSignals calls the handler of the launcher, which starts the job again: the run is marked by then,
+    # and its lock released.
+    with StopSignals(lambda: bool(context) and context[0].in_loop) as signals, folder.locked():
         remember(results_of(spec), own_folders, Path.cwd())
-        phase = "prepare"
-        context: list[Context] = []
         try:
-            with StopSignals(lambda: bool(context) and context[0].in_loop) as signals:
+            folder.mark("running", phase)
+            _write_config(spec, folder)
+            settle_failures(spec, folder)
+            record_population(spec, folder)
+            if not folder.trained:
+                phase = "train"
                 folder.mark("running", phase)
-                _write_config(spec, folder)
-                settle_failures(spec, folder)
-                record_population(spec, folder)
-                if not folder.trained:
-                    phase = "train"
-                    folder.mark("running", phase)
-                    _train(spec, folder, context, lambda: signals.received, overrides)
-                phase = "account"
-                folder.mark("running", phase)
-                account_run(spec, folder)
-                phase = "measure"
-                folder.mark("running", phase)
-                measurement = measure(spec, folder, _device(spec))
-                _measure_kept(spec, folder)
-                folder.finish()
+                _train(spec, folder, context, lambda: signals.received, overrides)
+            phase = "account"
+            folder.mark("running", phase)
+            account_run(spec, folder)
+            phase = "measure"
+            folder.mark("running", phase)
+            measurement = measure(spec, folder, _device(spec))
+            _measure_kept(spec, folder)
+            folder.finish()
         except Preempted as stopped:
             folder.mark("preempted", phase, stopped)
             print(f"run {spec.id} ({_title(spec)}) was stopped by a signal; run the same command to continue.")

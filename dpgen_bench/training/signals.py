@@ -19,6 +19,12 @@ class Preempted(SystemExit):
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 
+def announce_stop() -> None:
+    """Say that the process stops soon; called by handlers of Ctrl-C, in which print must not be called."""
+    with contextlib.suppress(OSError):
+        os.write(2, b"\nstopping after this step; press Ctrl-C again to stop at once\n")
+
+
 class StopSignals:
     """A context in which a stop signal waits for the end of the step if `in_loop()`, and else raises `Preempted`.
 
@@ -42,15 +48,17 @@ class StopSignals:
         return self
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        again = self.received == number == signal.SIGINT
+        again, stopping = self.received == number == signal.SIGINT, self.received is not None
         self.received = number
         if again:
             raise KeyboardInterrupt
+        if stopping:  # such as Ctrl-C in a terminal, which the process of the multirun passes on as SIGTERM
+            return
         if not self._in_loop():
             raise Preempted(128 + number)
-        if number == signal.SIGINT:
-            with contextlib.suppress(OSError):  # os.write, because print must not be called in a handler
-                os.write(2, b"\nstopping after this step; press Ctrl-C again to stop at once\n")
+        of_another_process = isinstance(getattr(self._before.get(number), "__self__", None), StopSignals)
+        if number == signal.SIGINT and not of_another_process:  # the process of the multirun announces it once
+            announce_stop()
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._before.items():
