@@ -63,11 +63,11 @@ def is_alive(process: int) -> bool:
 @pytest.mark.parametrize(
     ("number", "to", "workers", "jobs"),
     [
-        (signal.SIGTERM, "all", 3, 2),
+        pytest.param(signal.SIGTERM, "all", 3, 2, marks=pytest.mark.slow),
         (signal.SIGUSR2, "multirun", 2, 6),
         (signal.SIGINT, "all", 3, 2),  # as a terminal does; the process without a job must not end the others
-        (signal.SIGUSR1, "multirun", 3, 2),
-        (signal.SIGTERM, "a job", 2, 6),
+        pytest.param(signal.SIGUSR1, "multirun", 3, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, "a job", 2, 6, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )

@@ -21,6 +21,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from dpgen_bench.runs.store import RunFailed
 from dpgen_bench.training.signals import STOP_SIGNALS, Preempted, StopSignals, announce_stop
 
 VARIABLE = "DPGEN_MULTIRUN"  # PID:FOLDER of the process of the multirun, which its jobs inherit
@@ -114,6 +118,9 @@ def job_of_multirun() -> Iterator[bool]:
 
     A stop signal raises `Preempted` in the context. It does not leave a process of joblib, in which it would end the
     other jobs: the process of the multirun is told instead, and stops them.
+
+    Raises:
+        RunFailed: if a signal of submitit has stopped the run, and submitit does not start its job again.
     """
     parent, _, folder = os.environ.get(VARIABLE, "").partition(":")
     if not parent or int(parent) == os.getpid():
@@ -131,14 +138,30 @@ def job_of_multirun() -> Iterator[bool]:
         own.unlink(missing_ok=True)
         if not stop.exists():  # only this process has received the signal
             os.kill(int(parent), signal.SIGTERM)
+    except RuntimeError as error:
+        from submitit.core.utils import UncompletedJobError  # slow to import
+
+        if isinstance(error, UncompletedJobError):  # raised by the handler of submitit, after the run was stopped
+            raise RunFailed(f"{error} The run has a checkpoint, from which the same command continues it.") from None
+        raise
     finally:
         own.unlink(missing_ok=True)
 
 
 def ignore_signals() -> None:
-    """Ignore stop signals in a process of joblib while it executes no job; conf/hydra/launcher/joblib.yaml names it.
+    """Ignore stop signals in this process, except in a job."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+class IgnoreSignalsBetweenJobs(Callback):
+    """Lets processes of joblib ignore stop signals while they execute no job; conf/config.yaml names it for Hydra.
 
     Ctrl-C reaches all processes of a terminal. One that waits for a job would end, and with it those that work.
     """
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+
+    def on_multirun_start(self, config: DictConfig, **more: Any) -> None:
+        launcher = config.hydra.launcher
+        if launcher["_target_"].endswith(".JoblibLauncher"):
+            OmegaConf.set_struct(launcher, False)
+            launcher.initializer = {"_target_": "hydra.utils.get_method", "path": f"{__name__}.ignore_signals"}
