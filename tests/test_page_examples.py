@@ -33,6 +33,15 @@ BLOCK = re.compile(
 # (page, marker): why the block is no example of this file.
 ELSEWHERE: dict[tuple[str, str], str] = {}
 
+# The first lines of indented Python: excerpts of methods, which need more than a page shows.
+EXCERPTS = {
+    "def losses(images, labels, rng):": "tests/test_record_rng_mechanisms.py",
+    "class MyProgram(Program):": "the form of a program; tests/client_toys.py has complete ones",
+    "for t in ctx.steps(release.times, net=net, adam=adam, decay=decay):": "the form of a loop; methods/dpgan.py",
+    "@dataclass": "tests/test_metric.py",
+}
+PYTHON = re.compile(r"(?:def|class|for|while|if|with|import|from)\b|@\w|\w+ = ")
+
 
 @dataclass(frozen=True)
 class Example:
@@ -103,6 +112,25 @@ def own_modules(tmp_path, monkeypatch) -> Iterator[Path]:
 def test_every_block_of_code_is_an_example(page):
     unknown = [f"{each.marker}: {each.code.splitlines()[0]}" for each in examples(page) if not is_known(each)]
     assert not unknown, "blocks without a marker that this file knows"
+
+
+def indented_python(text: str) -> list[str]:
+    """The first lines of indented blocks of Python, without their comments."""
+    lines = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S).splitlines()
+    first = [line for before, line in zip(["", *lines], lines, strict=False) if not before and line.startswith("    ")]
+    return [line.partition("#")[0].strip() for line in first if PYTHON.match(line.strip())]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_python_is_in_fenced_blocks(page):
+    """Indented blocks hold commands and formulas; an excerpt of Python is in `EXCERPTS`."""
+    assert not set(indented_python(page.read_text())) - set(EXCERPTS)
+
+
+def test_indented_python_is_found():
+    fenced = "```python\n\n    z = 1\n```\n"
+    text = f"Text\n\n    x = f(1)  # y\n    y = 2\n\n    dpgen run method=a\n\n    def f(x):\n\n{fenced}"
+    assert indented_python(text) == ["x = f(1)", "def f(x):"]
 
 
 def test_the_exceptions_exist():
