@@ -77,7 +77,7 @@ class Context:
         folder: The run's folder; None writes no files (tests, conformance suite).
         parent: A checkpoint of another run to start from, see `warm_start`.
         loops: Further arguments of `dpgen_bench.training.loop.Loop`: `due`, `keep_steps`, `progress`, `should_stop`,
-            `memory`.
+            `memory`, `tracker`.
 
     Attributes:
         generator: The run's generator of public random numbers, on the CPU.

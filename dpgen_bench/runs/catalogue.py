@@ -44,10 +44,13 @@ def catalogue(group: str) -> dict[str, str]:
 
 
 def names(folder: str) -> dict[str, Path]:
-    """The yamls of a folder of conf/ and of `own_folders` by name, sorted; of two with a name the bench's own."""
+    """The yamls of a folder of conf/ and of `own_folders` by name, sorted; of two with a name the bench's own.
+
+    Yamls that are no choice of their own are left out: pieces of protocols, and what a scale changes for a method.
+    """
     roots = [root / folder for root in (*own_folders(), CONF)]
     found = {path.relative_to(root).with_suffix("").as_posix(): path for root in roots for path in root.rglob("*.yaml")}
-    return {name: found[name] for name in sorted(found) if not name.startswith("part/")}  # pieces of protocols
+    return {name: found[name] for name in sorted(found) if not name.startswith("part/") and not (folder == "scale" and "/" in name)}
 
 
 def run_ids(results: Path) -> list[str]:

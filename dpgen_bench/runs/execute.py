@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -40,11 +40,13 @@ from dpgen_bench.runs.prepare import (
 from dpgen_bench.runs.remembered import remember
 from dpgen_bench.runs.store import RunFailed, RunFolder, Store
 from dpgen_bench.runs.validation import folder_problem
-from dpgen_bench.runs.values import unmeasured
+from dpgen_bench.runs.values import mean_values, unmeasured
 from dpgen_bench.training.cost import PeakMemory
 from dpgen_bench.training.progress import NoProgress, ProgressBar
 from dpgen_bench.training.signals import Preempted, StopSignals
+from dpgen_bench.training.tracker import Tracker
 from dpgen_bench.utils.environment import choose_device, describe_environment
+from dpgen_bench.utils.errors import without_paths
 from dpgen_bench.utils.files import append_private, write_atomic
 
 
@@ -70,6 +72,7 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
     if config.runtime.threads is not None:
         torch.set_num_threads(int(config.runtime.threads))
     folder = Store(results_of(spec)).folder(spec.id)
+    tracker = Tracker(config.get("tracker"), folder.path, _title(spec), _tracked_settings(spec))
     if problem := folder_problem(folder):
         raise ValueError(
             f"run {spec.id} cannot be used: {problem}. Restore {folder.path}, or delete it to execute the run again."
@@ -97,13 +100,14 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
             if not folder.trained:
                 phase = "train"
                 folder.mark("running", phase)
-                _train(spec, folder, context, lambda: signals.received, overrides)
+                _train(spec, folder, context, lambda: signals.received, overrides, tracker)
             phase = "account"
             folder.mark("running", phase)
             account_run(spec, folder)
             phase = "measure"
             folder.mark("running", phase)
             measurement = measure(spec, folder, _device(spec))
+            tracker.summary(mean_values(measurement))
             _measure_kept(spec, folder)
             folder.finish()
         except Preempted as stopped:
@@ -112,6 +116,8 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
             raise
         except Exception as error:
             _fail(spec, folder, phase, error)
+        finally:
+            tracker.close()
     missing = unmeasured(measurement)
     exceptions = f", but not measured: {', '.join(missing)} (the same command tries again)" if missing else ""
     print(f"run {spec.id} ({_title(spec)}) finished{exceptions}: {folder.path}")
@@ -197,6 +203,7 @@ def _train(
     context: list[Context],
     should_stop: Callable[[], int | None],
     overrides: Sequence[str] | None,
+    tracker: Tracker,
 ) -> None:
     """Fit the method, and save its generator, ledger, environment and cost in the run's folder.
 
@@ -238,6 +245,7 @@ def _train(
         progress=ProgressBar(f"{spec.id} {_title(spec)}", spent) if runtime.progress else NoProgress(),
         should_stop=should_stop,
         memory=memory,
+        tracker=tracker,
     )
     context.append(ctx)
     failure = None
@@ -315,6 +323,15 @@ def _write_dataset(spec: RunSpec, folder: RunFolder) -> None:
 def _title(spec: RunSpec) -> str:
     config = spec.config
     return f"{config.method.name} {config.dataset.name} ε={budget_text(config.privacy.epsilon)} seed {config.seed}"
+
+
+def _tracked_settings(spec: RunSpec) -> dict[str, Any]:
+    """The settings of a run that a tracker shows, without paths of this machine."""
+    config, method = spec.config, spec.training["method"]
+    names = {"dataset": config.dataset.name, "scale": config.scale.name, "protocol": config.protocol.name}
+    privacy = {key: value for key, value in spec.training["privacy"].items() if key != "diagnostics"}
+    plain = {key: without_paths(value) if isinstance(value, str) else value for key, value in method.items()}
+    return {**names, "seed": spec.seed, "privacy": privacy, "method": plain}
 
 
 def _device(spec: RunSpec) -> torch.device:

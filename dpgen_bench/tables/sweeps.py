@@ -26,7 +26,7 @@ from dpgen_bench.utils.own_folders import own_folders
 from dpgen_bench.utils.paths import environment_of_children
 
 # Config groups that overrides for a whole sweep may change: how runs are made. All others determine which runs.
-HOW = ("runtime", "hydra", "federation", "data_root")
+HOW = ("runtime", "hydra", "federation", "data_root", "tracker")
 OF_THE_SWEEP = ("hydra/sweeper", "hydra.sweeper", "hydra.mode")  # with these, Hydra would choose the runs
 
 

@@ -6,17 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dpgen_bench.training.tracker import Tracker
+
 
 class Log:
-    """Rows in memory which, if a path is given, are also appended to a file.
+    """Rows in memory which, if a path is given, are also appended to a file, and passed to a tracker.
 
     Attributes:
         rows: The rows written by this process.
         muted: Whether `write` does nothing.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, tracker: Tracker | None = None) -> None:
         self.path = path
+        self._tracker = tracker or Tracker()
         self.rows: list[dict[str, Any]] = []
         self.muted = False
         self._file: Any = None
@@ -28,6 +31,7 @@ class Log:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "ab")  # noqa: SIM115 (stays open for the run)
         self._file.truncate(length)
+        self._tracker.start()
 
     def write(self, row: dict[str, Any]) -> None:
         """Add a row, unless the log is muted."""
@@ -36,6 +40,7 @@ class Log:
         self.rows.append(row)
         if self._file is not None:
             self._file.write(json.dumps(row).encode() + b"\n")
+            self._tracker.write(row)
 
     def flush(self) -> int:
         """Write all buffered rows to the file, and return its length in bytes."""

@@ -23,6 +23,7 @@ from dpgen_bench.training.plain import plain
 from dpgen_bench.training.progress import NoProgress, Progress
 from dpgen_bench.training.public import PublicRecord
 from dpgen_bench.training.signals import Preempted
+from dpgen_bench.training.tracker import Tracker
 
 
 class LoopState:
@@ -89,6 +90,7 @@ class Loop:
         should_stop: Called after every step. If it returns the number of a signal, a checkpoint is written and
             `Preempted` is raised.
         memory: Measures the run's peak memory; None does not measure it.
+        tracker: Gets a copy of the rows of the log.
 
     Attributes:
         seconds: Seconds by phase, up to the last step that was counted.
@@ -109,6 +111,7 @@ class Loop:
         progress: Progress | None = None,
         should_stop: Callable[[], int | None] = lambda: None,
         memory: PeakMemory | None = None,
+        tracker: Tracker | None = None,
     ) -> None:
         self._generator, self._releases, self._public, self._state = generator, releases, public, state
         self._folder, self._due, self._keep_steps = folder, due, frozenset(keep_steps)
@@ -119,9 +122,8 @@ class Loop:
         self._state.inside = False
         self._saved = load_checkpoint(folder / "checkpoints" / "last.pt") if folder else None
         # Until the run reaches its checkpoint, the log is muted: these rows were written before the interruption.
-        public.open(
-            folder / "log.jsonl" if folder else None, self._saved.log_bytes if self._saved else 0, bool(self._saved)
-        )
+        length = self._saved.log_bytes if self._saved else 0
+        public.open(folder / "log.jsonl" if folder else None, length, bool(self._saved), tracker)
         self._seconds_outside = self._saved.seconds_outside if self._saved else 0.0
         self._outside_since = time.monotonic()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dpgen_bench.training.log import Log
+from dpgen_bench.training.tracker import Tracker
 
 
 class PublicRecord:
@@ -26,9 +27,9 @@ class PublicRecord:
         self.bytes_sent: dict[str, int] = {}
         self.counters: dict[str, int] = {}
 
-    def open(self, path: Path | None, length: int, muted: bool) -> None:
+    def open(self, path: Path | None, length: int, muted: bool, tracker: Tracker | None = None) -> None:
         """Append the log to a file after its first `length` bytes; `muted` until the run has resumed."""
-        self.log = Log(path)
+        self.log = Log(path, tracker)
         self.log.truncate(length)
         self.log.muted = muted
 
