@@ -1,7 +1,8 @@
 """One bench for differentially private image generators: a method is one file and one yaml, all else is shared.
 
 The functions of `dpgen_bench.api` can be imported from here: `run`, `load_generator`, `check_method`, `account`,
-`evaluate_images`, `results`. They are loaded when they are first used, because PyTorch takes seconds to import.
+`evaluate_images`, `export`, `results`. They are loaded when they are first used, because PyTorch takes seconds to
+import.
 """
 
 from importlib import import_module
@@ -18,6 +19,7 @@ __all__ = [
     "account",
     "check_method",
     "evaluate_images",
+    "export",
     "load_generator",
     "results",
     "run",

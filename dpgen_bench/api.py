@@ -1,4 +1,5 @@
-"""The functions for notebooks and scripts: run, load_generator, check_method, account, evaluate_images and results.
+"""The functions for notebooks and scripts: run, load_generator, export, check_method, account, evaluate_images and
+results.
 
 All of them can be imported from `dpgen_bench`. Overrides are those of the command line, such as "method=dpgan",
 "privacy.epsilon=1", "scale=quick" or "seed=3".
@@ -25,6 +26,7 @@ from dpgen_bench.privacy.events import RELATIONS, Event
 from dpgen_bench.privacy.expect import expect_integer
 from dpgen_bench.runs.config import build_dataset, compose_config
 from dpgen_bench.runs.execute import execute
+from dpgen_bench.runs.export import export_run
 from dpgen_bench.runs.listing import epsilon_number
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.runs.sample_files import read_samples
@@ -33,7 +35,7 @@ from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.testing import check_method
 from dpgen_bench.utils.environment import choose_device
 
-__all__ = ["Evaluation", "account", "check_method", "evaluate_images", "load_generator", "results", "run"]
+__all__ = ["Evaluation", "account", "check_method", "evaluate_images", "export", "load_generator", "results", "run"]
 
 
 def run(*overrides: str) -> RunFolder:
@@ -52,7 +54,7 @@ def run(*overrides: str) -> RunFolder:
 
 
 def load_generator(folder: str | Path | RunFolder) -> Generator:
-    """The generator of a run, by what `run` returns or the path of its folder.
+    """The generator of a run, by what `run` returns or the path of its folder; or that of an exported folder.
 
     `generator.sample(labels, seed)` gives uint8 images [n, c, h, w]. No training record is needed or read. Images of
     runs with `privacy.noise=seeded`, the default, carry no guarantee: anyone can compute their noise. `dpgen sample`
@@ -60,8 +62,37 @@ def load_generator(folder: str | Path | RunFolder) -> Generator:
 
     Raises:
         FileNotFoundError: if the folder contains no trained generator.
+        ValueError: if an exported folder names anything but a generator and its networks.
     """
     return Generator.load(folder.path if isinstance(folder, RunFolder) else Path(folder))
+
+
+def export(
+    run: str | Path | RunFolder,
+    folder: str | Path,
+    *,
+    benchmark: bool = False,
+    overwrite: bool = False,
+    license_id: str = "other",
+) -> Path:
+    """Write the generator of a finished run to a folder that a model hub accepts, with a model card.
+
+    Args:
+        run: what `run` returned, or the path of its folder.
+        benchmark: also export a generator that must not be released as private, such as one with seeded noise.
+        overwrite: replace the folder if it is an earlier export.
+        license_id: the hub's name of the license of the weights.
+
+    Returns:
+        The folder, from which `load_generator` reads the generator.
+
+    Raises:
+        LookupError: if `run` is no run's folder.
+        NotForRelease: if `benchmark` is false and the run must not be released as private.
+        ValueError: if the run is not finished, or the folder exists and is not replaced.
+    """
+    path = run.path if isinstance(run, RunFolder) else Path(run)
+    return export_run(path.parent.parent, str(path), Path(folder), benchmark, overwrite, license_id)
 
 
 def account(*overrides: str, events: Sequence[Event] = (), delta: float | None = None) -> pd.DataFrame:

@@ -26,6 +26,7 @@ from dpgen_bench.utils.files import atomic, write_atomic
 BLOCK = 250
 
 WEIGHTS, CONFIG = "generator.safetensors", "generator.json"
+EXPORTED_WEIGHTS, EXPORTED_CONFIG = "model.safetensors", "config.json"  # the names that model hubs expect
 
 Config = dict[str, Any]  # `_target_` and arguments of a network
 
@@ -105,11 +106,14 @@ class Generator(ABC):
 
     @staticmethod
     def load(folder: Path) -> Generator:
-        """The generator that was saved in a run's folder.
+        """The generator that was saved in a run's folder, or exported to a folder.
 
         Raises:
             FileNotFoundError: If the folder has no trained generator.
+            ValueError: If the config of an exported generator names anything but a generator and its networks.
         """
+        if not (folder / WEIGHTS).exists() and (folder / EXPORTED_WEIGHTS).exists():
+            return _load_exported(folder)
         if not (folder / WEIGHTS).exists():
             raise FileNotFoundError(
                 f"expected a trained generator at {folder / WEIGHTS}, found none; check with `dpgen runs` that the run "
@@ -118,6 +122,27 @@ class Generator(ABC):
         config = json.loads((folder / CONFIG).read_text())
         kind: type[Generator] = get_class(config.pop("kind"))
         return kind.rebuild(config, load_file(folder / WEIGHTS))
+
+
+def _load_exported(folder: Path) -> Generator:
+    """The generator of an exported folder, which may come from somebody else: it can only build networks."""
+    config = dict(json.loads((folder / EXPORTED_CONFIG).read_text())["generator"])
+    named = {config["kind"]: Generator, **{target: nn.Module for target in _targets(config)}}
+    for name, base in named.items():
+        if not issubclass(get_class(name), base):
+            raise ValueError(
+                f"expected {folder / EXPORTED_CONFIG} to name subclasses of {base.__name__}, got {name}; do not load "
+                "this folder, unless you know who changed it."
+            )
+    kind: type[Generator] = get_class(config.pop("kind"))
+    return kind.rebuild(config, load_file(folder / EXPORTED_WEIGHTS))
+
+
+def _targets(value: Any) -> list[str]:
+    """All names under `_target_` in a config."""
+    items = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    own = [str(value["_target_"])] if isinstance(value, dict) and "_target_" in value else []
+    return own + [name for item in items for name in _targets(item)]
 
 
 class NetGenerator(Generator):

@@ -76,7 +76,20 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         )
         return verbs[name]
 
-    for describe in (_run, _runs, _check, _account, _evaluate, _sample, _tables, _sweep, _report, _fetch, _list):
+    for describe in (
+        _run,
+        _runs,
+        _check,
+        _account,
+        _evaluate,
+        _sample,
+        _export,
+        _tables,
+        _sweep,
+        _report,
+        _fetch,
+        _list,
+    ):
         describe(add)
     return parser, verbs
 
@@ -200,6 +213,28 @@ def _sample(add: Add) -> None:
         "--labels", choices=("balanced", "uniform"), default="balanced", help="how labels are drawn (default balanced)"
     )
     parser.add_argument("--benchmark", action="store_true", help="allow a run that must not be released as private")
+    _folders(parser, default_results())
+
+
+def _export(add: Add) -> None:
+    parser = add(
+        "export",
+        "write the generator of a finished run as a folder for a model hub",
+        "RUN DIR [options]",
+        "The folder has weights, config, a model card with the ledger, and samples. Runs that must not be released, "
+        "such as those with seeded noise, are refused without --benchmark.",
+        (
+            "dpgen export 3f2a my_model --license cc-by-4.0",
+            "dpgen export 3f2a my_model --benchmark --overwrite",
+        ),
+    )
+    parser.add_argument("run", metavar="RUN", help="the id of a run, the start of it, or the run's folder")
+    parser.add_argument("out", type=Path, metavar="DIR", help="the folder to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace DIR if it is an earlier export")
+    parser.add_argument("--benchmark", action="store_true", help="allow a run that must not be released as private")
+    parser.add_argument(
+        "--license", default="other", metavar="ID", help="the hub's name of the license of the weights (default other)"
+    )
     _folders(parser, default_results())
 
 

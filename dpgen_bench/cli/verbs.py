@@ -135,6 +135,15 @@ def sample(options: argparse.Namespace) -> int:
     return 0
 
 
+def export(options: argparse.Namespace) -> int:
+    """Write the generator of a run for a model hub."""
+    from dpgen_bench.runs.export import export_run
+
+    out = export_run(options.results, options.run, options.out, options.benchmark, options.overwrite, options.license)
+    print(f"the generator of run {options.run} was written to {out}; read its README.md before you publish it")
+    return 0
+
+
 def tables(options: argparse.Namespace) -> int:
     """Write tables. With --all, an error in one does not prevent the others."""
     from dpgen_bench.report.written import write_table
@@ -262,6 +271,7 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "account": account,
     "evaluate": evaluate,
     "sample": sample,
+    "export": export,
     "tables": tables,
     "sweep": sweep,
     "report": report,

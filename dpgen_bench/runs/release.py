@@ -37,13 +37,7 @@ def sample_run(
     if n < 1:
         raise ValueError(f"expected --n of at least 1, got {n}.")
     folder = Store(results).find(run)
-    if not folder.done:
-        raise ValueError(f"run {folder.id} is {folder.status()}, not finished; finish it with `dpgen run` first.")
-    if not benchmark and (problems := release_problems(folder.read_json("ledger.json"))):
-        raise NotForRelease(
-            f"run {folder.id} is not for release: {'; '.join(problems)}. Train with privacy.noise=os and a finite "
-            "epsilon for images that are, or pass --benchmark if the training data are public."
-        )
+    expect_for_release(folder, benchmark)
     write = writer(out, overwrite)
     generator = Generator.load(folder.path)
     drawn_labels = sample_labels(n, generator.num_classes, labels, seed)
@@ -52,6 +46,26 @@ def sample_run(
     print(f"{n} images of run {folder.id} written to {out}")
     for line in describe_total(results, folder):
         print(f"  {line}")
+
+
+def expect_for_release(folder: RunFolder, benchmark: bool) -> None:
+    """Check that a run is finished, and that what its generator gives may be released as private.
+
+    Args:
+        benchmark: also accept a run that must not be released, for data that are public.
+
+    Raises:
+        ValueError: if the run is not finished.
+        NotForRelease: if `benchmark` is false and the run, or one that it inherits from, was not made with
+            privacy.noise=os, its epsilon is infinite, or private diagnostics were kept.
+    """
+    if not folder.done:
+        raise ValueError(f"run {folder.id} is {folder.status()}, not finished; finish it with `dpgen run` first.")
+    if not benchmark and (problems := release_problems(folder.read_json("ledger.json"))):
+        raise NotForRelease(
+            f"run {folder.id} is not for release: {'; '.join(problems)}. Train with privacy.noise=os and a finite "
+            "epsilon for images that are, or pass --benchmark if the training data are public."
+        )
 
 
 def _class_names(folder: RunFolder, num_classes: int) -> tuple[str, ...]:

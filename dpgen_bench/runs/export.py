@@ -1,0 +1,143 @@
+"""`dpgen export`: writes the generator of a finished run as a folder that a model hub accepts, with a model card.
+
+The folder has only what may leave the run: the weights, how to build the generator, the card, the ledger and a picture.
+Records, private state, checkpoints, diagnostics, logs, paths and names of machines stay in the run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dpgen_bench import __version__
+from dpgen_bench.data.records import Records
+from dpgen_bench.generator import EXPORTED_CONFIG, EXPORTED_WEIGHTS, WEIGHTS, Generator, NetGenerator
+from dpgen_bench.runs.card import write_card
+from dpgen_bench.runs.listing import is_unbounded
+from dpgen_bench.runs.release import expect_for_release
+from dpgen_bench.runs.samples import class_grid
+from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.utils.errors import without_paths
+
+CARD, LEDGER, PICTURE = "README.md", "ledger.json", "samples.png"
+FILES = (EXPORTED_WEIGHTS, EXPORTED_CONFIG, CARD, LEDGER, PICTURE)
+ROWS = 8  # images of each class in the picture
+
+
+def export_run(
+    results: Path, run: str, out: Path, benchmark: bool = False, overwrite: bool = False, license_id: str = "other"
+) -> Path:
+    """Write the generator of a finished run to the folder `out`, which appears when it is complete.
+
+    Args:
+        results: the folder of results.
+        run: the run's id or the start of it.
+        benchmark: also export a generator that must not be released as private; its card says so at the top.
+        overwrite: replace `out` if it is an earlier export.
+        license_id: the hub's name of the license of the weights.
+
+    Returns:
+        `out`.
+
+    Raises:
+        NotForRelease: if `benchmark` is false and the run must not be released as private, see `expect_for_release`.
+        LookupError: if no run, or more than one, matches `run`.
+        ValueError: if the run is not finished, its generator holds records, or `out` exists and is not replaced.
+    """
+    folder = Store(results).find(run)
+    expect_for_release(folder, benchmark)
+    _expect_free(out, overwrite)
+    generator, ledger = Generator.load(folder.path), folder.read_json("ledger.json")
+    if is_unbounded(ledger) and not isinstance(generator, NetGenerator):
+        raise ValueError(
+            f"expected a run with noise, or whose generator is a network, got run {folder.id}, whose generator "
+            f"{type(generator).__name__} may hold training records; they are never exported."
+        )
+    # The images that the snippet in the card draws.
+    labels = torch.arange(generator.num_classes).repeat(ROWS)
+    picture = class_grid(Records(generator.sample(labels, seed=0), labels), generator.num_classes, ROWS)
+
+    temporary = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        shutil.copyfile(folder.path / WEIGHTS, temporary / EXPORTED_WEIGHTS)
+        (temporary / EXPORTED_CONFIG).write_text(json.dumps(_config(folder, generator), indent=2) + "\n")
+        (temporary / LEDGER).write_text(json.dumps(portable(ledger), indent=2) + "\n")
+        (temporary / CARD).write_text(write_card(folder, generator, portable(ledger), license_id))
+        _save_picture(picture, temporary / PICTURE)
+        _put_in_place(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return out
+
+
+def portable(value: Any) -> Any:
+    """The content of a JSON file, with `[path]` in place of each absolute path, which would name this machine."""
+    if isinstance(value, dict):
+        return {key: portable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [portable(item) for item in value]
+    return without_paths(value) if isinstance(value, str) else value
+
+
+def _config(folder: RunFolder, generator: Generator) -> dict[str, Any]:
+    """The content of config.json."""
+    return {
+        "library_name": "dpgen_bench",
+        "dpgen_bench_version": __version__,
+        "run": folder.id,
+        "method": str(folder.config.method.name),
+        "dataset": str(folder.config.dataset.name),
+        "image_shape": list(generator.image_shape),
+        "num_classes": generator.num_classes,
+        "class_names": folder.read_json("dataset.json").get("class_names"),
+        "generator": {"kind": f"{type(generator).__module__}.{type(generator).__qualname__}", **generator.config()},
+    }
+
+
+def _save_picture(picture: torch.Tensor, path: Path) -> None:
+    from torchvision.utils import save_image  # imported here because it is slow and most uses do not need it
+
+    save_image(picture, path)
+
+
+def _expect_free(out: Path, overwrite: bool) -> None:
+    """
+    Raises:
+        ValueError: if `out` is a file, or a folder with files that are not replaced.
+    """
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ValueError(f"expected a new folder, got {out}, which is a file; name another folder.")
+    names = sorted(os.listdir(out))
+    if not names:
+        return
+    if other := [name for name in names if name not in FILES]:
+        raise ValueError(
+            f"expected a new or empty folder, or an earlier export, got {out}, which has other files ({other[0]}); "
+            "name another folder, because these would be lost."
+        )
+    if not overwrite:
+        raise ValueError(f"expected a new or empty folder, got {out}, which has files; add --overwrite to replace it.")
+
+
+def _put_in_place(temporary: Path, out: Path) -> None:
+    """Rename the complete folder to `out`; an earlier one is kept until the new one has its name."""
+    earlier = out.with_name(f".{out.name}.old")
+    shutil.rmtree(earlier, ignore_errors=True)
+    if out.exists():
+        out.rename(earlier)
+    try:
+        temporary.rename(out)
+    except OSError:
+        if earlier.exists():
+            earlier.rename(out)
+        raise
+    shutil.rmtree(earlier, ignore_errors=True)
