@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from omegaconf import OmegaConf
 from dpgen_bench import run
 from dpgen_bench.runs.config import CONF, RunSpec, build_spec, compose_config
 
+ROOT = Path(__file__).parent.parent
 QUICK = CONF / "scale" / "quick"
 METHODS = sorted({path.stem for path in (CONF / "method").glob("*.yaml")} - {"real_data"})  # which trains nothing
 
@@ -75,3 +77,10 @@ def test_a_plugin_has_its_own_settings_for_a_scale_or_none(tmp_path: Path):
     clips = [compose_config([*place, f"method={name}", *more]).method.C for name, *more in (("own",), ("other",))]
     assert clips == [1.0, 10.0]
     assert compose_config([*place, "method=own", "method.C=3.0"]).method.C == 3.0
+
+
+def test_the_page_states_the_settings_of_each_method():
+    rows = dict(re.findall(r"^\| `(\w+)` \| (`\w+=.*) \|$", (ROOT / "docs" / "scales.md").read_text(), re.MULTILINE))
+    assert {method: re.findall(r"`(\w+)=([\w.]+)`", text) for method, text in rows.items()} == {
+        path.stem: [(key, str(value)) for key, value in OmegaConf.load(path).items()] for path in QUICK.glob("*.yaml")
+    }

@@ -97,8 +97,8 @@ def _modules(generator: Generator) -> str:
         return ""
     return (
         f"To load it, `{'` and `'.join(needed)}` must be importable. Its source is not part of dpgen_bench, nor of "
-        "this folder: get the module from the author of the method, and put it on the Python path. Read it first, because "
-        "loading executes it."
+        "this folder: get the module from the author of the method, and put it on the Python path. Read it first, "
+        "because loading executes it."
     )
 
 
