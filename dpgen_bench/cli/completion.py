@@ -28,6 +28,7 @@ VALUES = {
     "privacy.accountant": ("rdp", "prv", "pld"),
     "privacy.diagnostics": ("off", "unsafe"),
     "runtime.device": ("auto", "cpu", "cuda"),
+    "tracker": ("tensorboard", "wandb"),
     "runtime.progress": ("true", "false"),
     "runtime.measure_kept": ("true", "false"),
 }

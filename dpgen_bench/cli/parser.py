@@ -272,7 +272,7 @@ def _sweep(add: Add) -> None:
         "sweep",
         "execute the runs that a table lacks",
         "NAME [scale=quick] [--dry-run] [OVERRIDES] [options]",
-        "Overrides say how runs are executed and not which ones: runtime, hydra, federation and data_root.",
+        "Overrides say how runs are executed and not which ones: runtime, hydra, federation, data_root and tracker.",
         ("dpgen sweep leaderboard --dry-run", "dpgen sweep dp_merf scale=quick hydra/launcher=joblib"),
     )
     help_text = "the name of a table, and overrides for every run"
