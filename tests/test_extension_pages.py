@@ -48,8 +48,8 @@ def test_presets_protocols_and_methods_of_the_pages_compose(own_modules) -> None
     write_files(METHOD, own_modules)
     write_files(METRIC, own_modules)
     own = "--config-dir=my_conf"
-    config = compose_config([own, "experiment=tiny_gan_long", "protocol=forest"])
-    assert type(build_method(config)).__name__ == "TinyGAN"
+    config = compose_config([own, "experiment=tiny_vae_long", "protocol=forest"])
+    assert type(build_method(config)).__name__ == "TinyVAE"
     assert set(config.protocol.metrics) == {"logreg", "mlp", "forest"}
     assert compose_config([own, "method=prototypes"]).method.C == 10.0
 
@@ -63,22 +63,22 @@ def test_the_tables_of_the_pages_are_valid(page: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tiny_gan", "prototypes"])
+@pytest.mark.parametrize("name", ["tiny_vae", "prototypes"])
 def test_the_methods_of_the_page_conform(name: str, own_modules, capsys) -> None:  # noqa: F811
     write_files(METHOD, own_modules)
     assert main(["check", "--config-dir", "my_conf", f"method={name}"]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_the_gan_of_the_page_learns_without_privacy(own_modules, monkeypatch) -> None:  # noqa: F811
+def test_the_autoencoder_of_the_page_learns_without_privacy(own_modules, monkeypatch) -> None:  # noqa: F811
     from dpgen_bench import evaluate_images, run
 
     write_files(METHOD, own_modules)
     monkeypatch.setenv("DPGEN_RESULTS", str(own_modules / "results"))
-    options = ["--config-dir=my_conf", "method=tiny_gan", "runtime.threads=1", "~protocol.metrics.mlp"]
-    folder = run(*options, "privacy.epsilon=inf")
-    values = evaluate_images(folder, dataset="digits", overrides=["~protocol.metrics.mlp"]).values
-    assert values["acc_logreg_pct"] > 50  # chance is 10
+    no_mlp = "~protocol.metrics.mlp"
+    folder = run("--config-dir=my_conf", "method=tiny_vae", "privacy.epsilon=inf", "runtime.threads=1", no_mlp)
+    values = evaluate_images(folder, dataset="digits", overrides=[no_mlp]).values
+    assert values["acc_logreg_pct"] > 50  # 83 here, and 10 by chance
 
 
 # --- tables of the pages ----------------------------------------------------------------------------------------------
@@ -131,5 +131,4 @@ def _names(line: str) -> list[str]:
 
 
 def test_the_kinds_of_plots_are_those_of_the_page() -> None:
-    assert in_backticks(first_cells(TABLE, "kind")) == list(dict.fromkeys(in_backticks(first_cells(TABLE, "kind"))))
-    assert set(in_backticks(first_cells(TABLE, "kind"))) == set(PLOT_KINDS)
+    assert sorted(in_backticks(first_cells(TABLE, "kind"))) == sorted(PLOT_KINDS)

@@ -292,14 +292,14 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_the_example_of_two_releases_conforms_and_is_planned(tmp_path, monkeypatch, capsys) -> None:
-    """The example is read from CONTRIBUTING, written to files, and used with the commands of that page."""
+    """The example is read from docs/extend/method.md, written to files, and used with the commands of that page."""
     from dpgen_bench.cli import main
 
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+    text = (ROOT / "docs" / "extend" / "method.md").read_text()
     examples = dict(re.findall(r"<!-- example: (\S+) -->\n```\w+\n(.*?)```", text, flags=re.DOTALL))
     (tmp_path / "moments.py").write_text(examples["moments.py"])
     (tmp_path / "my_conf" / "method").mkdir(parents=True)
-    (tmp_path / "my_conf" / "method" / "moments.yaml").write_text(examples["moments.yaml"])
+    (tmp_path / "my_conf" / "method" / "moments.yaml").write_text(examples["my_conf/method/moments.yaml"])
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     chosen = ["--config-dir", "my_conf", "method=moments", "dataset=digits", "privacy.epsilon=2"]

@@ -60,7 +60,7 @@ class LeaderboardSpec:
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A table of conf/table; CONTRIBUTING.md describes each key for authors.
+    """A table of conf/table; docs/extend/table.md describes each key for authors.
 
     Args:
         protocol: the measurement protocol of its runs; for a paper's table the paper's own.
