@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from dpgen_bench.cli import main
 from dpgen_bench.runs.config import CONF, build_spec, compose_config
-from dpgen_bench.runs.listing import describe_run
+from dpgen_bench.runs.overview import describe_run
 from dpgen_bench.runs.store import Store
 from methods.dp_merf import DPMERF
 from tests.table_toys import ROW, RUN, fake_run, measured, paper_table

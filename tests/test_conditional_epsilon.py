@@ -13,7 +13,7 @@ from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.runs.epsilon import account_run
-from dpgen_bench.runs.listing import describe_run
+from dpgen_bench.runs.overview import describe_run
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame, side_by_side

@@ -9,7 +9,7 @@ import pytest
 
 from dpgen_bench.report.written import write_table
 from dpgen_bench.runs.config import build_spec, compose_config
-from dpgen_bench.runs.listing import describe_run
+from dpgen_bench.runs.overview import describe_run
 from dpgen_bench.runs.statistics import t_interval
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.assembly import assemble

@@ -16,7 +16,7 @@ from dpgen_bench.utils.paths import CONF, add_working_directory, libraries_first
 from dpgen_bench.utils.validation import suggestion
 
 # Verbs that read results, and then use the folders of yamls with which the runs were executed.
-REMEMBERING = ("runs", "evaluate", "sample", "export", "tables", "sweep", "report", "list")
+REMEMBERING = ("runs", "rm", "evaluate", "sample", "export", "tables", "sweep", "report", "list")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -77,18 +77,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         return verbs[name]
 
     for describe in (
-        _run,
-        _runs,
-        _check,
-        _account,
-        _evaluate,
-        _sample,
-        _export,
-        _tables,
-        _sweep,
-        _report,
-        _fetch,
-        _list,
+        *(_run, _runs, _rm, _check, _account, _evaluate, _sample, _export, _tables, _sweep, _report, _fetch, _list),
     ):
         describe(add)
     return parser, verbs
@@ -124,17 +113,42 @@ def _run(add: Add) -> None:
 def _runs(add: Add) -> None:
     parser = add(
         "runs",
-        "list runs with their status, epsilons and main metrics",
-        "[options]",
-        "",
-        ("dpgen runs", "dpgen runs --spent --delta 1e-6"),
+        "list runs with their status, date, duration, epsilons and main metrics",
+        "[FILTERS] [options]",
+        "A filter is KEY=VALUE, where commas separate several values and * stands for any text. Keys are those of\n"
+        "--json, protocol, and settings such as privacy.epsilon.",
+        ("dpgen runs method=dpgan status=failed,interrupted --sort date", "dpgen runs --spent --delta 1e-6"),
     )
+    _complete(parser.add_argument("filters", nargs="*", metavar="FILTER", help="KEY=VALUE of runs to list"), "filters")
+    parser.add_argument(
+        "--sort",
+        metavar="KEY",
+        help="date, duration, status, method, ... or a metric such as fid (default: id)",
+    )
+    parser.add_argument("--reverse", action="store_true", help="list in the reverse order")
+    parser.add_argument("--json", action="store_true", help="print a list of objects, whose keys docs/commands.md has")
     parser.add_argument(
         "--spent", action="store_true", help="list the epsilon that all runs with privacy.noise=os spend together"
     )
     parser.add_argument(
         "--delta", type=values.number, help="with --spent: delta of the totals (default: the smallest of the runs)"
     )
+    _folders(parser, default_results())
+
+
+def _rm(add: Add) -> None:
+    parser = add(
+        "rm",
+        "remove runs, after listing them and asking",
+        "RUN... | --failed | --stale [options]",
+        "Of a run with privacy.noise=os the ledger is kept, so that dpgen runs --spent still counts it.",
+        ("dpgen rm 3f2a 51bc", "dpgen rm --failed --yes"),
+    )
+    help_text = "the id of a run, or the start of it"
+    _complete(parser.add_argument("runs", nargs="*", metavar="RUN", help=help_text), "runs")
+    parser.add_argument("--failed", action="store_true", help="remove all failed runs")
+    parser.add_argument("--stale", action="store_true", help="remove all runs whose method has changed since")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     _folders(parser, default_results())
 
 

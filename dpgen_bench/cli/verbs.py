@@ -79,17 +79,50 @@ def overrides_of(options: argparse.Namespace) -> list[str]:
 
 def runs(options: argparse.Namespace) -> int:
     """List runs, or what they spent together."""
-    from dpgen_bench.runs.listing import print_runs
+    from dpgen_bench.runs.overview import ordered, overviews, print_runs, select
     from dpgen_bench.runs.spent import print_spent
 
     _expect_folder(options.results)
     if options.delta is not None and not (options.spent and 0.0 < options.delta < 1.0):
         raise ValueError(f"expected --delta in (0, 1) and together with --spent, got {options.delta:g}.")
     if options.spent:
+        if options.filters or options.sort or options.json or options.reverse:
+            raise ValueError("expected --spent without filters, --sort, --reverse and --json: it is a total.")
         print_spent(options.results, options.delta)
+        return 0
+    shown = ordered(select(overviews(options.results), options.filters), options.sort or "id", options.reverse)
+    if options.json:
+        print(json.dumps(shown, indent=2, allow_nan=False))
     else:
-        print_runs(options.results)
+        print_runs(options.results, shown)
     return 0
+
+
+def rm(options: argparse.Namespace) -> int:
+    """Remove runs after asking; see `runs.removal`."""
+    from dpgen_bench.runs.removal import describe_removal, remove, runs_to_remove
+
+    if not (options.runs or options.failed or options.stale):
+        raise ValueError("expected ids of runs, --failed or --stale, got nothing; dpgen runs lists the ids.")
+    _expect_folder(options.results)
+    folders = runs_to_remove(options.results, options.runs, options.failed, options.stale)
+    if not folders:
+        print("no run to remove")
+        return 0
+    print("\n".join(describe_removal(options.results, folders)))
+    if not options.yes:
+        if not sys.stdin.isatty():
+            raise ValueError("expected --yes, as there is no terminal to ask on; nothing was removed.")
+        if input(f"Remove {len(folders)} {'run' if len(folders) == 1 else 'runs'}? [y/N] ").strip().lower() != "y":
+            print("nothing was removed")
+            return 0
+    failed = 0
+    for folder in folders:
+        try:
+            remove(folder)
+        except RunBusy as error:  # it was started after it was listed
+            failed = print_error(error)
+    return failed
 
 
 def check(options: argparse.Namespace) -> int:
@@ -267,6 +300,7 @@ def list_names(options: argparse.Namespace) -> int:
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "run": run,
     "runs": runs,
+    "rm": rm,
     "check": check,
     "account": account,
     "evaluate": evaluate,

@@ -38,7 +38,7 @@ from dpgen_bench.runs.listing import (
 from dpgen_bench.runs.measurements import Measurement
 from dpgen_bench.runs.soundness import release_problems
 from dpgen_bench.runs.statistics import summarise
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.runs.store import REMOVED, RunFolder
 from dpgen_bench.runs.validation import file_problem
 from dpgen_bench.runs.values import metric_values, notes
 from dpgen_bench.training.cost import cost_values
@@ -96,7 +96,9 @@ def read_runs(results: Path) -> list[Run]:
     """Every folder below results/runs, sorted by name. Copies are marked; a file with the name of a run is damaged."""
     candidates = (path for path in (results / "runs").glob("*") if path.is_dir() or _ID.fullmatch(path.name))
     places = sorted(candidates, key=lambda path: path.name)
-    runs = [_read(RunFolder(path)) for path in places if not path.name.startswith(".")]
+    runs = [
+        _read(RunFolder(path)) for path in places if not path.name.startswith(".") and not (path / REMOVED).exists()
+    ]
     sound = sorted((run for run in runs if run.sound), key=lambda run: (run.folder.id != run.id, run.folder.id))
     first: dict[str, Run] = {}
     for run in sound:  # of several copies, the folder named by the id comes first

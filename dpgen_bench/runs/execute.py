@@ -42,7 +42,7 @@ from dpgen_bench.runs.store import RunFailed, RunFolder, Store
 from dpgen_bench.runs.validation import folder_problem
 from dpgen_bench.runs.values import mean_values, unmeasured
 from dpgen_bench.training.cost import PeakMemory
-from dpgen_bench.training.progress import NoProgress, ProgressBar
+from dpgen_bench.training.progress import NoProgress, ProgressBar, RecordedProgress
 from dpgen_bench.training.signals import Preempted, StopSignals
 from dpgen_bench.training.tracker import Tracker
 from dpgen_bench.utils.environment import choose_device, describe_environment
@@ -72,6 +72,11 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
     if config.runtime.threads is not None:
         torch.set_num_threads(int(config.runtime.threads))
     folder = Store(results_of(spec)).folder(spec.id)
+    if folder.removed:
+        raise ValueError(
+            f"run {spec.id} was removed by `dpgen rm`, and its ledger is kept in {folder.path}, because its releases "
+            "spent epsilon; executing it again would spend as much a second time: use another seed for a new run."
+        )
     tracker = Tracker(config.get("tracker"), folder.path, _title(spec), _tracked_settings(spec))
     if problem := folder_problem(folder):
         raise ValueError(
@@ -242,7 +247,10 @@ def _train(
         parent=parent_checkpoint(spec),
         due=lambda seconds: seconds >= float(runtime.checkpoint_s),
         keep_steps=tuple(runtime.keep_steps),
-        progress=ProgressBar(f"{spec.id} {_title(spec)}", spent) if runtime.progress else NoProgress(),
+        progress=RecordedProgress(
+            folder.path / "progress.json",
+            ProgressBar(f"{spec.id} {_title(spec)}", spent) if runtime.progress else NoProgress(),
+        ),
         should_stop=should_stop,
         memory=memory,
         tracker=tracker,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
@@ -82,13 +82,17 @@ def source_fingerprint(cls: type) -> str:
     return digest.hexdigest()[:16]
 
 
-def is_stale(config: DictConfig, identity: Mapping[str, Any]) -> bool | None:
+def is_stale(
+    config: DictConfig, identity: Mapping[str, Any], version_of: Callable[[type], int | str] = method_version
+) -> bool | None:
     """Whether the method's version or source has changed since the run with this config and identity was started.
+
+    A caller that asks for many runs may give a `version_of` that remembers its results.
 
     None means unknown: the class cannot be imported here (a plugin is found from its own folder only), or is broken.
     """
     try:
         cls = find_class(config.method["_target_"])
-        return None if cls is None else bool(identity.get("version") != method_version(cls))
+        return None if cls is None else bool(identity.get("version") != version_of(cls))
     except Exception:
         return None

@@ -1,4 +1,4 @@
-"""`dpgen runs`: lists runs with their status, epsilons and main metric values; formats epsilons for all output."""
+"""Epsilons, measurements and metrics of runs as text, for the terminal, tables and the report."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.table import Table
 
-from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.ledger import unproven_reasons
 from dpgen_bench.runs.config import CONF, RunSpec, compose_config
-from dpgen_bench.runs.identity import is_stale
 from dpgen_bench.runs.measurements import Measurement, Protocol
 from dpgen_bench.runs.statistics import format_value, summarise
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.runs.values import mean_values, metric_values, notes, unmeasured
 from dpgen_bench.utils.own_folders import own_files, own_folders
 
@@ -63,53 +61,10 @@ def describe_proven(epsilon: dict[str, Any]) -> str:
     return proven + ("" if server is None else f" ({format_epsilon(server)} against the server)")
 
 
-def print_runs(results: Path) -> None:
-    """Print a table with one row for each run."""
-    runs = Store(results).runs()
-    console = make_console()
-    if not runs:
-        console.print(f"no runs in {results / 'runs'}; start one with `dpgen run`")
-        return
-    table = Table("run", "what", "scale", "status", "ε budget", "proven", "claimed", "metrics")
-    for folder in runs:
-        try:
-            row = describe_run(folder)
-        except Exception as error:  # one unreadable run must not hide the others
-            row = [folder.id, f"cannot be read: {error}"]
-        table.add_row(*row)
-    console.print(table)
-
-
-def describe_run(folder: RunFolder) -> list[str]:
-    """The cells of one run in the table of `print_runs`."""
-    config = folder.config
-    ledger = folder.read_json("ledger.json")
-    epsilon = ledger.get("epsilon") or ({"proven": "inf"} if is_unbounded(ledger) else {})
-    return [
-        folder.id,
-        f"{config.method.name} {describe_dataset(config)} seed {config.seed}",
-        config.scale.name,
-        describe_status(folder),
-        budget_text(config.privacy.epsilon),
-        describe_proven(epsilon),
-        describe_claims(epsilon),
-        "\n".join(describe_measurement(measurement) for measurement in folder.measurements.all()),
-    ]
-
-
 def is_unbounded(ledger: dict[str, Any]) -> bool:
     """Whether a run proves nothing by the content of its ledger.json: it is marked as unproven, or has no noise."""
     noiseless = any(float(entry["std"]) == 0.0 and entry["times"] > 0 for entry in ledger.get("entries", []))
     return bool(unproven_reasons(ledger)) or noiseless
-
-
-def describe_status(folder: RunFolder) -> str:
-    """The status, the phase in which the run failed, and whether the method has changed since or is not found here."""
-    status = folder.status()
-    if status == "failed":
-        status += f" ({folder.read_json('status.json').get('phase')})"
-    stale = is_stale(folder.config, folder.read_json("identity.json"))
-    return status + {True: ", stale", None: ", method not found", False: ""}[stale]
 
 
 def describe_measurement(measurement: Measurement) -> str:

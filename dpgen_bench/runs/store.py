@@ -23,7 +23,9 @@ from omegaconf import DictConfig, OmegaConf
 from dpgen_bench.runs.measurements import Measurements
 from dpgen_bench.utils.errors import describe_error
 from dpgen_bench.utils.files import write_atomic
+from dpgen_bench.utils.validation import suggestion
 
+REMOVED = "REMOVED"  # marks a folder of which only the ledger is kept, see `runs.removal`
 PHASES = {"prepare": "preparation", "train": "training", "account": "accounting", "measure": "measurement"}
 
 
@@ -48,6 +50,11 @@ class RunFolder:
     @property
     def done(self) -> bool:
         return (self.path / "DONE").exists()
+
+    @property
+    def removed(self) -> bool:
+        """Whether the run was removed, and only its ledger is left."""
+        return (self.path / REMOVED).exists()
 
     @property
     def trained(self) -> bool:
@@ -148,8 +155,9 @@ class Store:
         return RunFolder(self.root / "runs" / run_id)
 
     def runs(self) -> list[RunFolder]:
-        """All runs that have at least a config, sorted by id."""
-        return [RunFolder(path.parent) for path in sorted((self.root / "runs").glob("*/config.yaml"))]
+        """All runs that have at least a config and were not removed, sorted by id."""
+        folders = [RunFolder(path.parent) for path in sorted((self.root / "runs").glob("*/config.yaml"))]
+        return [folder for folder in folders if not folder.removed]
 
     def find(self, prefix: str) -> RunFolder:
         """The run whose id starts with `prefix`; `prefix` may also be the path of a run's folder.
@@ -161,7 +169,7 @@ class Store:
             return RunFolder(Path(prefix))
         matches = [run for run in self.runs() if run.id.startswith(prefix)]
         if len(matches) != 1:
-            ids = ", ".join(run.id for run in matches) or "none"
+            ids = ", ".join(run.id for run in matches) or "none" + suggestion(prefix, (run.id for run in self.runs()))
             raise LookupError(
                 f"expected one run whose id starts with {prefix!r} in {self.root / 'runs'}, found {ids}; `dpgen runs` "
                 "lists all runs."

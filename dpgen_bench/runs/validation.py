@@ -28,6 +28,8 @@ def file_problem(folder: RunFolder) -> str:
         return ""
     if not folder.path.is_dir():
         return "it is a file, not a folder"
+    if folder.removed:
+        return "it was removed by `dpgen rm`, and only its ledger is kept"
     contents = {}
     for name in FILES:
         try:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
+RECORD_S = 2.0  # seconds between two records of the progress
 QUIET_S = 5.0  # nothing is shown in the first seconds of a loop
 
 
@@ -41,6 +45,35 @@ class NoProgress:
 
     def finish(self) -> None:
         pass
+
+
+class RecordedProgress:
+    """Writes the progress to a JSON file for other processes, such as `dpgen runs`, and passes it on.
+
+    The file is written at most every `RECORD_S` seconds and removed when the loop ends. A reader may find it
+    incomplete; an error while it is written must not end a run.
+    """
+
+    def __init__(self, path: Path, progress: Progress) -> None:
+        self._path = path
+        self._progress = progress
+
+    def start(self, phase: str, total: int, done: int = 0) -> None:
+        self._phase, self._total = phase, total
+        self._written = time.monotonic()
+        self._progress.start(phase, total, done)
+
+    def step(self, done: int) -> None:
+        if time.monotonic() - self._written >= RECORD_S:
+            self._written = time.monotonic()
+            with contextlib.suppress(OSError):
+                self._path.write_text(json.dumps({"phase": self._phase, "step": done, "steps": self._total}))
+        self._progress.step(done)
+
+    def finish(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+        self._progress.finish()
 
 
 class ProgressBar:

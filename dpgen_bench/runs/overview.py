@@ -1,0 +1,254 @@
+"""`dpgen runs`: what it states of each run, as JSON-able values by stable keys, with filters and an order."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from rich.table import Table
+
+from dpgen_bench.privacy.events import budget_text
+from dpgen_bench.runs.identity import is_stale, method_version
+from dpgen_bench.runs.listing import (
+    describe_claims,
+    describe_dataset,
+    describe_measurement,
+    describe_proven,
+    epsilon_entry,
+    is_unbounded,
+    make_console,
+)
+from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.runs.values import mean_values
+from dpgen_bench.training.cost import cost_values
+from dpgen_bench.utils.validation import suggestion
+
+# The keys of a run, always in this order; `null` stands for what is unknown or does not exist.
+KEYS = (
+    *("id", "method", "dataset", "seed", "scale", "status", "phase", "error", "stale"),
+    *("date", "duration_s", "step", "steps", "budget", "proven", "claimed", "conditional", "server"),
+    *("delta", "relation", "unit", "noise", "parent", "protocols", "metrics", "path"),
+)
+UNREADABLE = "unreadable"
+
+Overview = dict[str, Any]
+
+
+def overviews(results: Path) -> list[Overview]:
+    """An overview of each run of a folder of results, sorted by id. A run that cannot be read has its error."""
+    version_of = cache(method_version)  # a plugin without version is hashed once, and not once for each run
+    found = []
+    for folder in Store(results).runs():
+        try:
+            found.append(overview(folder, version_of))
+        except Exception as error:  # one unreadable run must not hide the others
+            empty = dict.fromkeys(KEYS)
+            found.append(
+                {**empty, "id": folder.id, "status": UNREADABLE, "error": str(error), "path": str(folder.path)}
+            )
+    return found
+
+
+def overview(folder: RunFolder, version_of: Callable[[type], int | str] = method_version) -> Overview:
+    """The values of one run by `KEYS`: JSON-able, with the texts "inf" and "nan" for numbers that JSON lacks.
+
+    Args:
+        version_of: gives the version of a method's class.
+    """
+    config, ledger, status = folder.config, folder.read_json("ledger.json"), folder.read_json("status.json")
+    state = folder.status()
+    epsilon = ledger.get("epsilon") or ({"proven": "inf"} if is_unbounded(ledger) else {})
+    progress = _progress(folder) if state == "running" else {}
+    restart = config.get("restart")
+    values = {
+        "id": folder.id,
+        "method": str(config.method.name),
+        "dataset": describe_dataset(config),
+        "seed": config.seed,
+        "scale": str(config.scale.name),
+        "status": state,
+        "phase": status.get("phase"),
+        "error": status.get("error"),
+        "stale": is_stale(config, folder.read_json("identity.json"), version_of),
+        "date": status.get("at"),
+        "duration_s": _duration(folder, state, status),
+        "step": progress.get("step"),
+        "steps": progress.get("steps"),
+        "budget": budget_text(config.privacy.epsilon),
+        **{name: epsilon_entry(epsilon, name) for name in ("proven", "claimed", "conditional", "server")},
+        **{name: config.privacy.get(name) for name in ("delta", "relation")},
+        "unit": ledger.get("unit"),
+        "noise": config.privacy.get("noise"),
+        "parent": str(restart.run) if restart else None,
+        "protocols": [str(each["protocol"]["name"]) for each in folder.measurements.all()],
+        "metrics": {str(each["protocol"]["name"]): mean_values(each) for each in folder.measurements.all()},
+        "path": str(folder.path),
+    }
+    plain = _plain(values)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def print_runs(results: Path, runs: Sequence[Overview]) -> None:
+    """Print a table with one row for each run."""
+    console = make_console()
+    if not runs:
+        console.print(f"no runs in {results / 'runs'}; start one with `dpgen run`")
+        return
+    table = Table("run", "what", "scale", "status", "date", "duration", "ε budget", "proven", "claimed", "metrics")
+    for run in runs:
+        table.add_row(*(row(run)))
+    console.print(table)
+
+
+def describe_run(folder: RunFolder) -> list[str]:
+    """The cells of one run in the table of `print_runs`."""
+    return row(overview(folder))
+
+
+def row(run: Overview) -> list[str]:
+    """The cells of an overview, as texts."""
+    if run["status"] == UNREADABLE:
+        return [run["id"], f"cannot be read: {run['error']}"]
+    date = "" if run["date"] is None else f"{datetime.fromisoformat(run['date']).astimezone():%Y-%m-%d %H:%M}"
+    return [
+        run["id"],
+        f"{run['method']} {run['dataset']} seed {run['seed']}",
+        run["scale"],
+        _describe_status(run),
+        date,
+        _describe_seconds(run["duration_s"]),
+        run["budget"],
+        describe_proven({"proven": run["proven"], "server": run["server"]}),
+        describe_claims({"claimed": run["claimed"], "conditional": run["conditional"]}),
+        "\n".join(describe_measurement(each) for each in RunFolder(Path(run["path"])).measurements.all()),
+    ]
+
+
+def _describe_status(run: Overview) -> str:
+    """The status, the phase in which the run failed or is, its step, and whether the method has changed since."""
+    status: str = run["status"]
+    if status == "failed":
+        status += f" ({run['phase']})"
+    if status == "running":
+        step = "" if run["step"] is None else f" {run['step']:,} of {run['steps']:,}"
+        status += f" ({run['phase']}{step})"
+    return status + {True: ", stale", None: ", method not found", False: ""}[run["stale"]]
+
+
+def _describe_seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}"
+
+
+def _progress(folder: RunFolder) -> dict[str, Any]:
+    try:
+        return folder.read_json("progress.json")
+    except ValueError:  # it is being written
+        return {}
+
+
+def _duration(folder: RunFolder, state: str, status: Mapping[str, Any]) -> float | None:
+    """Seconds of training; of a running run, the seconds since its phase began."""
+    if state == "running" and "at" in status:
+        return (datetime.now(UTC) - datetime.fromisoformat(status["at"])).total_seconds()
+    return cost_values(folder.read_json("training.json")).get("seconds_total")
+
+
+def _plain(value: Any) -> Any:
+    """The value with texts for infinite numbers and NaN."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def select(runs: Iterable[Overview], filters: Sequence[str]) -> list[Overview]:
+    """The runs that match every filter KEY=VALUE, where commas separate several values and * stands for any text.
+
+    A key is one of `KEYS`, "protocol", or a setting of the runs' configs, such as method.batch_size.
+
+    Raises:
+        ValueError: for a filter that is none, and a key that neither `KEYS` nor any run has.
+    """
+    found = list(runs)
+    for text in filters:
+        key, equals, values = text.partition("=")
+        if not equals or not values:
+            raise ValueError(f"expected filters KEY=VALUE, got {text!r}; write for example status=failed.")
+        known = {run["id"]: _value(run, key) for run in found}
+        names = [*KEYS, "protocol"]
+        if key not in names and ("." not in key or (found and set(known.values()) == {None})):
+            raise ValueError(
+                f"expected a filter by {', '.join(names)} or a setting such as privacy.epsilon, got {key!r}"
+                f"{suggestion(key, names)}."
+            )
+        found = [run for run in found if _matches(known[run["id"]], values.split(","))]
+    return found
+
+
+def _value(run: Overview, key: str) -> Any:
+    if key == "protocol":
+        return tuple(run["protocols"] or ())
+    if key in KEYS:
+        value = run[key]
+        return tuple(value) if isinstance(value, list | dict) else value
+    try:
+        value = OmegaConf.select(RunFolder(Path(run["path"])).config, key)
+    except Exception:  # an unreadable run matches nothing
+        return None
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
+def _matches(value: Any, patterns: Sequence[str]) -> bool:
+    texts = [str(item) for item in value] if isinstance(value, tuple) else [_text(value)]
+    return any(fnmatch.fnmatchcase(text, pattern) for text in texts for pattern in patterns)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def ordered(runs: Sequence[Overview], key: str, reverse: bool = False) -> list[Overview]:
+    """The runs in the order of a key or a metric; those without a value come last.
+
+    Raises:
+        ValueError: for a key that is neither one of `KEYS` nor a metric of a run.
+    """
+    metrics = sorted({name for run in runs for values in (run["metrics"] or {}).values() for name in values})
+    aliases = {"duration": "duration_s", "epsilon": "proven", "progress": "step"}
+    name = aliases.get(key, key)
+    if name not in KEYS and name not in metrics:
+        known = [*KEYS, *aliases, *metrics]
+        raise ValueError(f"expected --sort by one of {', '.join(known)}, got {key!r}{suggestion(key, known)}.")
+
+    def value_of(run: Overview) -> Any:
+        if name in KEYS:
+            return run[name]
+        return next((values[name] for values in (run["metrics"] or {}).values() if name in values), None)
+
+    def rank(value: Any) -> tuple[bool, float, str]:
+        """Numbers in their order, texts such as "inf" that are numbers among them, then other texts."""
+        try:
+            return False, float(value), ""
+        except (TypeError, ValueError):
+            return True, 0.0, str(value)
+
+    present = [run for run in runs if value_of(run) is not None]
+    missing = [run for run in runs if value_of(run) is None]
+    return [*sorted(present, key=lambda run: rank(value_of(run)), reverse=reverse), *missing]
