@@ -212,7 +212,7 @@ def toy(tmp_path, monkeypatch) -> Path:
     OmegaConf.save(
         OmegaConf.create(paper_table({"of": ROW, "run": f"{RUN} seed=0,1"})), tmp_path / "conf" / "table" / "toy.yaml"
     )
-    monkeypatch.setattr("dpgen_bench.tables.rows.CONF", tmp_path / "conf")
+    monkeypatch.setattr("dpgen_bench.tables.names.CONF", tmp_path / "conf")
     for seed in (0, 1):
         measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 260.0}}, seed)
     return tmp_path

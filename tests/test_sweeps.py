@@ -23,7 +23,7 @@ from dpgen_bench.runs.config import compose_config
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.overrides import parse_override, quote_value
 from dpgen_bench.runs.store import RunFolder, Store
-from dpgen_bench.tables import rows, sweeps
+from dpgen_bench.tables import sweeps
 from dpgen_bench.tables.jobs import Job, plan_sweep
 from dpgen_bench.tables.rows import expand
 from dpgen_bench.tables.spec import parse_table
@@ -46,14 +46,14 @@ def plan(table: dict[str, Any], results: Path, scale: str = "paper") -> list[Job
 def write_table(tmp_path: Path, monkeypatch, table: dict[str, Any]) -> None:
     (tmp_path / "conf" / "table").mkdir(parents=True)
     OmegaConf.save(OmegaConf.create(table), tmp_path / "conf" / "table" / "toy.yaml")
-    monkeypatch.setattr(rows, "CONF", tmp_path / "conf")
+    monkeypatch.setattr("dpgen_bench.tables.names.CONF", tmp_path / "conf")
 
 
 @pytest.fixture
 def launched(monkeypatch) -> list[list[str]]:
     """The arguments of `dpgen run` of each multirun; none is made."""
     arguments: list[list[str]] = []
-    monkeypatch.setattr(sweeps, "run_stoppable", lambda command: (arguments.append(command[4:]), (0, None))[1])
+    monkeypatch.setattr(sweeps, "run_stoppable", lambda command, output: (arguments.append(command[4:]), (0, None))[1])
     return arguments
 
 
@@ -265,7 +265,7 @@ def wait_for(path: Path) -> None:
 def test_no_multirun_follows_a_signal_to_stop(tmp_path, monkeypatch, capsys):
     write_table(tmp_path, monkeypatch, a_table(f"{MERF} seed=0", f"{MERF} privacy.epsilon=1 seed=1"))
     made = []
-    monkeypatch.setattr(sweeps, "run_stoppable", lambda command: (made.append(command), (143, 15))[1])
+    monkeypatch.setattr(sweeps, "run_stoppable", lambda command, output: (made.append(command), (143, 15))[1])
     assert main(["sweep", "toy", f"--results={tmp_path}"]) == 143
     assert len(made) == 1
     assert "the same command continues" in capsys.readouterr().err

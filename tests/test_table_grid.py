@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 
 from dpgen_bench.tables import rows
 from dpgen_bench.tables.grid import expand_rows
+from dpgen_bench.tables.names import table_names
 from dpgen_bench.tables.spec import parse_table
 
 
@@ -67,11 +68,11 @@ def test_a_tables_grid_is_expanded_when_it_is_loaded(tmp_path, monkeypatch: pyte
     (tmp_path / "table").mkdir()
     entry = {"for": {"p": [1, 2]}, "of": {"variant": "p={p}"}, "run": "method.p={p}"}
     OmegaConf.save(OmegaConf.create({"title": "T", "protocol": "quick", "rows": [entry]}), tmp_path / "table/t.yaml")
-    monkeypatch.setattr(rows, "CONF", tmp_path)
+    monkeypatch.setattr("dpgen_bench.tables.names.CONF", tmp_path)
     assert rows.lines_of(rows.load_table("t")) == ["method.p=1 protocol=quick", "method.p=2 protocol=quick"]
 
 
-@pytest.mark.parametrize("name", rows.table_names())
+@pytest.mark.parametrize("name", table_names())
 def test_every_table_has_known_keys_and_types(name: str) -> None:
     rows.load_table(name)
 
@@ -141,6 +142,6 @@ def test_numbers_of_the_paper_may_be_written_as_numbers() -> None:
 def test_a_file_that_is_no_table_is_refused_when_it_is_loaded(text: str, message: str, tmp_path, monkeypatch) -> None:
     (tmp_path / "table").mkdir()
     (tmp_path / "table" / "t.yaml").write_text(text)
-    monkeypatch.setattr(rows, "CONF", tmp_path)
+    monkeypatch.setattr("dpgen_bench.tables.names.CONF", tmp_path)
     with pytest.raises(ValueError, match=message):
         rows.load_table("t")

@@ -12,10 +12,11 @@ from omegaconf import OmegaConf
 from dpgen_bench.report.written import write_table
 from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.store import Store
-from dpgen_bench.tables import formats, rows
+from dpgen_bench.tables import formats
 from dpgen_bench.tables.assembly import assemble, build
 from dpgen_bench.tables.formats import long_frame, side_by_side, to_csv, to_html, to_latex, to_markdown
-from dpgen_bench.tables.rows import TableRow, jobs_of, lines_of, load_table, parent_ids, table_names
+from dpgen_bench.tables.names import table_names
+from dpgen_bench.tables.rows import TableRow, jobs_of, lines_of, load_table, parent_ids
 from tests.table_toys import ROW, RUN, a_table, line_for, measured, paper_table, table_of
 
 
@@ -276,7 +277,7 @@ def test_with_many_metrics_each_has_a_line(tmp_path):
 def test_files_are_the_same_again_and_of_the_formats_asked_for(tmp_path, monkeypatch):
     (tmp_path / "conf" / "table").mkdir(parents=True)
     OmegaConf.save(OmegaConf.create(paper_table({"of": ROW, "run": RUN})), tmp_path / "conf" / "table" / "toy8.yaml")
-    monkeypatch.setattr(rows, "CONF", tmp_path / "conf")
+    monkeypatch.setattr("dpgen_bench.tables.names.CONF", tmp_path / "conf")
     assert table_names() == ["toy8"]
     measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 260.0}})
     wrote = write_table("toy8", tmp_path, "paper", formats.FORMATS, overwrite=True, quiet=True)

@@ -15,9 +15,11 @@ from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.runs.catalogue import GROUPS, print_catalogue
 from dpgen_bench.runs.multirun import Multirun, job_of_multirun
-from dpgen_bench.runs.overrides import quote_value
+from dpgen_bench.runs.overrides import parse_override, quote_value
 from dpgen_bench.runs.store import RunBusy, RunFailed
+from dpgen_bench.tables.names import table_file, table_names
 from dpgen_bench.utils.own_folders import own_folders
 from dpgen_bench.utils.paths import CONF
 
@@ -79,12 +81,14 @@ def overrides_of(options: argparse.Namespace) -> list[str]:
 
 def runs(options: argparse.Namespace) -> int:
     """List runs, or what they spent together."""
-    from dpgen_bench.runs.overview import ordered, overviews, print_runs, select
-    from dpgen_bench.runs.spent import print_spent
-
     _expect_folder(options.results)
     if options.delta is not None and not (options.spent and 0.0 < options.delta < 1.0):
         raise ValueError(f"expected --delta in (0, 1) and together with --spent, got {options.delta:g}.")
+    if wrong := [text for text in options.filters if not text.partition("=")[2]]:
+        raise ValueError(f"expected filters KEY=VALUE, got {wrong[0]!r}; write for example status=failed.")
+    from dpgen_bench.runs.overview import ordered, overviews, print_runs, select
+    from dpgen_bench.runs.spent import print_spent
+
     if options.spent:
         if options.filters or options.sort or options.json or options.reverse:
             raise ValueError("expected --spent without filters, --sort, --reverse and --json: it is a total.")
@@ -100,11 +104,11 @@ def runs(options: argparse.Namespace) -> int:
 
 def rm(options: argparse.Namespace) -> int:
     """Remove runs after asking; see `runs.removal`."""
-    from dpgen_bench.runs.removal import describe_removal, remove, runs_to_remove
-
     if not (options.runs or options.failed or options.stale):
         raise ValueError("expected ids of runs, --failed or --stale, got nothing; dpgen runs lists the ids.")
     _expect_folder(options.results)
+    from dpgen_bench.runs.removal import describe_removal, remove, runs_to_remove
+
     folders = runs_to_remove(options.results, options.runs, options.failed, options.stale)
     if not folders:
         print("no run to remove")
@@ -179,14 +183,16 @@ def export(options: argparse.Namespace) -> int:
 
 def tables(options: argparse.Namespace) -> int:
     """Write tables. With --all, an error in one does not prevent the others."""
-    from dpgen_bench.report.written import write_table
-    from dpgen_bench.tables.rows import has_quick_runs, load_table, scales_to_build, table_names
-
     names, scale = _take_scale(options.names)
     if bool(names) == options.all:
         given = " ".join(names) or "neither"
         raise ValueError(f"expected names of tables, or --all, got {given}; tables: {' '.join(table_names())}")
     _expect_folder(options.results)
+    for name in names:
+        table_file(name)  # raises for an unknown name
+    from dpgen_bench.report.written import write_table
+    from dpgen_bench.tables.rows import has_quick_runs, load_table, scales_to_build
+
     if not options.all:
         for name in names:
             load_table(name)  # raises for an unknown name before anything is written
@@ -257,13 +263,16 @@ def _expect_folder(results: Path) -> None:
 
 def sweep(options: argparse.Namespace) -> int:
     """Execute the missing runs of a table, or list them."""
-    from dpgen_bench.tables.sweeps import launch_sweeps, print_plan
-
     arguments, scale = _take_scale(options.arguments)
     names = [argument for argument in arguments if "=" not in argument and not argument.startswith("~")]
     if len(names) != 1:
         raise ValueError(f"expected one table and overrides KEY=VALUE, got {' '.join(names) or 'no table'}.")
     overrides = [argument for argument in arguments if argument != names[0]]
+    table_file(names[0])  # raises for an unknown name
+    for override in overrides:
+        parse_override(override)
+    from dpgen_bench.tables.sweeps import launch_sweeps, print_plan
+
     if options.dry_run:
         print_plan(names[0], options.results, overrides, scale)
         return 0
@@ -291,8 +300,6 @@ def fetch(options: argparse.Namespace) -> int:
 
 def list_names(options: argparse.Namespace) -> int:
     """List what can be named."""
-    from dpgen_bench.runs.catalogue import GROUPS, print_catalogue
-
     print_catalogue(options.groups or GROUPS)
     return 0
 

@@ -20,7 +20,8 @@ from dpgen_bench.report.runs import Run, panel, read_runs
 from dpgen_bench.report.text import plain
 from dpgen_bench.tables.assembly import build
 from dpgen_bench.tables.lines import NOT_COMPARABLE, BuiltTable, Cell
-from dpgen_bench.tables.rows import load_table, scales_to_build, table_names
+from dpgen_bench.tables.names import table_names
+from dpgen_bench.tables.rows import load_table, scales_to_build
 from dpgen_bench.utils.errors import describe_error
 from dpgen_bench.utils.files import write_atomic
 

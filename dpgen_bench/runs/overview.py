@@ -180,13 +180,11 @@ def select(runs: Iterable[Overview], filters: Sequence[str]) -> list[Overview]:
     A key is one of `KEYS`, "protocol", or a setting of the runs' configs, such as method.batch_size.
 
     Raises:
-        ValueError: for a filter that is none, and a key that neither `KEYS` nor any run has.
+        ValueError: for a key that neither `KEYS` nor any run has.
     """
     found = list(runs)
     for text in filters:
-        key, equals, values = text.partition("=")
-        if not equals or not values:
-            raise ValueError(f"expected filters KEY=VALUE, got {text!r}; write for example status=failed.")
+        key, _, values = text.partition("=")
         known = {run["id"]: _value(run, key) for run in found}
         names = [*KEYS, "protocol"]
         if key not in names and ("." not in key or (found and set(known.values()) == {None})):

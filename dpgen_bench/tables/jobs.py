@@ -64,7 +64,7 @@ def plan_sweep(table: TableSpec, results: Path, scale: str = "paper") -> list[Jo
             key = (spec.id, str(spec.protocol_record()))  # two protocols may measure one run
             folder = store.folder(spec.id)
             if key not in jobs:
-                jobs[key] = Job(tuple(overrides), tuple(line), spec, folder, _state(spec, folder))
+                jobs[key] = Job(tuple(overrides), tuple(line), spec, folder, state_of(spec, folder))
     return list(jobs.values())
 
 
@@ -76,7 +76,8 @@ def _kept_overrides(table: TableSpec, scale: str) -> list[str]:
     return [f"runtime.keep_steps=[{','.join(str(step) for step in steps)}]", "runtime.measure_kept=true"]
 
 
-def _state(spec: RunSpec, folder: RunFolder) -> str:
+def state_of(spec: RunSpec, folder: RunFolder) -> str:
+    """ "finished", or what is missing of a run."""
     if problem := folder_problem(folder):
         return f"{DAMAGED}{problem}"
     if not folder.done:

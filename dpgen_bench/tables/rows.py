@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dpgen_bench.runs.catalogue import catalogue
-from dpgen_bench.runs.config import CONF, RunSpec, build_spec, compose_config
+from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
 from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, epsilon_number, format_epsilon
 from dpgen_bench.runs.measurements import Measurement
 from dpgen_bench.runs.soundness import budget_problem
@@ -26,8 +26,9 @@ from dpgen_bench.runs.statistics import Summary, summarise
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.validation import folder_problem
 from dpgen_bench.runs.values import cost, metric_values, notes
+from dpgen_bench.tables.names import table_file
 from dpgen_bench.tables.spec import RowSpec, TableSpec, parse_table
-from dpgen_bench.utils.own_folders import own_files, own_folders
+from dpgen_bench.utils.own_folders import own_folders
 from dpgen_bench.utils.validation import suggestion
 
 SCALES = ("paper", "quick")
@@ -147,12 +148,6 @@ def failure(folder: RunFolder) -> str:
     return textwrap.shorten(f"{status.get('phase', '?')}: {status.get('error') or 'no reason is kept'}", 160)
 
 
-def table_names() -> list[str]:
-    """The tables in conf/table and in `own_folders`, in the order of their names with numbers as numbers."""
-    names = {path.stem for path in (CONF / "table").glob("*.yaml")} | set(own_files("table"))
-    return sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
-
-
 def load_table(name: str) -> TableSpec:
     """The table NAME.yaml of conf/table or of `own_folders`, with each grid entry of its `rows` replaced by its rows.
 
@@ -160,13 +155,7 @@ def load_table(name: str) -> TableSpec:
         ValueError: if there is none of that name, for a file that is not yaml, for keys or types that no table has (see
             `parse_table`), and for a protocol or a parent that does not exist.
     """
-    if name not in table_names():  # also refuses a path out of the folder
-        raise ValueError(
-            f"expected the name of a table in conf/table, or in table/ of --config-dir, got {name!r}"
-            f"{suggestion(name, table_names())}. `dpgen list tables` lists them."
-        )
-    path = CONF / "table" / f"{name}.yaml"
-    path = path if path.exists() else own_files("table")[name]
+    path = table_file(name)
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(path))
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:

@@ -21,6 +21,7 @@ from dpgen_bench.runs.listing import make_console
 from dpgen_bench.runs.overrides import parse_override, quote_value
 from dpgen_bench.tables.jobs import Job, plan_sweep
 from dpgen_bench.tables.rows import load_table
+from dpgen_bench.tables.sweep_progress import SweepProgress
 from dpgen_bench.training.signals import STOP_SIGNALS
 from dpgen_bench.utils.own_folders import own_folders
 from dpgen_bench.utils.paths import environment_of_children
@@ -118,13 +119,16 @@ def launch_sweeps(name: str, results: Path, overrides: Sequence[str] = (), scale
         if job.damaged:
             print(f"{name}: {_describe_damaged(job)}", file=sys.stderr, flush=True)
             failed = True
-    for arguments in multiruns(jobs, results, overrides):
-        print(f"{name}: {_line(arguments)}", flush=True)
-        code, stopped = run_stoppable([sys.executable, "-m", "dpgen_bench.cli", "run", *arguments])
-        if stopped:
-            print(f"{name}: stopped by a signal; the same command continues", file=sys.stderr, flush=True)
-            return 128 + stopped
-        failed |= code != 0
+    with SweepProgress(name, jobs) as progress:
+        output = progress.output if progress.shows_bar else None
+        for arguments in multiruns(jobs, results, overrides):
+            print(f"{name}: {_line(arguments)}", flush=True)
+            code, stopped = run_stoppable([sys.executable, "-m", "dpgen_bench.cli", "run", *arguments], output)
+            if stopped:
+                print(f"{name}: stopped by a signal; the same command continues", file=sys.stderr, flush=True)
+                return 128 + stopped
+            failed |= code != 0
+            progress.report()
     return int(failed)
 
 
@@ -136,11 +140,14 @@ def _describe_damaged(job: Job) -> str:
     return f"run {job.spec.id} is {job.state}; it is not made until its folder is restored or deleted"
 
 
-def run_stoppable(command: Sequence[str]) -> tuple[int, int | None]:
+def run_stoppable(command: Sequence[str], output: Callable[[str], None] | None = None) -> tuple[int, int | None]:
     """Run a command; returns its exit status, and the signal to stop that this process received or None.
 
     The command receives such a signal as SIGTERM, on which a run writes a checkpoint and exits; this function waits
     for its end. On Linux the command also receives SIGTERM if this process is killed.
+
+    Args:
+        output: gets each line that the command prints; None: the command prints to where this process does.
     """
     caught: list[int] = []
     child: subprocess.Popen[bytes] | None = None
@@ -152,9 +159,13 @@ def run_stoppable(command: Sequence[str]) -> tuple[int, int | None]:
 
     before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
-        child = subprocess.Popen(command, env=environment_of_children(), preexec_fn=_end_with_parent())
+        streams: dict[str, Any] = {} if output is None else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        child = subprocess.Popen(command, env=environment_of_children(), preexec_fn=_end_with_parent(), **streams)
         if caught:  # the signal came before the child existed
             child.terminate()
+        if output is not None and child.stdout is not None:
+            for line in child.stdout:
+                output(line.decode(errors="replace").rstrip("\n"))
         code = child.wait()
     finally:
         for number, handler in before.items():
