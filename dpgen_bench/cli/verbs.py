@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from dpgen_bench.runs.catalogue import GROUPS, print_catalogue
 from dpgen_bench.runs.multirun import Multirun, job_of_multirun
 from dpgen_bench.runs.overrides import parse_override, quote_value
-from dpgen_bench.runs.store import RunBusy, RunFailed
+from dpgen_bench.runs.store import RunBusy, RunFailed, Store
 from dpgen_bench.tables.names import table_file, table_names
 from dpgen_bench.utils.own_folders import own_folders
 from dpgen_bench.utils.paths import CONF
@@ -147,6 +147,7 @@ def account(options: argparse.Namespace) -> int:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Measure the generator of a run again."""
+    Store(options.results).find(options.run)  # raises for an unknown run
     from dpgen_bench.runs.execute import evaluate_run
     from dpgen_bench.runs.listing import print_metrics
 
@@ -157,6 +158,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
 def sample(options: argparse.Namespace) -> int:
     """Write images of a run."""
+    Store(options.results).find(options.run)  # raises for an unknown run
     from dpgen_bench.runs.release import sample_run
 
     sample_run(
@@ -219,7 +221,6 @@ def _take_scale(arguments: list[str]) -> tuple[list[str], str]:
 def report(options: argparse.Namespace) -> int:
     """Write the report, unless it would lose runs."""
     from dpgen_bench.report.page import build_report
-    from dpgen_bench.runs.store import Store
 
     _expect_folder(options.results)
     path = options.out or options.results / "report.html"
