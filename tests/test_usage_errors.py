@@ -88,6 +88,8 @@ BAD = [
     (["list", "method"], "did you mean 'methods'?"),
     (["runs", "failed"], "expected filters KEY=VALUE"),
     (["rm"], "expected ids of runs"),
+    (["account"], "expected --q or --shards, --sigma and --steps"),
+    (["account", "--q", "2", "--sigma", "1", "--steps", "1"], "--q in (0, 1], got 2"),
     (["sample", "zzz", "--n", "1", "--out", "x.npz"], "expected one run whose id starts with 'zzz'"),
     (["evaluate", "zzz"], "expected one run whose id starts with 'zzz'"),
     (["runs", "--results", "nowhere"], "expected a folder of results"),

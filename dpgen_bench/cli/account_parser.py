@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,3 +81,60 @@ def add_account(add: Callable[..., argparse.ArgumentParser]) -> argparse.Argumen
     parser.add_argument("--cache", type=Path, metavar="FILE", help="JSON file in which slow cells are cached")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def check_options(arguments: argparse.Namespace, overrides: list[str]) -> None:
+    """Check what argparse cannot: options that need or exclude each other, and ranges of values.
+
+    Raises:
+        ValueError: for unknown options, missing ones, options that exclude each other, or values out of range.
+    """
+    # argparse returns what it does not know: overrides, but also misspelt options and loose words.
+    stray = [token for token in overrides if "=" not in token.lstrip("-") and not token.startswith("~")]
+    stray += [token for token in overrides if token.startswith("-") and token not in stray]
+    if stray:
+        raise ValueError(
+            f"expected options or Hydra overrides (key=value), got {' '.join(stray)}; see dpgen account --help."
+        )
+    # There are two forms of the command: by options or by overrides, never by both.
+    options = [name for name in ("q", "shards", "clients", "sigma", "steps") if getattr(arguments, name) is not None]
+    sampling = [name for name in options if name in ("q", "shards", "clients")]
+    expected_options = "--q or --shards, --sigma and --steps"
+    if options and overrides:
+        raise ValueError(
+            f"expected either {expected_options}, or overrides, got both (--{options[0]}, {overrides[0]})."
+        )
+    if len(sampling) > 1:
+        raise ValueError(
+            f"expected one of --{' and --'.join(sampling)}, got {'both' if len(sampling) == 2 else 'all'}."
+        )
+    missing = [name for name in ("q", "sigma", "steps") if name not in options and not (name == "q" and sampling)]
+    if options and missing:
+        raise ValueError(f"expected {expected_options} together; missing {', '.join(f'--{name}' for name in missing)}.")
+    if not options and not overrides:
+        raise ValueError(
+            f"expected {expected_options}, or Hydra overrides such as method=dpgan; see --help, for --clients too."
+        )
+    # Options that refine one form only.
+    if arguments.schedule and sampling not in (["shards"], ["clients"]):
+        raise ValueError("expected --schedule together with --shards or --clients.")
+    if arguments.max_answers is not None and sampling != ["clients"]:
+        raise ValueError("expected --max-answers together with --clients.")
+    if overrides and (arguments.bound or arguments.releases_per_draw != 1):
+        raise ValueError(f"expected --bound and --releases-per-draw together with {expected_options}, got overrides.")
+    # Ranges are checked last, when the form of the command is known.
+    rules = {
+        "q": ("in (0, 1]", lambda q: 0.0 < q <= 1.0),
+        "shards": (">= 1", lambda shards: shards >= 1),
+        "clients": (">= 1", lambda clients: clients >= 1),
+        "max_answers": (">= 1", lambda answers: answers >= 1),
+        "sigma": ("> 0 and finite", lambda sigma: 0.0 < sigma < math.inf),
+        "steps": (">= 1", lambda steps: steps >= 1),
+        "delta": ("in (0, 1)", lambda delta: 0.0 < delta < 1.0),
+        "releases_per_draw": (">= 1", lambda releases: releases >= 1),
+        "timeout": ("> 0", lambda seconds: seconds > 0.0),
+    }
+    for name, (expected, is_valid) in rules.items():
+        value = getattr(arguments, name)
+        if value is not None and not is_valid(value):
+            raise ValueError(f"expected --{name.replace('_', '-')} {expected}, got {value:g}.")

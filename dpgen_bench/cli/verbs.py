@@ -15,6 +15,7 @@ from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.cli.account_parser import check_options
 from dpgen_bench.runs.catalogue import GROUPS, print_catalogue
 from dpgen_bench.runs.multirun import Multirun, job_of_multirun
 from dpgen_bench.runs.overrides import parse_override, quote_value
@@ -140,6 +141,7 @@ def check(options: argparse.Namespace) -> int:
 
 def account(options: argparse.Namespace) -> int:
     """Print epsilons of planned mechanisms."""
+    check_options(options, options.overrides)
     from dpgen_bench.runs.account import run_account
 
     return run_account(options, overrides_of(options) if options.overrides else [])
