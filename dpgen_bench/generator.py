@@ -12,6 +12,7 @@ from typing import Any, Protocol, get_args
 import numpy as np
 import torch
 from hydra.utils import get_class, instantiate
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -19,6 +20,8 @@ from torch.nn.utils import vector_to_parameters
 
 from dpgen_bench.nets.latents import LatentDistribution
 from dpgen_bench.privacy.key import Key
+from dpgen_bench.utils.classes import find_target, targets_in
+from dpgen_bench.utils.errors import describe_error
 from dpgen_bench.utils.files import atomic, write_atomic
 
 # Images are always generated in blocks of this size, and the last block is padded. The computation of a row is then the
@@ -110,24 +113,29 @@ class Generator(ABC):
 
         Raises:
             FileNotFoundError: If the folder has no trained generator.
-            ValueError: If the config of an exported generator names anything but a generator and its networks.
+            ValueError: If files are damaged, or the config of an exported generator names other than networks.
         """
         if not (folder / WEIGHTS).exists() and (folder / EXPORTED_WEIGHTS).exists():
             return _load_exported(folder)
         if not (folder / WEIGHTS).exists():
             raise FileNotFoundError(
-                f"expected a trained generator at {folder / WEIGHTS}, found none; check with `dpgen runs` that the run "
-                "has finished training."
+                f"expected a trained generator at {folder / WEIGHTS}, found none; `dpgen runs` shows its status."
             )
-        config = json.loads((folder / CONFIG).read_text())
-        kind: type[Generator] = get_class(config.pop("kind"))
-        return kind.rebuild(config, load_file(folder / WEIGHTS))
+        try:
+            config = json.loads((folder / CONFIG).read_text())
+            kind = find_target(config.pop("kind"), "kind")
+            return kind.rebuild(config, load_file(folder / WEIGHTS))  # type: ignore[attr-defined]
+        except (SafetensorError, RuntimeError, ValueError, OSError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"expected a generator in {folder / CONFIG} and {WEIGHTS}, got files that cannot be used "
+                f"({describe_error(error)}); restore both, or delete {folder} and execute the run again."
+            ) from error
 
 
 def _load_exported(folder: Path) -> Generator:
     """The generator of an exported folder, which may come from somebody else: it can only build networks."""
     config = dict(json.loads((folder / EXPORTED_CONFIG).read_text())["generator"])
-    named = {config["kind"]: Generator, **{target: nn.Module for target in _targets(config)}}
+    named = {config["kind"]: Generator, **{target: nn.Module for target in targets_in(config)}}
     for name, base in named.items():
         if not issubclass(get_class(name), base):
             raise ValueError(
@@ -136,13 +144,6 @@ def _load_exported(folder: Path) -> Generator:
             )
     kind: type[Generator] = get_class(config.pop("kind"))
     return kind.rebuild(config, load_file(folder / EXPORTED_WEIGHTS))
-
-
-def _targets(value: Any) -> list[str]:
-    """All names under `_target_` in a config."""
-    items = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-    own = [str(value["_target_"])] if isinstance(value, dict) and "_target_" in value else []
-    return own + [name for item in items for name in _targets(item)]
 
 
 class NetGenerator(Generator):

@@ -20,6 +20,7 @@ from dpgen_bench.privacy.services import Services
 from dpgen_bench.training.checkpoint import load_checkpoint
 from dpgen_bench.training.loop import Loop, LoopState, NoReleases, Releases
 from dpgen_bench.training.public import PublicRecord
+from dpgen_bench.utils.validation import check_types
 
 
 class Method(Protocol):
@@ -48,13 +49,14 @@ class Scale:
         max_steps: Largest number of steps of each loop; None means no limit.
 
     Raises:
-        ValueError: If `max_steps` is below 1.
+        ValueError: If `name` is no text, or `max_steps` no integer, or below 1.
     """
 
     name: str = "paper"
     max_steps: int | None = None
 
     def __post_init__(self) -> None:
+        check_types(Scale, vars(self), "scale")
         if self.max_steps is not None and self.max_steps < 1:
             raise ValueError(f"expected scale.max_steps of at least 1, or null for no cap, got {self.max_steps}.")
 

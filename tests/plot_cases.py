@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
+from safetensors.numpy import save_file
 
 from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
 from dpgen_bench.runs.measurements import Measurement
@@ -42,7 +43,8 @@ def make_run(
     folder.path.mkdir(parents=True)
     (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(spec.config))
     folder.write_json("identity.json", spec.training)
-    (folder.path / "generator.safetensors").touch()
+    folder.write_json("generator.json", {"kind": "a.Generator"})
+    save_file({}, folder.path / "generator.safetensors")
     bound = {"kind": "PerRow", "C": 1.0}
     entry = {"name": "query", "bound": bound}
     privacy = spec.config.privacy

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from omegaconf import OmegaConf
 from PIL import Image
+from safetensors.numpy import save_file
 
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.ledger import Entry
@@ -64,7 +65,8 @@ def make_run(
     for name in ("noise.key", "diagnostics.jsonl"):
         (folder.path / "private").mkdir(exist_ok=True)
         (folder.path / "private" / name).write_text(SECRET)
-    (folder.path / "generator.safetensors").touch()
+    folder.write_json("generator.json", {"kind": "a.Generator"})
+    save_file({}, folder.path / "generator.safetensors")
     folder.mark("running", "train")
     if finish:
         folder.finish()

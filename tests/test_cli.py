@@ -83,7 +83,7 @@ def test_an_unreadable_run_hides_no_other(swept, tmp_path, capsys):
     (unreadable.path / "ledger.json").write_text("{bad")
     assert main(["runs", "--results", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    assert "cannot be read" in shown
+    assert "damaged: ledger.json cannot" in shown
     assert "finished" in shown
 
 

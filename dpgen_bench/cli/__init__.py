@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +19,9 @@ from dpgen_bench.utils.validation import suggestion
 
 # Verbs that read results, and then use the folders of yamls with which the runs were executed.
 REMEMBERING = ("runs", "rm", "evaluate", "sample", "export", "tables", "sweep", "report", "list")
+# Errors of the machine and not of the code: a full disk, and files that may not be read or written.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,3 +69,16 @@ def _call(verb: str, options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("dpgen: interrupted; a run continues from its last checkpoint by the same command", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python can flush what is left
+        return 1
+    except OSError as error:
+        if error.errno not in (*FULL, *FORBIDDEN):
+            raise
+        what = "space on the disk" if error.errno in FULL else "access"
+        print(
+            f"dpgen: expected {what} for {error.filename or 'a file'}, got an error ({error.strerror}); "
+            "free some or name another folder, and give the same command again: finished work is kept.",
+            file=sys.stderr,
+        )
+        return 1

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.cli.account_parser import check_options
 from dpgen_bench.runs.catalogue import GROUPS, print_catalogue
+from dpgen_bench.runs.compose import expect_composable
 from dpgen_bench.runs.multirun import Multirun, job_of_multirun
 from dpgen_bench.runs.overrides import parse_override, quote_value
 from dpgen_bench.runs.store import RunBusy, RunFailed, Store
@@ -40,12 +41,17 @@ def _run_task(config: DictConfig) -> None:
             if may_begin:
                 from dpgen_bench.runs.execute import execute
 
-                execute(config, list(HydraConfig.get().overrides.task), _own_folders_of_job())
+                execute(config, _overrides_of_job(), _own_folders_of_job())
     except (ValueError, LookupError, FileNotFoundError, RunBusy, RunFailed) as error:
         code = print_error(error)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             raise JobFailed("the multirun executed its other jobs") from None
         raise SystemExit(code) from None
+
+
+def _overrides_of_job() -> list[str]:
+    """The overrides as they were written; `${...}` in them refers to the run's config and not to Hydra's."""
+    return [str(text) for text in OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False) or []]
 
 
 def _own_folders_of_job() -> list[Path]:
@@ -59,11 +65,13 @@ def run(options: argparse.Namespace) -> int:
     """Execute runs by Hydra, which parses the arguments again."""
     flags = {"--multirun": options.multirun, "--resolve": options.resolve}
     values = {"--cfg": options.cfg, "--package": options.package, "--info": options.info}
+    overrides = overrides_of(options)
+    expect_composable(overrides, options.multirun)
     sys.argv = [
         "dpgen run",
         *(flag for flag, is_set in flags.items() if is_set),
         *(f"{name}={value}" for name, value in values.items() if value is not None),
-        *overrides_of(options),
+        *overrides,
     ]
     if folders := own_folders():
         sys.argv.append(f"hydra.searchpath=[{','.join(quote_value(f'file://{folder}') for folder in folders)}]")

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import EvalContext, Metric, MetricResult, NotMeasured, evaluate
 from dpgen_bench.evaluate.parallel import evaluate_apart, needs_one_core
+from dpgen_bench.utils.classes import find_target
 
 
 def evaluate_each(
@@ -82,10 +83,21 @@ def build_metrics(protocol: DictConfig) -> dict[str, Any]:
     """
     metrics = {}
     for key, node in protocol.metrics.items():
+        if not isinstance(node, DictConfig) or "_target_" not in node:
+            raise ValueError(
+                f"metric {key!r} of protocol {protocol.name!r}: expected settings with a class in `_target_`, got "
+                f"{node!r}; write {{_target_: MODULE.CLASS}}."
+            )
+        find_target(node["_target_"], f"protocol.metrics.{key}._target_")
         try:
             metrics[str(key)] = instantiate(node, _convert_="all")
         except InstantiationException as error:
             raise ValueError(
                 f"metric {key!r} of protocol {protocol.name!r} cannot be built: {error.__cause__ or error}"
             ) from error
+        if not (callable(metrics[str(key)]) or is_combined(metrics[str(key)])):
+            raise ValueError(
+                f"protocol.metrics.{key}._target_: expected the class of a metric, got {node['_target_']!r}, whose "
+                "objects cannot be called; write the class of a metric."
+            )
     return metrics

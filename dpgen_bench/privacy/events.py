@@ -100,7 +100,7 @@ class Budget:
                 "and it protects nothing. Use inf for a non-private run, or null to report what stated noise proves."
             )
         if not 0.0 < self.delta < 1.0:
-            raise ValueError(f"expected privacy.delta in (0, 1), got {self.delta!r}.")
+            raise ValueError(f"expected privacy.delta in (0, 1), got {self.delta!r}; set privacy.delta=1e-5.")
         if self.relation not in RELATIONS:
             raise ValueError(f"expected privacy.relation in {RELATIONS}, got {self.relation!r}.")
         if self.accountant not in ("rdp", "prv", "pld"):

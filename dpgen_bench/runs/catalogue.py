@@ -39,7 +39,10 @@ def catalogue(group: str) -> dict[str, str]:
         ValueError: for another group.
     """
     if group not in GROUPS:
-        raise ValueError(f"expected one of {', '.join(GROUPS)}, got {group!r}{suggestion(group, GROUPS)}.")
+        raise ValueError(
+            f"expected one of {', '.join(GROUPS)}, got {group!r}{suggestion(group, GROUPS)}; `dpgen list` lists "
+            "all of them."
+        )
     return {name: _describe(path) for name, path in names(GROUPS[group][0]).items()}
 
 

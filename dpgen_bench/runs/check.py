@@ -79,6 +79,7 @@ def check_configured_method(
         path = key if key.startswith("privacy.") else f"method.{key}"
         if path not in overridden:
             OmegaConf.update(config, path, value)
+    build_method(config)  # raises for a class that is not found, or whose module or arguments are wrong
     dataset = build_dataset(config)
     data, clients = _data(config, dataset, records, real)
     budget = RunSpec(config, training={}).budget()

@@ -12,22 +12,22 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import InstantiationException
-from hydra.utils import get_class, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from dpgen_bench.data.datasets import DatasetSpec
 from dpgen_bench.federation.settings import Settings, settings
 from dpgen_bench.method import Method, Scale
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.runs.compose import compose_config as compose_config
 from dpgen_bench.runs.identity import method_version, resolved_arguments
-from dpgen_bench.runs.overrides import quote_value, split_config_dir
+from dpgen_bench.runs.runtime import check_runtime
 from dpgen_bench.runs.store import Store
-from dpgen_bench.utils.own_folders import own_folders
-from dpgen_bench.utils.paths import CONF
+from dpgen_bench.utils.classes import find_target
+from dpgen_bench.utils.paths import CONF as CONF
 from dpgen_bench.utils.validation import check_types, suggestion
 
 # Increased when a change of the harness changes what training produces; ids of older runs then differ.
@@ -128,25 +128,6 @@ def identify(training: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def compose_config(overrides: list[str]) -> DictConfig:
-    """The config that `dpgen run` composes from these overrides; `--config-dir DIR` and `=DIR` are accepted, too.
-
-    Yamls are also found in the folders of `own_folders`.
-
-    Raises:
-        ValueError: if the folder of `--config-dir` does not exist.
-    """
-    directory, rest = split_config_dir(overrides)
-    if directory is not None and not Path(directory).is_dir():
-        raise ValueError(f"expected --config-dir to be a folder, got {directory!r}; create it, or correct the path.")
-    folders = list(dict.fromkeys([*([Path(directory).resolve()] if directory else []), *own_folders()]))
-    if folders:
-        rest.append(f"hydra.searchpath=[{','.join(quote_value(f'file://{folder}') for folder in folders)}]")
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", rest)
-
-
 def build_spec(config: DictConfig, planned: bool = False) -> RunSpec:
     """Resolve and check a config, and compute the identity of its run.
 
@@ -162,12 +143,20 @@ def build_spec(config: DictConfig, planned: bool = False) -> RunSpec:
         LookupError: if no run, or more than one, matches `restart.run`.
     """
     _check_complete(config)
-    OmegaConf.resolve(config)
+    try:
+        OmegaConf.resolve(config)
+    except OmegaConfBaseException as error:
+        raise ValueError(
+            f"expected values of the config that can be resolved, got {str(error).splitlines()[0]}; correct the "
+            "${...} in the override or the yaml."
+        ) from None
     for key in ("method", "dataset", "privacy", "scale", "protocol", "federation"):
         if not isinstance(config.get(key), DictConfig):
             raise ValueError(f"expected a config group {key!r}, got {config.get(key)!r}; see conf/{key}/.")
+    _check_keys(config)
+    check_runtime(config)
     if isinstance(config.seed, bool) or not isinstance(config.seed, int) or config.seed < 0:
-        raise ValueError(f"expected seed to be an integer >= 0, got {config.seed!r}.")
+        raise ValueError(f"expected seed to be an integer >= 0, got {config.seed!r}; write seed=0.")
     spec = RunSpec(config, training={})
     spec.new_ledger(records=0)
     population_of(config)
@@ -188,6 +177,24 @@ def build_spec(config: DictConfig, planned: bool = False) -> RunSpec:
     if faults.any:  # simulated faults change what is trained; where clients run does not
         training["faults"] = asdict(faults)
     return replace(spec, training=_canonical(training))
+
+
+def _check_keys(config: DictConfig) -> None:
+    """Check that `~KEY` or a user's yaml removed no setting that every run needs, and that folders are text.
+
+    Raises:
+        ValueError: for the first one.
+    """
+    needed = ["seed", "restart", "data_root", "results", "method.name", "dataset.name", "scale.name", "scale.max_steps"]
+    needed += [f"privacy.{key}" for key in ("epsilon", "delta", "relation", "accountant", "noise", "diagnostics")]
+    for path in needed:
+        *group, key = path.split(".")
+        content = config[group[0]] if group else config
+        if key not in content:
+            raise ValueError(f"expected a value of {path}, got none; write {path}=VALUE, or add it to the yaml.")
+    for key in ("data_root", "results"):
+        if not isinstance(config[key], str | None) or (key == "results" and not config.results):
+            raise ValueError(f"expected {key} to be a folder, got {config[key]!r}; write {key}=FOLDER.")
 
 
 def hashed_privacy(config: DictConfig) -> dict[str, Any]:
@@ -218,12 +225,12 @@ PROTOCOL_KEYS = {"name", "num_samples", "labels", "rounding", "floor", "batch_st
 
 
 def check_evaluation(config: DictConfig) -> None:
-    """Check the settings of evaluation: the protocol, and the number of processes.
+    """Check the settings of evaluation, which are the protocol's.
 
     Raises:
         ValueError: for an invalid value, or an unknown entry of the protocol.
     """
-    protocol, workers = config.protocol, config.runtime.get("workers")
+    protocol = config.protocol
     if unknown := sorted(set(map(str, protocol)) - PROTOCOL_KEYS):
         raise ValueError(f"expected entries {', '.join(sorted(PROTOCOL_KEYS))} in a protocol, got {unknown}.")
     name = protocol.get("name")
@@ -247,8 +254,6 @@ def check_evaluation(config: DictConfig) -> None:
     for key, known in (("labels", ("balanced", "uniform")), ("rounding", ("uint8", "none"))):
         if protocol.get(key, known[0]) not in known:
             raise ValueError(f"expected protocol.{key} to be {' or '.join(known)}, got {protocol.get(key)!r}.")
-    if workers is not None and not (_is_integer(workers) and workers >= 1):
-        raise ValueError(f"expected runtime.workers to be null or an integer >= 1, got {workers!r}.")
 
 
 def _is_integer(value: Any) -> bool:
@@ -259,10 +264,15 @@ def _restart(config: DictConfig, planned: bool) -> dict[str, str] | None:
     """The parent run by its whole id, which `restart.run` may abbreviate, and its checkpoint; None without a parent."""
     if not config.restart:
         return None
+    usage = "'restart={run: \"ID\", checkpoint: last}'"
+    if not isinstance(config.restart, DictConfig) or not {"run"} <= set(config.restart) <= {"run", "checkpoint"}:
+        raise ValueError(
+            f"expected restart to be null, or a run and its checkpoint, got {config.restart!r}; write {usage}."
+        )
     if not isinstance(config.restart.run, str):  # yaml reads an id such as 12e456789012 as a number
         raise ValueError(
-            f"expected restart.run to be a run's id as text, got the number {config.restart.run!r}; put the id into "
-            "quotes: 'restart={run: \"ID\", checkpoint: last}'."
+            f"expected restart.run to be a run's id as text, got {config.restart.run!r}; put the id into "
+            f"quotes: {usage}."
         )
     prefix = config.restart.run
     is_whole = re.fullmatch("[0-9a-f]{12}", prefix)
@@ -312,7 +322,7 @@ def _check_complete(config: DictConfig, prefix: str = "") -> None:
         )
 
 
-def _check_names(cls: type, arguments: Mapping[str, Any], group: DictConfig, what: str) -> None:
+def _check_names(cls: Callable[..., Any], arguments: Mapping[str, Any], group: DictConfig, what: str) -> None:
     """Check that a class has the settings of its config group.
 
     Raises:
@@ -337,13 +347,10 @@ def _build(group: DictConfig, what: str, drop: tuple[str, ...]) -> Any:
     arguments = {str(key): value for key, value in group.items() if key not in drop}
     plain = OmegaConf.to_container(group)
     assert isinstance(plain, dict)
-    try:
-        cls = get_class(group["_target_"])
-    except Exception:  # a wrong name or a broken file raises again in `instantiate` below, with its reason
-        cls = object
-    else:
-        _check_names(cls, arguments, group, what)
-    check_types(cls, {str(key): value for key, value in plain.items() if key in arguments}, what)
+    cls = find_target(group.get("_target_"), f"{what}._target_")
+    _check_names(cls, arguments, group, what)
+    if isinstance(cls, type):
+        check_types(cls, {str(key): value for key, value in plain.items() if key in arguments}, what)
     try:
         return instantiate(arguments, _convert_="all")
     except InstantiationException as error:

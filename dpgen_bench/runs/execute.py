@@ -38,8 +38,9 @@ from dpgen_bench.runs.prepare import (
     results_of,
 )
 from dpgen_bench.runs.remembered import remember
-from dpgen_bench.runs.store import RunFailed, RunFolder, Store
-from dpgen_bench.runs.validation import folder_problem
+from dpgen_bench.runs.runtime import check_runtime
+from dpgen_bench.runs.store import PHASES, RunFailed, RunFolder, Store
+from dpgen_bench.runs.validation import expect_generator, expect_usable
 from dpgen_bench.runs.values import mean_values, unmeasured
 from dpgen_bench.training.cost import PeakMemory
 from dpgen_bench.training.progress import NoProgress, ProgressBar, RecordedProgress
@@ -78,10 +79,7 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
             "spent epsilon; executing it again would spend as much a second time: use another seed for a new run."
         )
     tracker = Tracker(config.get("tracker"), folder.path, _title(spec), _tracked_settings(spec))
-    if problem := folder_problem(folder):
-        raise ValueError(
-            f"run {spec.id} cannot be used: {problem}. Restore {folder.path}, or delete it to execute the run again."
-        )
+    expect_usable(folder)
     # What the operator states now, about failures or the population, is recorded even if the run is finished.
     to_record = failures_to_settle(spec, folder) or population_to_record(spec, folder)
     measured = folder.measurements.fully_measured(spec.protocol_record()) and kept_steps_measured(spec, folder)
@@ -89,6 +87,7 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
         print(f"run {spec.id} ({_title(spec)}) is finished: skipped")
         return folder
     build_metrics(config.protocol)  # so that a misspelt metric raises now, not after the training
+    _device(spec)  # raises for a device that this machine lacks
     if not folder.trained:
         inherited_ledger(spec)  # raises for an invalid parent run, before anything is written
     phase = "prepare"
@@ -146,8 +145,7 @@ def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
         RunBusy: if another process executes this run.
     """
     folder = Store(results).find(run)
-    if not folder.trained:
-        raise ValueError(f"run {folder.id} has no generator yet ({folder.status()}); finish it with `dpgen run`.")
+    expect_generator(folder)
     config = _config_to_measure(folder.config, overrides)
     spec = RunSpec(config, folder.read_json("identity.json"))
     build_metrics(config.protocol)
@@ -199,6 +197,7 @@ def _config_to_measure(config: DictConfig, overrides: list[str]) -> DictConfig:
         OmegaConf.update(config, key, text.split("=", 1)[1])
     OmegaConf.resolve(config)
     check_evaluation(config)
+    check_runtime(config)
     return config
 
 
@@ -302,16 +301,21 @@ def _announce_warnings(spec: RunSpec, ledger: Ledger) -> None:
 
 def _fail(spec: RunSpec, folder: RunFolder, phase: str, error: Exception) -> NoReturn:
     """Mark the run as failed, store the traceback in its private folder, and raise RunFailed."""
-    folder.mark("failed", phase, error)
+    unmarked = ""
+    try:
+        folder.mark("failed", phase, error)
+    except OSError as full:
+        unmarked = f" (the run could not be marked as failed: {full.strerror})"
     is_private = isinstance(error, PrivateFailure)
     what = str(error) if is_private else f"{type(error).__name__}: {error}"
     where = ""
     if not is_private:
         path = folder.path / "private" / "traceback.txt"  # private because it names folders of this machine
-        append_private(path, "".join(traceback.format_exception(error)))
-        where = f"The traceback is in {path}; "
+        with contextlib.suppress(OSError):  # a full disk, of which the message says enough
+            append_private(path, "".join(traceback.format_exception(error)))
+            where = f"The traceback is in {path}; "
     raise RunFailed(
-        f"run {spec.id} ({_title(spec)}) failed {folder.failed_during()}: {what}\n"
+        f"run {spec.id} ({_title(spec)}) failed during {PHASES[phase]}: {what}{unmarked}\n"
         f"{where}the same command tries again from the last checkpoint."
     ) from error
 

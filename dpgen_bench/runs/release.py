@@ -10,6 +10,7 @@ from dpgen_bench.runs.samples import sample_labels
 from dpgen_bench.runs.soundness import release_problems
 from dpgen_bench.runs.spent import describe_total
 from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.runs.validation import expect_generator
 
 
 class NotForRelease(ValueError):
@@ -55,12 +56,13 @@ def expect_for_release(folder: RunFolder, benchmark: bool) -> None:
         benchmark: also accept a run that must not be released, for data that are public.
 
     Raises:
-        ValueError: if the run is not finished.
+        ValueError: if the run is not finished, or its files are damaged.
         NotForRelease: if `benchmark` is false and the run, or one that it inherits from, was not made with
             privacy.noise=os, its epsilon is infinite, or private diagnostics were kept.
     """
     if not folder.done:
         raise ValueError(f"run {folder.id} is {folder.status()}, not finished; finish it with `dpgen run` first.")
+    expect_generator(folder)
     if not benchmark and (problems := release_problems(folder.read_json("ledger.json"))):
         raise NotForRelease(
             f"run {folder.id} is not for release: {'; '.join(problems)}. Train with privacy.noise=os and a finite "

@@ -8,6 +8,7 @@ what they mean.
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from dpgen_bench.runs.measurements import Measurements
 from dpgen_bench.utils.errors import describe_error
@@ -35,6 +38,23 @@ class RunBusy(RuntimeError):
 
 class RunFailed(RuntimeError):
     """Raised if a run failed; its status.json has the phase, the time and the error."""
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder of results if it does not exist.
+
+    Raises:
+        ValueError: if there is no place for it: a parent is a file, or cannot be written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ValueError(
+            f"expected a folder of results in which {path} can be made, got an error ({error.strerror}); set another "
+            "folder with results=FOLDER or the environment variable DPGEN_RESULTS."
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -69,7 +89,7 @@ class RunFolder:
         path = self.path / name
         try:
             return json.loads(path.read_text()) if path.exists() else {}
-        except json.JSONDecodeError as error:
+        except (ValueError, OSError) as error:  # no JSON, bytes that are no text, or a folder in place of the file
             raise ValueError(
                 f"expected JSON in {path}, got a corrupt file ({error}); restore it, or delete the run's folder."
             ) from None
@@ -80,9 +100,22 @@ class RunFolder:
 
     @property
     def config(self) -> DictConfig:
-        """The resolved config of the run."""
-        loaded = OmegaConf.load(self.path / "config.yaml")
-        assert isinstance(loaded, DictConfig)
+        """The resolved config of the run.
+
+        Raises:
+            ValueError: if its file is missing, or no yaml of settings.
+        """
+        path = self.path / "config.yaml"
+        try:
+            loaded = OmegaConf.load(path)
+        except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"expected the settings of a run in {path}, got a corrupt file ({reason}); restore it, or delete the "
+                "run's folder."
+            ) from None
+        if not isinstance(loaded, DictConfig):
+            raise ValueError(f"expected the settings of a run in {path}, got a list; restore it.")
         return loaded
 
     @property
@@ -116,8 +149,9 @@ class RunFolder:
 
         Raises:
             RunBusy: if another process holds the lock for longer than `timeout_s`.
+            ValueError: if the folder can neither be used nor made.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         lock = filelock.FileLock(self.path / ".lock")
         try:
             lock.acquire(timeout=timeout_s)

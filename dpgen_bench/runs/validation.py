@@ -5,10 +5,44 @@ An unusable folder does not hide other runs, and none of its values enters a tab
 
 from __future__ import annotations
 
+from safetensors import SafetensorError, safe_open
+
+from dpgen_bench.generator import CONFIG, WEIGHTS
 from dpgen_bench.runs.config import identify
 from dpgen_bench.runs.store import RunFolder
 
 FILES = ("identity", "ledger", "training", "status", "environment", "dataset")  # the JSON files of a trained run
+
+
+def expect_usable(folder: RunFolder) -> None:
+    """Check that a run's folder can be used.
+
+    Raises:
+        ValueError: if it cannot.
+    """
+    if problem := folder_problem(folder):
+        raise ValueError(
+            f"run {folder.id} cannot be used: {problem}. Restore {folder.path}, or delete it to execute the run again."
+        )
+
+
+def expect_generator(folder: RunFolder) -> None:
+    """Check that a run has a generator and whole files. The folder may have any name.
+
+    Raises:
+        ValueError: if it has not.
+    """
+    if problem := file_problem(folder):
+        raise ValueError(
+            f"run {folder.id} cannot be used: {problem}. Restore {folder.path}, or delete it to execute the run again."
+        )
+    if not folder.trained and folder.done:
+        raise ValueError(
+            f"expected the generator of run {folder.id}, which is finished, in {folder.path / WEIGHTS}, got no file; "
+            "restore it, or delete the folder and execute the run again."
+        )
+    if not folder.trained:
+        raise ValueError(f"run {folder.id} has no generator yet ({folder.status()}); finish it with `dpgen run`.")
 
 
 def folder_problem(folder: RunFolder) -> str:
@@ -43,7 +77,27 @@ def file_problem(folder: RunFolder) -> str:
         is_used = contents["ledger"] or folder.done
         return "its identity.json is missing, so it is unknown which run it is" if is_used else ""
     try:
-        _ = folder.config
-    except Exception:  # the errors of yaml and of OmegaConf have no common base class
+        settings = folder.config
+    except ValueError:
         return "config.yaml cannot be read"
-    return ""
+    if missing := [key for key in ("method", "dataset", "privacy", "seed") if key not in settings]:
+        return f"config.yaml lacks {', '.join(missing)}"
+    if folder.done and not contents["ledger"]:
+        return "its ledger.json is missing, so nothing is known of its privacy"
+    return _generator_problem(folder)
+
+
+def _generator_problem(folder: RunFolder) -> str:
+    """Why a generator cannot be loaded; "" if its files look whole, or there is none. Only headers are read."""
+    if not folder.trained:
+        return ""
+    try:
+        with safe_open(folder.path / WEIGHTS, framework="numpy"):
+            pass
+    except (SafetensorError, OSError):
+        return f"{WEIGHTS} cannot be read"
+    try:
+        is_whole = bool(folder.read_json(CONFIG).get("kind"))
+    except (ValueError, AttributeError):
+        is_whole = False
+    return "" if is_whole else f"{CONFIG} cannot be read"

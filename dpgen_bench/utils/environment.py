@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -55,16 +56,26 @@ def choose_device(name: str) -> torch.device:
     """The device of a name such as "cpu" or "cuda:0"; "auto" is the first GPU, or the CPU if there is no GPU.
 
     Raises:
-        ValueError: For a CUDA device if PyTorch sees none.
+        ValueError: For a device of another kind than CPU and CUDA, or a CUDA device that PyTorch does not see.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(
+            f"expected runtime.device auto, cpu, cuda or cuda:NUMBER, got {name!r}; use runtime.device=auto."
+        )
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(
             f"expected a device of this machine, got runtime.device={name}, but PyTorch sees no CUDA device here; use "
             "runtime.device=auto or cpu."
         )
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"expected a device of this machine, got runtime.device={name}, but PyTorch sees "
+            f"{torch.cuda.device_count()} CUDA devices, which count from cuda:0; use runtime.device=auto."
+        )
+    return device
 
 
 @contextmanager
