@@ -25,6 +25,7 @@ from dpgen_bench.runs.listing import (
     make_console,
 )
 from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.runs.validation import file_problem
 from dpgen_bench.runs.values import mean_values
 from dpgen_bench.training.cost import cost_values
 from dpgen_bench.utils.validation import suggestion
@@ -35,7 +36,7 @@ KEYS = (
     *("date", "duration_s", "step", "steps", "budget", "proven", "claimed", "conditional", "server"),
     *("delta", "relation", "unit", "noise", "parent", "protocols", "metrics", "path"),
 )
-UNREADABLE = "unreadable"
+UNREADABLE, DAMAGED = "unreadable", "damaged"
 
 Overview = dict[str, Any]
 
@@ -48,10 +49,9 @@ def overviews(results: Path) -> list[Overview]:
         try:
             found.append(overview(folder, version_of))
         except Exception as error:  # one unreadable run must not hide the others
-            empty = dict.fromkeys(KEYS)
-            found.append(
-                {**empty, "id": folder.id, "status": UNREADABLE, "error": str(error), "path": str(folder.path)}
-            )
+            empty, problem = dict.fromkeys(KEYS), file_problem(folder)
+            status, why = (DAMAGED, problem) if problem else (UNREADABLE, str(error))
+            found.append({**empty, "id": folder.id, "status": status, "error": why, "path": str(folder.path)})
     return found
 
 
@@ -62,7 +62,8 @@ def overview(folder: RunFolder, version_of: Callable[[type], int | str] = method
         version_of: gives the version of a method's class.
     """
     config, ledger, status = folder.config, folder.read_json("ledger.json"), folder.read_json("status.json")
-    state = folder.status()
+    problem = file_problem(folder)
+    state = DAMAGED if problem else folder.status()
     epsilon = ledger.get("epsilon") or ({"proven": "inf"} if is_unbounded(ledger) else {})
     progress = _progress(folder) if state == "running" else {}
     restart = config.get("restart")
@@ -74,7 +75,7 @@ def overview(folder: RunFolder, version_of: Callable[[type], int | str] = method
         "scale": str(config.scale.name),
         "status": state,
         "phase": status.get("phase"),
-        "error": status.get("error"),
+        "error": problem or status.get("error"),
         "stale": is_stale(config, folder.read_json("identity.json"), version_of),
         "date": status.get("at"),
         "duration_s": _duration(folder, state, status),
@@ -116,6 +117,8 @@ def row(run: Overview) -> list[str]:
     """The cells of an overview, as texts."""
     if run["status"] == UNREADABLE:
         return [run["id"], f"cannot be read: {run['error']}"]
+    if run["method"] is None:
+        return [run["id"], "?", "?", _describe_status(run)]
     date = "" if run["date"] is None else f"{datetime.fromisoformat(run['date']).astimezone():%Y-%m-%d %H:%M}"
     return [
         run["id"],
@@ -134,6 +137,8 @@ def row(run: Overview) -> list[str]:
 def _describe_status(run: Overview) -> str:
     """The status, the phase in which the run failed or is, its step, and whether the method has changed since."""
     status: str = run["status"]
+    if status == DAMAGED:
+        return f"damaged: {run['error']}"
     if status == "failed":
         status += f" ({run['phase']})"
     if status == "running":
