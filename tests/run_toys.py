@@ -55,13 +55,17 @@ def in_child(function) -> int:
     return process.exitcode
 
 
-def kill_at_rename(number: int, action) -> None:
-    """Run `action`; the process kills itself with SIGKILL instead of making its `number`-th rename (from 1)."""
+def kill_at_rename(number: int, action, to: str | None = None) -> None:
+    """Run `action`; the process kills itself with SIGKILL instead of making its `number`-th rename (from 1).
+
+    Args:
+        to: count renames to files of that name alone.
+    """
     renames = [0]
     rename = os.replace
 
     def replace(source, target):
-        renames[0] += 1
+        renames[0] += to is None or os.path.basename(target) == to
         if renames[0] == number:
             os.kill(os.getpid(), signal.SIGKILL)
         rename(source, target)

@@ -92,7 +92,7 @@ def test_a_dpgan_killed_in_the_middle_ends_bit_identical(tmp_path):
         return composed
 
     whole = execute(dpgan(tmp_path / "whole"))
-    assert in_child(lambda: kill_at_rename(13, lambda: execute(dpgan(tmp_path / "killed")))) == -signal.SIGKILL
+    assert in_child(lambda: kill_at_rename(4, lambda: execute(dpgan(tmp_path / "killed")), "last.pt")) == -signal.SIGKILL
     killed = Store(tmp_path / "killed").folder(whole.id)
     assert (killed.path / "checkpoints" / "last.pt").exists()
     assert not killed.trained
@@ -103,13 +103,13 @@ def test_noise_from_the_operating_system_is_repeated_on_resume_and_its_key_delet
     def make():
         return execute(config(tmp_path, "privacy.noise=os"))
 
-    assert in_child(lambda: kill_at_rename(11, make)) == -signal.SIGKILL
+    assert in_child(lambda: kill_at_rename(4, make, "last.pt")) == -signal.SIGKILL
     run = Store(tmp_path).runs()[0]
     key = (run.path / "private" / "noise.key").read_bytes()
     assert (run.path / "private" / "noise.key").stat().st_mode & 0o077 == 0
     before = [path.read_bytes() for path in sorted((run.path / "private" / "journal").glob("*"))]
     assert before
-    assert in_child(lambda: kill_at_rename(5, make)) == -signal.SIGKILL
+    assert in_child(lambda: kill_at_rename(2, make, "last.pt")) == -signal.SIGKILL
     assert (run.path / "private" / "noise.key").read_bytes() == key
     after = [path.read_bytes() for path in sorted((run.path / "private" / "journal").glob("*"))]
     assert after[: len(before)] == before
@@ -128,7 +128,7 @@ def test_a_run_whose_noise_key_is_missing_is_not_trained_again(tmp_path, undistu
 
 def test_a_corrupt_checkpoint_is_refused(tmp_path, undisturbed):
     prepare(tmp_path, undisturbed)
-    assert in_child(functools.partial(kill_at_rename, 20, functools.partial(execute, config(tmp_path)))) != 0
+    assert in_child(functools.partial(kill_at_rename, 4, functools.partial(execute, config(tmp_path)), "last.pt")) != 0
     folder = Store(tmp_path).folder(undisturbed.id)
     (folder.path / "checkpoints" / "last.pt").write_text("junk")
     with pytest.raises(RunFailed, match=r"cannot be read.*delete the run's folder"):
