@@ -92,7 +92,9 @@ def test_a_dpgan_killed_in_the_middle_ends_bit_identical(tmp_path):
         return composed
 
     whole = execute(dpgan(tmp_path / "whole"))
-    assert in_child(lambda: kill_at_rename(4, lambda: execute(dpgan(tmp_path / "killed")), "last.pt")) == -signal.SIGKILL
+    assert (
+        in_child(lambda: kill_at_rename(4, lambda: execute(dpgan(tmp_path / "killed")), "last.pt")) == -signal.SIGKILL
+    )
     killed = Store(tmp_path / "killed").folder(whole.id)
     assert (killed.path / "checkpoints" / "last.pt").exists()
     assert not killed.trained
