@@ -33,7 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Report undocumented names of the reference, and turn paths of the repository into paths of the site."""
     for name in undocumented(re.findall(r"^::: (\S+)", markdown, re.MULTILINE)):
-        log.warning("%s is public on the page %s and has no docstring", name, page.file.src_uri)
+        log.warning("%s on the page %s has no docstring or does not exist", name, page.file.src_uri)
     folder = posixpath.dirname(path_in_repository(page.file))
 
     def on_site(match: re.Match[str]) -> str:
@@ -62,10 +62,15 @@ def path_in_repository(file: File) -> str:
 
 
 def undocumented(names: list[str], root: Path = ROOT) -> list[str]:
-    """The public names without a docstring among classes and functions, and the public members that they define."""
-    return [
-        name for each in names for name in _undocumented(_package(root, each.split(".")[0])[each.partition(".")[2]])
-    ]
+    """The public names that have no docstring or do not exist, of classes and functions and of their public members."""
+    found: list[str] = []
+    for name in names:
+        package, _, path = name.partition(".")
+        try:
+            found += _undocumented(_package(root, package)[path])
+        except KeyError:
+            found.append(name)
+    return found
 
 
 @cache

@@ -44,11 +44,12 @@ def test_public_names_without_a_docstring_are_reported(tmp_path):
         def function(): ...
         ''',
     )
-    names = [f"planted.names.{name}" for name in ("Base", "Derived", "Bare", "function")]
+    names = [f"planted.names.{name}" for name in ("Base", "Derived", "Bare", "function", "missing")]
     assert hooks.undocumented(names, root) == [
         "planted.names.Derived.bare",
         "planted.names.Bare",
         "planted.names.function",
+        "planted.names.missing",
     ]
 
 
