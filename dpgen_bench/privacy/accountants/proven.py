@@ -256,8 +256,8 @@ def _prv_epsilon(composition: Composition, delta: float, eps_error: float | None
             raise NotCovered(f"prv (prv-accountant): it gave up with: {error}") from error
     if math.isnan(upper):
         raise NotCovered("prv (prv-accountant): its epsilon is NaN for this composition")
-    # The library shifts each discrete loss to its mean, which it integrates over its whole domain and which may miss rare
-    # large losses. A mean that is too small by d moves epsilon down by d for each release.
+    # The library shifts each discrete loss to its mean, by a quadrature that may miss rare large losses. A mean that is
+    # too small by d moves epsilon down by d for each release.
     expected = [mean_loss(q, m) for q, m, _ in composition.poisson]
     expected += [composition.gaussian / 2.0] * bool(composition.gaussian)
     return upper + math.fsum(
