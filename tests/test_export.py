@@ -69,6 +69,19 @@ def test_an_export_has_these_files_and_nothing_of_this_machine(private, tmp_path
     assert (made / "model.safetensors").read_bytes() == (private.path / "generator.safetensors").read_bytes()
 
 
+def test_nothing_computed_from_private_records_outside_of_epsilon_leaves(private, tmp_path):
+    """Neither the run's id, a hash of all records, nor values measured against test records; ids of parents neither."""
+    made = export(private, tmp_path / "model")
+    for name in ("README.md", "config.json", "ledger.json"):
+        text = (made / name).read_text()
+        assert private.id not in text, name
+        assert "brightness" not in text, name
+    inherited = {"entries": [{"name": "0123456789ab/sum", "inherited_from": "0123456789ab", "std": 0.123456789012}]}
+    assert module.without_run_ids(inherited) == {
+        "entries": [{"name": "[run]/sum", "inherited_from": "[run]", "std": 0.123456789012}]
+    }
+
+
 def test_the_card_has_front_matter_epsilons_and_metrics(private, tmp_path):
     text = card(export(private, tmp_path / "model", license_id="cc-by-4.0"))
     _, front, body = text.split("---\n", 2)
@@ -88,8 +101,7 @@ def test_the_card_has_front_matter_epsilons_and_metrics(private, tmp_path):
         assert f"| {entry['name']} | {entry['bound']['kind']}, C = {entry['bound']['C']} |" in body
     for text in ledger["out_of_scope"]:
         assert f"- out of scope: {text}" in body
-    assert "Protocol `toy`: 40 samples, 1 repeat; scale `paper`, seed 0." in body
-    assert "| brightness | " in body
+    assert "They are left out: they are computed from test records" in body
     assert "NOT PRIVATE" not in body
 
 
@@ -100,6 +112,8 @@ def test_a_generator_that_is_not_private_is_refused_and_its_card_says_so(seeded,
     body = card(export(seeded, tmp_path / "model", benchmark=True)).split("---\n", 2)[2]
     assert body.index("**NOT PRIVATE: this generator protects nobody.**") < body.index("![")
     assert "| noise | **seeded: the noise is a function of the run's id, can be subtracted by anyone" in body
+    assert "Protocol `toy`: 40 samples, 1 repeat; scale `paper`, seed 0." in body
+    assert "| brightness | " in body
 
 
 def test_the_card_names_the_module_of_a_plugin(seeded, private, tmp_path):

@@ -10,6 +10,7 @@ from dpgen_bench.generator import Generator
 from dpgen_bench.privacy.events import RELATIONS, budget_text
 from dpgen_bench.privacy.ledger import unproven_reasons
 from dpgen_bench.runs.listing import describe_claims, describe_proven, format_epsilon, is_unbounded
+from dpgen_bench.runs.measure import is_for_release
 from dpgen_bench.runs.soundness import release_problems
 from dpgen_bench.runs.statistics import format_value, summarise
 from dpgen_bench.runs.store import RunFolder
@@ -43,7 +44,7 @@ def write_card(folder: RunFolder, generator: Generator, ledger: Mapping[str, Any
         f"# {title}",
         _warning(ledger),
         f"A class-conditional generator of {h}x{w} images with {c} channel{'s' * (c > 1)} in {generator.num_classes} "
-        f"classes, trained by the method `{config.method.name}` of dpgen_bench {__version__} (run `{folder.id}`).",
+        f"classes, trained by the method `{config.method.name}` of dpgen_bench {__version__}{_run(folder)}.",
         f"![{8 * generator.num_classes} samples, one column for each class](samples.png)",
         "## Use",
         "Install dpgen_bench, then in this folder:",
@@ -62,6 +63,11 @@ def write_card(folder: RunFolder, generator: Generator, ledger: Mapping[str, Any
         "diagnostics of the run are not part of it.",
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _run(folder: RunFolder) -> str:
+    """The run's id in brackets; nothing for a run for release, see `export.without_run_ids`."""
+    return "" if is_for_release(folder.config) else f" (run `{folder.id}`)"
 
 
 def _epsilon(ledger: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,13 +152,17 @@ def _caveats(ledger: Mapping[str, Any]) -> Iterable[str]:
     yield from ledger.get("warnings", [])
     yield from (failure["what"] for failure in ledger.get("failures", []))
     yield "ε is that of this generator alone: other releases from the same records compose with it"
-    yield "metric values are computed from test records, which ε does not cover"
+    if ledger["noise"]["mode"] != "os":
+        yield "metric values are computed from test records, which ε does not cover"
     yield from (f"out of scope: {text}" for text in ledger.get("out_of_scope", []))
 
 
 def _metrics(folder: RunFolder) -> Iterable[str]:
     """A table for each protocol by which the run was measured."""
     config, measurements = folder.config, folder.measurements.all()
+    if is_for_release(config):
+        yield "They are left out: they are computed from test records, which the ε of this generator does not cover."
+        return
     for measurement in measurements:
         protocol, repeats = measurement["protocol"], len(measurement["repeats"])
         yield (

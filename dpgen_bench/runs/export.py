@@ -1,14 +1,17 @@
 """`dpgen export`: writes the generator of a finished run as a folder that a model hub accepts, with a model card.
 
 The folder has only what may leave the run: the weights, how to build the generator, the card, the ledger and a picture.
-Records, private state, checkpoints, diagnostics, logs, paths and names of machines stay in the run's folder.
+Records, private state, checkpoints, diagnostics, logs, paths and names of machines stay in the run's folder. Of a run with
+privacy.noise=os, so do its id, a hash of the records, and metric values, which are computed from test records.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from dpgen_bench.data.records import Records
 from dpgen_bench.generator import EXPORTED_CONFIG, EXPORTED_WEIGHTS, WEIGHTS, Generator, NetGenerator
 from dpgen_bench.runs.card import write_card
 from dpgen_bench.runs.listing import is_unbounded
+from dpgen_bench.runs.measure import is_for_release
 from dpgen_bench.runs.release import expect_for_release
 from dpgen_bench.runs.samples import class_grid
 from dpgen_bench.runs.store import RunFolder, Store
@@ -67,9 +71,10 @@ def export_run(
     temporary.mkdir(parents=True)
     try:
         shutil.copyfile(folder.path / WEIGHTS, temporary / EXPORTED_WEIGHTS)
+        shared = without_run_ids(portable(ledger)) if is_for_release(folder.config) else portable(ledger)
         (temporary / EXPORTED_CONFIG).write_text(json.dumps(_config(folder, generator), indent=2) + "\n")
-        (temporary / LEDGER).write_text(json.dumps(portable(ledger), indent=2) + "\n")
-        (temporary / CARD).write_text(write_card(folder, generator, portable(ledger), license_id))
+        (temporary / LEDGER).write_text(json.dumps(shared, indent=2) + "\n")
+        (temporary / CARD).write_text(write_card(folder, generator, shared, license_id))
         _save_picture(picture, temporary / PICTURE)
         _put_in_place(temporary, out)
     finally:
@@ -79,11 +84,25 @@ def export_run(
 
 def portable(value: Any) -> Any:
     """The content of a JSON file, with `[path]` in place of each absolute path, which would name this machine."""
+    return _in_texts(value, without_paths)
+
+
+def _in_texts(value: Any, replace: Callable[[str], str]) -> Any:
+    """The content of a JSON file with each text replaced."""
     if isinstance(value, dict):
-        return {key: portable(item) for key, item in value.items()}
+        return {key: _in_texts(item, replace) for key, item in value.items()}
     if isinstance(value, list):
-        return [portable(item) for item in value]
-    return without_paths(value) if isinstance(value, str) else value
+        return [_in_texts(item, replace) for item in value]
+    return replace(value) if isinstance(value, str) else value
+
+
+def without_run_ids(value: Any) -> Any:
+    """The content of a ledger with `[run]` in place of each run's id.
+
+    The id is a hash of, among others, the records of a user's own data set. Whoever knows all records but one could
+    test guesses of that one with it.
+    """
+    return _in_texts(value, lambda text: re.sub(r"\b[0-9a-f]{12}\b", "[run]", text))
 
 
 def _config(folder: RunFolder, generator: Generator) -> dict[str, Any]:
@@ -91,7 +110,7 @@ def _config(folder: RunFolder, generator: Generator) -> dict[str, Any]:
     return {
         "library_name": "dpgen_bench",
         "dpgen_bench_version": __version__,
-        "run": folder.id,
+        "run": None if is_for_release(folder.config) else folder.id,
         "method": str(folder.config.method.name),
         "dataset": str(folder.config.dataset.name),
         "image_shape": list(generator.image_shape),
