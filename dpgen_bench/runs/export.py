@@ -1,8 +1,8 @@
 """`dpgen export`: writes the generator of a finished run as a folder that a model hub accepts, with a model card.
 
 The folder has only what may leave the run: the weights, how to build the generator, the card, the ledger and a picture.
-Records, private state, checkpoints, diagnostics, logs, paths and names of machines stay in the run's folder. So do the id
-of a run with privacy.noise=os, a hash of its records, and its metric values, which are computed from test records.
+Records, private state, checkpoints, diagnostics, logs, paths and names of machines stay in the run's folder. So do the
+id of a run with privacy.noise=os, a hash of its records, and its metric values, which are computed from test records.
 """
 
 from __future__ import annotations
