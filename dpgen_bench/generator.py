@@ -11,7 +11,7 @@ from typing import Any, Protocol, get_args
 
 import numpy as np
 import torch
-from hydra.utils import get_class, instantiate
+from hydra.utils import instantiate
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -115,35 +115,35 @@ class Generator(ABC):
             FileNotFoundError: If the folder has no trained generator.
             ValueError: If files are damaged, or the config of an exported generator names other than networks.
         """
-        if not (folder / WEIGHTS).exists() and (folder / EXPORTED_WEIGHTS).exists():
-            return _load_exported(folder)
-        if not (folder / WEIGHTS).exists():
+        exported = not (folder / WEIGHTS).exists() and (folder / EXPORTED_WEIGHTS).exists()
+        names = (EXPORTED_CONFIG, EXPORTED_WEIGHTS) if exported else (CONFIG, WEIGHTS)
+        if not (folder / names[1]).exists():
             raise FileNotFoundError(
                 f"expected a trained generator at {folder / WEIGHTS}, found none; `dpgen runs` shows its status."
             )
         try:
-            config = json.loads((folder / CONFIG).read_text())
+            content = json.loads((folder / names[0]).read_text())
+            config = _expect_networks(content["generator"]) if exported else content
             kind = find_target(config.pop("kind"), "kind")
-            return kind.rebuild(config, load_file(folder / WEIGHTS))  # type: ignore[attr-defined]
+            return kind.rebuild(config, load_file(folder / names[1]))  # type: ignore[attr-defined]
         except (SafetensorError, RuntimeError, ValueError, OSError, LookupError, TypeError, AttributeError) as error:
+            again = f"restore both{'' if exported else f', or delete {folder} and execute the run again'}"
             raise ValueError(
-                f"expected a generator in {folder / CONFIG} and {WEIGHTS}, got files that cannot be used "
-                f"({describe_error(error)}); restore both, or delete {folder} and execute the run again."
+                f"expected a generator in {folder / names[0]} and {names[1]}, got files that cannot be used "
+                f"({describe_error(error)}); {again}."
             ) from error
 
 
-def _load_exported(folder: Path) -> Generator:
-    """The generator of an exported folder, which may come from somebody else: it can only build networks."""
-    config = dict(json.loads((folder / EXPORTED_CONFIG).read_text())["generator"])
+def _expect_networks(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of an exported generator, which may come from somebody else: it can only build networks."""
     named = {config["kind"]: Generator, **{target: nn.Module for target in targets_in(config)}}
     for name, base in named.items():
-        if not issubclass(get_class(name), base):
+        found = find_target(name, "_target_")
+        if not (isinstance(found, type) and issubclass(found, base)):
             raise ValueError(
-                f"expected {folder / EXPORTED_CONFIG} to name subclasses of {base.__name__}, got {name}; do not load "
-                "this folder, unless you know who changed it."
+                f"expected subclasses of {base.__name__}, got {name}; do not load it, unless you know who changed it"
             )
-    kind: type[Generator] = get_class(config.pop("kind"))
-    return kind.rebuild(config, load_file(folder / EXPORTED_WEIGHTS))
+    return config
 
 
 class NetGenerator(Generator):

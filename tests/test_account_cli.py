@@ -170,7 +170,7 @@ def test_a_methods_conditional_epsilon_is_printed_with_its_assumption(monkeypatc
     monkeypatch.setattr(account, "compose_config", lambda overrides: config)
     monkeypatch.setattr(account, "build_spec", lambda config: spec)
     monkeypatch.setattr(account, "plan", lambda overrides: planned(Budget(10.0), sums=UNSAMPLED))
-    table = as_json(capsys, "method=toy", "--published")["epsilon"]
+    table = as_json(capsys, "method=dp_merf", "--published")["epsilon"]
     assert table["conditional"] == {"conditional (if so)": 33.0}
     assert table.get("claimed") == (None if claimed is None else {"claimed (by toy's paper)": 9.9})
 
@@ -260,8 +260,8 @@ def test_overrides_account_the_planned_mechanisms(monkeypatch, capsys) -> None:
         return planned(Budget(10.0, 1e-6, "replace_one", "pld"), sums=UNSAMPLED)
 
     monkeypatch.setattr(account, "plan", plan)
-    assert main(["method=dp_merf", "+privacy.epsilon=10"]) == 0
-    assert seen == [["method=dp_merf", "+privacy.epsilon=10"]]
+    assert main(["method=dp_merf", "privacy.epsilon=10"]) == 0
+    assert seen == [["method=dp_merf", "privacy.epsilon=10"]]
     printed = capsys.readouterr().out
     assert "'sums': 1 release, all records, joint multiplier 1\n" in printed
     assert "alone" not in printed  # it is the whole table
@@ -277,11 +277,11 @@ def test_each_of_several_mechanisms_is_named_next_to_what_it_costs_alone(monkeyp
     ledger = planned(Budget(10.0), **events)
     ledger.entries["sums"] = replace(ledger.entries["sums"], share=0.8)
     monkeypatch.setattr(account, "plan", lambda overrides: ledger)
-    assert main(["method=moments"]) == 0
+    assert main(["method=dp_merf"]) == 0
     printed = capsys.readouterr().out
     assert "'sums': 1 release, all records, joint multiplier 1, share 0.8 of the budget\n" in printed
     assert "'moments': 2 releases, all records, joint multiplier 3\n" in printed
-    parsed = as_json(capsys, "method=moments")
+    parsed = as_json(capsys, "method=dp_merf")
     assert [mechanism["name"] for mechanism in parsed["mechanisms"]] == ["sums", "moments"]
     for mechanism, (name, event) in zip(parsed["mechanisms"], events.items(), strict=True):
         (row,) = (line for line in printed.splitlines() if f"'{name}' alone, PLD" in line)

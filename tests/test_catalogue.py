@@ -58,7 +58,7 @@ def test_list_prints_groups(capsys):
     [
         (
             ["list", "method"],
-            "experiments, tables, got 'method' (did you mean 'methods'?).",
+            "experiments, tables, got 'method' (did you mean 'methods'?); `dpgen list` lists all of them.",
         ),
         (["list", "--config-dir", "nowhere"], "--config-dir: expected a folder, got 'nowhere'"),
         (["tabels"], "got 'tabels' (did you mean 'tables'?)"),

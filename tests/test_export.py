@@ -170,8 +170,16 @@ def test_an_exported_folder_can_only_build_networks(seeded, tmp_path, key):
     )
     (out / "config.json").write_text(json.dumps(content))
     with pytest.raises(
-        ValueError, match=r"expected .* to name subclasses of (Generator|Module), got subprocess\.Popen"
+        ValueError, match=r"expected subclasses of (Generator|Module), got subprocess\.Popen; do not load it"
     ):
+        load_generator(out)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_truncated_export_is_refused_in_one_sentence(seeded, tmp_path, name):
+    out = export(seeded, tmp_path / "model", benchmark=True)
+    (out / name).write_bytes((out / name).read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"expected a generator in .*config\.json and model\.safetensors, got files"):
         load_generator(out)
 
 

@@ -116,7 +116,7 @@ def test_a_statement_covers_recorded_failures_and_no_later_ones(tmp_path, flag):
 
 
 def test_a_statement_is_true_or_false(tmp_path, flag):
-    with pytest.raises(ValueError, match=r"expected runtime\.failures_independent_of_records to be true or false"):
+    with pytest.raises(ValueError, match=r"runtime\.failures_independent_of_records: expected true or false"):
         execute(make(tmp_path, flag, "nothing", "runtime.failures_independent_of_records=maybe"))
     assert not (tmp_path / "results").exists()
 

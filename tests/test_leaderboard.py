@@ -90,7 +90,7 @@ def test_each_epsilon_has_its_own_places(tmp_path):
             ledger(budget={"epsilon": 10.0, **TERMS, "accountant": "rdp"}),
             "its ledger counts by accountant rdp, not pld",
         ),
-        ({}, "its ledger lacks the unit or the budget"),
+        ({"entries": []}, "its ledger lacks the unit or the budget"),
     ],
 )
 @pytest.mark.parametrize("bad", [0, 1])

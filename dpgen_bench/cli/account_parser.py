@@ -40,6 +40,7 @@ def add_account(add: Callable[..., argparse.ArgumentParser]) -> argparse.Argumen
             "dpgen account method=dpgan dataset=mnist privacy.epsilon=10",
         ),
     )
+    # How records are drawn.
     parser.add_argument("--q", type=values.rate, help="Poisson sampling rate in (0, 1], e.g. 1/469; 1: every record")
     parser.add_argument("--shards", type=values.integer, metavar="K", help="each draw is one of K disjoint parts")
     parser.add_argument(
@@ -57,6 +58,7 @@ def add_account(add: Callable[..., argparse.ArgumentParser]) -> argparse.Argumen
         metavar="K",
         help="most answers of one client; further steps release nothing",
     )
+    # The noise, the number of releases, and what one release is.
     parser.add_argument("--sigma", type=values.number, help="noise multiplier of one released row (see above)")
     parser.add_argument("--steps", type=values.integer, metavar="T", help="number of draws")
     parser.add_argument("--delta", type=values.number, help="default 1e-5, or privacy.delta of the overrides")
@@ -74,6 +76,7 @@ def add_account(add: Callable[..., argparse.ArgumentParser]) -> argparse.Argumen
         "row: any clipped function of the batch (both change it by at most 2C). Default: record if B is 1, else row; "
         "always row with --clients",
     )
+    # What is printed.
     parser.add_argument("--published", action="store_true", help="also print epsilon as the paper counts it")
     parser.add_argument(
         "--timeout", type=values.number, default=60.0, metavar="S", help="seconds per cell (default 60)"

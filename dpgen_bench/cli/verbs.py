@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.cli.account_parser import check_options
 from dpgen_bench.runs.catalogue import GROUPS, print_catalogue
-from dpgen_bench.runs.compose import expect_composable
+from dpgen_bench.runs.compose import compose_config, expect_composable
 from dpgen_bench.runs.multirun import Multirun, job_of_multirun
 from dpgen_bench.runs.overrides import parse_override, quote_value
 from dpgen_bench.runs.store import RunBusy, RunFailed, Store
@@ -140,6 +140,7 @@ def rm(options: argparse.Namespace) -> int:
 
 def check(options: argparse.Namespace) -> int:
     """Run the conformance suite on a method."""
+    expect_composable(overrides_of(options), multirun=False)
     from dpgen_bench.runs.check import check_configured_method
 
     return check_configured_method(
@@ -149,6 +150,8 @@ def check(options: argparse.Namespace) -> int:
 
 def account(options: argparse.Namespace) -> int:
     """Print epsilons of planned mechanisms."""
+    if options.overrides:
+        expect_composable(overrides_of(options), multirun=False)
     check_options(options, options.overrides)
     from dpgen_bench.runs.account import run_account
 
@@ -292,10 +295,10 @@ def sweep(options: argparse.Namespace) -> int:
 
 def fetch(options: argparse.Namespace) -> int:
     """Download a dataset, or list what is wrong with its files."""
-    from dpgen_bench.data.fetch import describe, fetch
-    from dpgen_bench.runs.config import build_dataset, compose_config
-
     config = compose_config(overrides_of(options))
+    from dpgen_bench.data.fetch import describe, fetch
+    from dpgen_bench.runs.config import build_dataset
+
     if options.check and OmegaConf.is_missing(config.dataset, "image_size"):
         config.dataset.image_size = 32  # whether a file can be read does not depend on it
     dataset = build_dataset(config)
