@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from dpgen_bench.plots.draw import KINDS, draw
-from dpgen_bench.plots.parts import XAxis, averaged, epsilon_text, label_of, order_of, read_log, value_of
+from dpgen_bench.plots.parts import XAxis, averaged, epsilon_text, label_of, order_of, value_of
 from dpgen_bench.tables.plot_spec import PLOT_KINDS, NormsSpec
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import TableSpec
@@ -159,7 +159,7 @@ def test_a_log_is_drawn_with_a_damaged_line_and_averaged(tmp_path: Path) -> None
         for folder in row.folders:
             values = [{"step": i, "d_accuracy_on_fakes": 0.5, "n_d": 1} for i in range(30)]
             write_log(folder, [{"phase": "start"}, *values], end='{"step": 30, "d_accuracy_on')
-    assert len(read_log(rows[0].folders[0].path / "log.jsonl", "d_accuracy_on_fakes")) == 30
+    assert len(rows[0].folders[0].log_values("d_accuracy_on_fakes")) == 30
     plot = {"kind": "log", "y": "d_accuracy_on_fakes", "ema": 0.95, "series": "method.n_d", "x_max": 20}
     found, together = drawn(tmp_path, {**plot, "x_label": "generator steps"}, rows)
     assert "generator steps" in found

@@ -14,7 +14,7 @@ from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.execute import evaluate_run, execute
-from dpgen_bench.runs.kept import extract, folder_of_step, trajectory
+from dpgen_bench.runs.kept import extract, trajectory
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.training.checkpoint import load_checkpoint
 
@@ -72,7 +72,7 @@ def test_the_epsilon_of_a_step_is_that_of_its_releases(runs):
     ledger = Ledger.load(folder.path / "ledger.json")
     (event,) = ledger.events
     budget = ledger.budget
-    spent = folder_of_step(folder, int(extract(folder, 2).path.name)).read_json("step.json")["epsilon"]
+    spent = folder.at_step(int(extract(folder, 2).path.name)).read_json("step.json")["epsilon"]
     assert spent == epsilon([replace(event, times=2)], budget.delta, budget.relation, budget.accountant)
     assert 0 < spent < ledger.epsilon["proven"]
 
@@ -89,7 +89,7 @@ def test_kept_steps_are_measured_once(tmp_path, capsys):
     execute(compose_config(overrides))
     assert "is finished: skipped" in capsys.readouterr().out
     # A measurement that is missing is made again; the others are not.
-    for path in folder_of_step(folder, 4).path.glob("metrics/*.json"):
+    for path in folder.at_step(4).path.glob("metrics/*.json"):
         path.unlink()
     execute(compose_config(overrides))
     assert "step 2 is measured" in capsys.readouterr().out
@@ -107,7 +107,7 @@ def test_a_finished_runs_kept_steps_are_measured_by_evaluate(tmp_path):
 
 def test_without_privacy_the_epsilon_of_a_step_is_infinite(tmp_path):
     _, folder = executed(tmp_path, "dpgan", "privacy.epsilon=inf", "method.sigma=null")
-    assert folder_of_step(folder, int(extract(folder, 2).path.name)).read_json("step.json")["epsilon"] == "inf"
+    assert folder.at_step(int(extract(folder, 2).path.name)).read_json("step.json")["epsilon"] == "inf"
     assert trajectory(folder, {"name": "quick", "metrics": {}}) == []
 
 
@@ -130,4 +130,4 @@ def test_a_store_with_kept_steps_lists_only_runs(runs):
     extract(runs["dpgan"], 4)
     listed = Store(runs["dpgan"].path.parent.parent).runs()
     assert sorted(run.id for run in listed) == sorted(run.id for run in runs.values())
-    assert not math.isnan(folder_of_step(runs["dpgan"], 4).read_json("step.json")["epsilon"])
+    assert not math.isnan(runs["dpgan"].at_step(4).read_json("step.json")["epsilon"])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dpgen_bench.plots.parts import epsilon_text
 from dpgen_bench.runs.listing import epsilon_number, is_changed
 from dpgen_bench.runs.soundness import budget_problem
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.runs.store import ReadableRun
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import TableSpec
 
@@ -35,7 +35,7 @@ def finished(
     figure: Figure,
     table: TableSpec,
     rows: Sequence[TableRow],
-    folders: Mapping[int, Sequence[RunFolder]],
+    folders: Mapping[int, Sequence[ReadableRun]],
     how: str,
 ) -> Picture:
     """The plot with the table's title above and the `caption` below."""
@@ -43,7 +43,7 @@ def finished(
     return Picture(figure, len(_sound(rows, folders)))
 
 
-def caption(table: TableSpec, rows: Sequence[TableRow], folders: Mapping[int, Sequence[RunFolder]], how: str) -> str:
+def caption(table: TableSpec, rows: Sequence[TableRow], folders: Mapping[int, Sequence[ReadableRun]], how: str) -> str:
     """The caption of a plot: scale, protocol, seeds and epsilons of its runs, and why it is not a reproduction.
 
     Args:
@@ -75,14 +75,14 @@ def caption(table: TableSpec, rows: Sequence[TableRow], folders: Mapping[int, Se
 
 
 def _sound(
-    rows: Sequence[TableRow], folders: Mapping[int, Sequence[RunFolder]]
-) -> list[tuple[TableRow, list[RunFolder]]]:
+    rows: Sequence[TableRow], folders: Mapping[int, Sequence[ReadableRun]]
+) -> list[tuple[TableRow, list[ReadableRun]]]:
     """Each row that is drawn, with its runs that are not damaged."""
     kept = [(row, [each for each in folders.get(i, ()) if each.id not in row.unusable]) for i, row in enumerate(rows)]
     return [(row, several) for row, several in kept if several]
 
 
-def _no_reproduction(table: TableSpec, drawn: Sequence[tuple[TableRow, Sequence[RunFolder]]]) -> list[str]:
+def _no_reproduction(table: TableSpec, drawn: Sequence[tuple[TableRow, Sequence[ReadableRun]]]) -> list[str]:
     """Why a plot is not a reproduction of a paper's: all its lines must be trained and measured as the paper's are."""
     of_paper = bool(table.paper) or bool(PRINTED.search(table.title))
     reasons = [] if of_paper else ["no paper has this picture"]
@@ -124,7 +124,7 @@ def write_below(figure: Figure, title: str, text: str) -> None:
     figure.supxlabel("\n".join(wrapped), fontsize=7.5, x=0.01, ha="left")
 
 
-def _epsilons(runs: Sequence[RunFolder], name: str, finite: bool = False) -> str:
+def _epsilons(runs: Sequence[ReadableRun], name: str, finite: bool = False) -> str:
     """The runs' epsilons of that name, each once; only the lowest and the highest of more than five."""
     numbers = {epsilon_number(folder.read_json("ledger.json").get("epsilon"), name) for folder in runs}
     values = sorted(value for value in numbers if value is not None and not (finite and math.isinf(value)))

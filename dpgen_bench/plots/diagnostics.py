@@ -45,8 +45,10 @@ def norms(spec: NormsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
     left_out = 0
     for row in rows:
         for folder in row.folders:
+            if folder.id in row.unusable or not isinstance(folder, RunFolder):  # a record has nothing private
+                continue
             path = folder.path / "private" / "diagnostics.jsonl"
-            if folder.id in row.unusable or not path.exists():
+            if not path.exists():
                 continue
             if row.specs[0].config.privacy.noise == "os":
                 left_out += 1

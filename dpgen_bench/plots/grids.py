@@ -6,7 +6,6 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from dpgen_bench.plots.captions import Picture, finished
 from dpgen_bench.plots.parts import check_keys, order_of, proven_text, row_name, same, text_of
 from dpgen_bench.privacy.events import budget_text
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.runs.store import ReadableRun
 from dpgen_bench.tables.plot_spec import SamplesSpec
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import TableSpec
@@ -77,15 +76,15 @@ def _budget(row: TableRow) -> float | str:
     return budget_text(epsilon) if epsilon is None else float(epsilon)
 
 
-def _grid(row: TableRow, per_class: int) -> tuple[np.ndarray | None, RunFolder | None, str]:
+def _grid(row: TableRow, per_class: int) -> tuple[np.ndarray | None, ReadableRun | None, str]:
     """The montage and the run of the row's first seed that has samples, and ""; or None, None and the reason."""
     damaged = ""
     for folder in row.folders:
-        path = folder.path / "samples.npz"
-        if folder.id in row.unusable or not folder.trained or not path.exists():
+        if folder.id in row.unusable or not folder.trained:
             continue
         try:
-            return montage(path, per_class), folder, ""
+            if (block := folder.montage(per_class)) is not None:
+                return block, folder, ""
         except Exception as error:  # a damaged archive raises many kinds of errors; the other grids must still be drawn
             damaged = damaged or f"{UNREADABLE} {folder.id} cannot be read ({type(error).__name__})"
     status = row.status()
@@ -115,7 +114,7 @@ def _columns(rows: Sequence[TableRow], table: TableSpec, apart: Sequence[str]) -
 
 
 def _draw_grid(
-    panel: Axes, name: str, block: np.ndarray | None, folder: RunFolder | None, why: str, shape: tuple[int, ...]
+    panel: Axes, name: str, block: np.ndarray | None, folder: ReadableRun | None, why: str, shape: tuple[int, ...]
 ) -> None:
     """Draw one grid with its name; without samples, an empty frame of that shape with the reason in it."""
     title = textwrap.fill(name, 46)
@@ -129,23 +128,3 @@ def _draw_grid(
     panel.set_title(f"{title}\nno samples", fontsize=8, color="0.35")
     text = textwrap.fill(why, 44, max_lines=4)
     panel.text(0.5, 0.5, text, ha="center", va="center", fontsize=8, color="0.35", transform=panel.transAxes)
-
-
-def montage(path: Path, per_class: int) -> np.ndarray:
-    """An image uint8 [H, W, c] of the first `per_class` samples of each class, a column each, with grey lines.
-
-    Raises:
-        ValueError: for an archive without images [n, c, h, w] and n labels.
-    """
-    with np.load(path, allow_pickle=False) as kept:
-        images, labels = kept["images"], kept["labels"]
-    if images.ndim != 4 or len(images) != len(labels) or len(labels) == 0:
-        raise ValueError(f"expected images [n, c, h, w] and n labels in {path.name}, got {images.shape}.")
-    channels, height, width = images.shape[1:]
-    out = np.full((per_class * (height + 1) - 1, (labels.max() + 1) * (width + 1) - 1, channels), 128, np.uint8)
-    for label in range(labels.max() + 1):
-        for i, image in enumerate(images[labels == label][:per_class]):
-            top, left = i * (height + 1), label * (width + 1)
-            pixels = np.clip(np.rint(image), 0, 255).astype(np.uint8)
-            out[top : top + height, left : left + width] = pixels.transpose(1, 2, 0)
-    return out

@@ -22,12 +22,11 @@ from dpgen_bench.plots.parts import (
     check_keys,
     epsilon_text,
     label_of,
-    read_log,
     same,
     value_of,
 )
 from dpgen_bench.runs.kept import trajectory
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.runs.store import ReadableRun
 from dpgen_bench.runs.values import metric_values
 from dpgen_bench.tables.leaderboard import why_unranked
 from dpgen_bench.tables.plot_spec import CurveSpec, LinesSpec, LogSpec, PrivacyUtilitySpec, StepsSpec
@@ -57,7 +56,7 @@ def curve(spec: CurveSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
     grid = Grid(spec, shown, x)
     format_tick = epsilon_text if x.startswith("epsilon_") else "{:g}".format
     axis = XAxis((value_of(member.row, x) for member in grid.members), spec.log_x, format_tick)
-    drawn: dict[int, list[RunFolder]] = {}
+    drawn: dict[int, list[ReadableRun]] = {}
     # Markers of lines without a place in a leaderboard are hollow.
     hollow = [_is_unranked(table, member.row) for member in grid.members]
     for (y, column), panel in grid.panels.items():
@@ -137,7 +136,7 @@ def steps(spec: StepsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
     per = spec.per
     check_keys(rows, [per] if per else [])
     # Collect the kept generators of all usable runs, by the number of the row.
-    trajectories: dict[int, list[tuple[RunFolder, dict[float, tuple[float, dict[str, list[float]]]]]]] = {}
+    trajectories: dict[int, list[tuple[ReadableRun, dict[float, tuple[float, dict[str, list[float]]]]]]] = {}
     for i, row in enumerate(rows):
         unit = _unit(row, per) if per else 1.0
         for folder in row.folders:
@@ -225,12 +224,12 @@ def log(spec: LogSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | 
     A line of several seeds ends where the shortest log does.
     """
     logs: dict[int, dict[str, list[np.ndarray]]] = {}
-    folders: dict[int, list[RunFolder]] = {}
+    folders: dict[int, list[ReadableRun]] = {}
     for i, row in enumerate(rows):
         for folder in row.folders:
             if folder.id in row.unusable or not folder.trained:
                 continue
-            values = {y: read_log(folder.path / "log.jsonl", y)[: spec.x_max] for y in spec.y}
+            values = {y: folder.log_values(y)[: spec.x_max] for y in spec.y}
             if any(len(scalars) for scalars in values.values()):
                 folders.setdefault(i, []).append(folder)
             for y, scalars in values.items():

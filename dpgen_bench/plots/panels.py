@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dpgen_bench.plots.captions import Picture, finished
 from dpgen_bench.plots.chance import chance_levels, draw_chance, is_accuracy
 from dpgen_bench.plots.parts import Style, check_keys, label_of, order_of, rank, text_of, value_of
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.runs.store import ReadableRun
 from dpgen_bench.tables.plot_spec import LinesSpec
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import TableSpec
@@ -69,7 +69,9 @@ class Grid:
     def _panel(self, row: TableRow) -> str:
         return text_of(value_of(row, self.key)) if self.key else text_of(None)
 
-    def finish(self, spec: LinesSpec, table: TableSpec, drawn: Mapping[int, Sequence[RunFolder]], how: str) -> Picture:
+    def finish(
+        self, spec: LinesSpec, table: TableSpec, drawn: Mapping[int, Sequence[ReadableRun]], how: str
+    ) -> Picture:
         """Add titles, labels, scales, the legend and the caption, after the lines are drawn.
 
         Args:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +13,7 @@ from omegaconf import OmegaConf
 
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.listing import describe_dataset, epsilon_number, format_epsilon
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.runs.store import ReadableRun
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import TableSpec
 
@@ -223,20 +221,6 @@ class XAxis:
         return kept
 
 
-def read_log(path: Path, name: str) -> np.ndarray:
-    """The values of one scalar in a run's log.jsonl, in order, without the rows that lack it."""
-    values = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:  # the run was killed while it wrote the line
-            continue
-        value = row.get(name) if isinstance(row, dict) else None
-        if isinstance(value, float | int) and not isinstance(value, bool):
-            values.append(float(value))
-    return np.array(values)
-
-
 def averaged(values: np.ndarray, decay: float) -> np.ndarray:
     """Exponential moving average that starts at the first value: a_t = decay a_(t-1) + (1 - decay) v_t."""
     out = np.empty_like(values)
@@ -261,7 +245,7 @@ def row_name(row: TableRow, table: TableSpec, apart: Iterable[str] = ()) -> str:
     return ", ".join(parts)
 
 
-def proven_text(folder: RunFolder) -> str:
+def proven_text(folder: ReadableRun) -> str:
     """The epsilons of a run, such as `ε proven 10`, or with a claim `ε proven 610 (claimed 9.99)`."""
     epsilon = folder.read_json("ledger.json").get("epsilon")
     proven, claimed = epsilon_number(epsilon, "proven"), epsilon_number(epsilon, "claimed")

@@ -11,7 +11,7 @@ from typing import Any
 from dpgen_bench.report.runs import Run
 from dpgen_bench.report.text import describe_value, described, flatten, once, plain
 from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, format_epsilon, is_changed
-from dpgen_bench.runs.measurements import Measurement, Protocol
+from dpgen_bench.runs.measurements import Measurement, Protocol, protocol_hash
 from dpgen_bench.runs.soundness import budget_problem
 from dpgen_bench.runs.statistics import summarise
 from dpgen_bench.runs.values import metric_values
@@ -143,7 +143,7 @@ def _content(line: _Line, varying: set[str]) -> dict[str, Any]:
     counted = {key: _together(_counted_by(each)[key] for each in line.runs) for key in COUNTED}
     relation = counted["relation"] if private else NO_RELATION
     record = line.measurement and line.measurement["protocol"]
-    protocol = _protocol(run, record) if record else "not measured"
+    protocol = _protocol(record) if record else "not measured"
     # The seeds of a line may differ in what they proved; the line shows the largest epsilon.
     worst = max(line.runs, key=lambda each: _number(each.epsilon.get("proven"), math.inf))
     texts = {
@@ -208,11 +208,11 @@ def _not_as_configured(line: _Line) -> str:
     return f"not as configured: {'; '.join(parts)}" if reasons else ""
 
 
-def _protocol(run: Run, record: Protocol) -> str:
+def _protocol(record: Protocol) -> str:
     """The protocol's name; if its text has changed since, with a hash that tells changed texts apart."""
     if not is_changed(record):
         return str(record["name"])
-    return f"{record['name']} (changed: {run.folder.measurements.file_of(record).stem.rsplit('-', 1)[-1]})"
+    return f"{record['name']} (changed: {protocol_hash(record)})"
 
 
 def _metric_cells(line: _Line) -> dict[str, dict[str, Any]]:

@@ -36,10 +36,11 @@ from dpgen_bench.runs.listing import (
     is_changed,
 )
 from dpgen_bench.runs.measurements import Measurement
+from dpgen_bench.runs.records import Record, read_record, record_paths
 from dpgen_bench.runs.soundness import release_problems
 from dpgen_bench.runs.statistics import summarise
-from dpgen_bench.runs.store import REMOVED, RunFolder
-from dpgen_bench.runs.validation import file_problem
+from dpgen_bench.runs.store import REMOVED, ReadableRun, RunFolder
+from dpgen_bench.runs.validation import file_problem, problem_of
 from dpgen_bench.runs.values import metric_values, notes
 from dpgen_bench.training.cost import cost_values
 from dpgen_bench.utils.errors import describe_error
@@ -49,7 +50,7 @@ _ID = re.compile("[0-9a-f]{12}")
 
 @dataclass
 class Run:
-    """One folder below results/runs.
+    """One folder below results/runs, or one record.
 
     id: the hash of its identity.json, or the folder's name if that file cannot be read.
     state: finished, running, failed, preempted, interrupted, empty, damaged or duplicate.
@@ -57,7 +58,7 @@ class Run:
     unread: files of reports that cannot be read.
     """
 
-    folder: RunFolder
+    folder: ReadableRun
     id: str
     state: str = "damaged"
     remark: str = ""
@@ -93,7 +94,19 @@ class Run:
 
 
 def read_runs(results: Path) -> list[Run]:
-    """Every folder below results/runs, sorted by name. Copies are marked; a file with the name of a run is damaged."""
+    """Every folder below results/runs and every record of a run that has no finished folder, sorted by name.
+
+    Copies are marked; a file with the name of a run is damaged.
+    """
+    runs = _read_folders(results)
+    finished = {run.id for run in runs if run.state == "finished"}
+    recorded = [_read_record(path) for name, path in record_paths(results).items() if name not in finished]
+    ids = {run.id for run in recorded if run.sound}
+    # An unfinished folder of a recorded run adds nothing that the record does not have.
+    return sorted([*(run for run in runs if run.id not in ids), *recorded], key=lambda run: run.folder.id)
+
+
+def _read_folders(results: Path) -> list[Run]:
     candidates = (path for path in (results / "runs").glob("*") if path.is_dir() or _ID.fullmatch(path.name))
     places = sorted(candidates, key=lambda path: path.name)
     runs = [
@@ -110,6 +123,18 @@ def read_runs(results: Path) -> list[Run]:
     return runs
 
 
+def _read_record(path: Path) -> Run:
+    try:
+        record = read_record(path)
+    except ValueError:
+        return Run(Record(path, {}), path.stem, remark="its record cannot be read, or is of another schema")
+    run = Run(record, record.id)
+    if problem := problem_of(record):
+        run.remark = problem
+        return run
+    return _read_content(run)
+
+
 def _read(folder: RunFolder) -> Run:
     run = Run(folder, folder.id)
     try:
@@ -118,23 +143,34 @@ def _read(folder: RunFolder) -> Run:
             return run
         if not (folder.path / "config.yaml").exists():
             raise ValueError("expected a config.yaml, got none: it ended before it began, or is no run")
+        files = len(list((folder.path / "metrics").glob("*.json")))
+    except Exception as error:  # a damaged run must not hide the others
+        run.remark = describe_error(error)
+        return run
+    run = _read_content(run)
+    run.unread = max(files - len(run.measurements), 0)
+    return run
+
+
+def _read_content(run: Run) -> Run:
+    """The run with all that its folder or record says; damaged, with the reason, if something cannot be read."""
+    folder = run.folder
+    try:
         run.identity = folder.read_json("identity.json")
         if not run.identity:
             raise ValueError("expected an identity.json, got none: its settings cannot be trusted")
         run.config, run.ledger = folder.config, folder.read_json("ledger.json")
         run.id = identify(run.identity)
         run.training = folder.read_json("training.json")
-        files = len(list((folder.path / "metrics").glob("*.json")))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the store warns of unreadable measurements; the run's panel counts them
             run.measurements = folder.measurements.all()
-        run.unread = files - len(run.measurements)
         if folder.done and not run.ledger:
             raise ValueError("expected the ledger.json of a finished run, got none")
         _ = run.budget, values_by_protocol(run), cost_values(run.training), ledger_panel(run)
         _ = epsilon_number(run.epsilon, "proven")
         run.state, run.remark = folder.status(), ""
-        if run.state == "failed":
+        if run.state == "failed" and isinstance(folder, RunFolder):
             run.remark = f"{folder.failed_during()}: "
         if run.state in ("failed", "preempted"):
             run.remark += str(folder.read_json("status.json").get("error", ""))
@@ -187,13 +223,13 @@ def panel(run: Run) -> dict[str, Any]:
 
 def _picture(run: Run) -> dict[str, Any]:
     """{"picture": data URI, "alt": text}; without a picture, "alt" says why."""
-    path = run.folder.path / "samples.png"
+    path = run.folder.picture
     if not path.exists():
         return {"picture": "", "alt": "no samples yet"}
     try:
         picture = small_picture(path)
     except (OSError, ValueError) as error:
-        return {"picture": "", "alt": f"samples.png cannot be read ({type(error).__name__})"}
+        return {"picture": "", "alt": f"{path.name} cannot be read ({type(error).__name__})"}
     what = f"{run.config.method.name}, {describe_dataset(run.config)}, ε budget {run.budget}, seed {run.config.seed}"
     return {"picture": picture, "alt": f"grid of generated samples: {what}"}
 

@@ -21,7 +21,7 @@ from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.measurements import Measurement, Protocol
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.runs.store import ReadableRun, RunFolder
 from dpgen_bench.training.checkpoint import Checkpoint, PhaseState, load_checkpoint
 
 
@@ -40,11 +40,11 @@ class Point:
     measurement: Measurement
 
 
-def trajectory(folder: RunFolder, protocol: Protocol) -> list[Point]:
+def trajectory(folder: ReadableRun, protocol: Protocol) -> list[Point]:
     """The kept steps that have a measurement by this protocol, sorted by step; the last point is the run itself."""
     points = []
-    for step in measured_steps(folder):
-        step_folder = folder_of_step(folder, step)
+    for step in folder.steps():
+        step_folder = folder.at_step(step)
         measurement = step_folder.measurements.assembled(protocol)
         if measurement:
             points.append(Point(step, _number(step_folder.read_json("step.json").get("epsilon")), measurement))
@@ -54,17 +54,6 @@ def trajectory(folder: RunFolder, protocol: Protocol) -> list[Point]:
         proven = (folder.read_json("ledger.json").get("epsilon") or {}).get("proven")
         points.append(Point(int(final), _number(proven), measurement))
     return sorted(points, key=lambda point: point.step)
-
-
-def folder_of_step(folder: RunFolder, step: int) -> RunFolder:
-    """The folder of one kept step, which may not exist yet."""
-    return RunFolder(folder.path / "steps" / str(step))
-
-
-def measured_steps(folder: RunFolder) -> list[int]:
-    """The steps whose generator was extracted, sorted."""
-    paths = (folder.path / "steps").glob("*/step.json")
-    return sorted(int(path.parent.name) for path in paths if path.parent.name.isdigit())
 
 
 def kept_steps(spec: RunSpec, folder: RunFolder) -> list[int]:
@@ -80,7 +69,7 @@ def kept_steps_measured(spec: RunSpec, folder: RunFolder) -> bool:
     if not spec.config.runtime.get("measure_kept", False):
         return True
     protocol = spec.protocol_record()
-    folders = [folder_of_step(folder, step) for step in kept_steps(spec, folder)]
+    folders = [folder.at_step(step) for step in kept_steps(spec, folder)]
     return all(step_folder.measurements.fully_measured(protocol) for step_folder in folders)
 
 
@@ -96,7 +85,7 @@ def extract(folder: RunFolder, step: int) -> RunFolder:
     Raises:
         ValueError: if a checkpoint is missing or corrupt, or none of its networks is the released one.
     """
-    step_folder = folder_of_step(folder, step)
+    step_folder = folder.at_step(step)
     if (step_folder.path / "step.json").exists():
         return step_folder
     last = _phase(load_checkpoint(folder.path / "checkpoints" / "last.pt"), "last", folder)

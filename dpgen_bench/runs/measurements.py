@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,41 +27,22 @@ Protocol = Mapping[str, Any]
 Measurement = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Measurements:
-    """The measurements in the folder `path` of one run; protocols are those of `RunSpec.protocol_record`."""
+def protocol_hash(protocol: Protocol) -> str:
+    """The hash of a protocol's content, which is a part of the name of its measurements' files."""
+    text = json.dumps(protocol, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
-    path: Path
 
-    def file_of(self, protocol: Protocol) -> Path:
-        """The file of the complete measurement by this protocol, which may not exist yet."""
-        text = json.dumps(protocol, sort_keys=True, default=str)
-        return self.path / "metrics" / f"{protocol['name']}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
+class Measured(ABC):
+    """The measurements of one run; protocols are those of `RunSpec.protocol_record`."""
+
+    @abstractmethod
+    def all(self) -> list[Measurement]:
+        """Every complete measurement, sorted by the protocol's name and hash."""
 
     def of(self, protocol: Protocol) -> Measurement:
         """The complete measurement by exactly this protocol, or {}."""
-        return self._read(self.file_of(protocol), protocol)
-
-    def unfinished(self, protocol: Protocol) -> Measurement:
-        """What an interrupted evaluation by this protocol has measured, or {}."""
-        return self._read(self._unfinished_file(protocol), protocol)
-
-    def write(self, measurement: Measurement) -> None:
-        """Write a measurement to the file of complete or of unfinished ones, as its entry `complete` says.
-
-        A complete measurement replaces the unfinished one by the same protocol.
-        """
-        protocol = measurement["protocol"]
-        complete = bool(measurement.get("complete"))
-        content = json.dumps(measurement, indent=2)
-        write_atomic(self.file_of(protocol) if complete else self._unfinished_file(protocol), content)
-        if complete:
-            self._unfinished_file(protocol).unlink(missing_ok=True)
-
-    def all(self) -> list[Measurement]:
-        """Every complete measurement, sorted by the protocol's name and hash."""
-        measurements = [self._read(path) for path in sorted((self.path / "metrics").glob("*.json"))]
-        return [measurement for measurement in measurements if measurement.get("complete")]
+        return next((each for each in self.all() if each["protocol"] == protocol), {})
 
     def assembled(self, protocol: Protocol) -> Measurement:
         """The complete measurement by this protocol, completed from those by other protocols where it lacks metrics.
@@ -95,6 +77,40 @@ class Measurements:
         results = [result for repeat in measurement.get("repeats", []) for result in repeat["metrics"].values()]
         return bool(measurement) and all(result["status"] == "measured" for result in results)
 
+
+@dataclass(frozen=True)
+class Measurements(Measured):
+    """The measurements in the folder `path` of one run."""
+
+    path: Path
+
+    def file_of(self, protocol: Protocol) -> Path:
+        """The file of the complete measurement by this protocol, which may not exist yet."""
+        return self.path / "metrics" / f"{protocol['name']}-{protocol_hash(protocol)}.json"
+
+    def of(self, protocol: Protocol) -> Measurement:
+        return self._read(self.file_of(protocol), protocol)
+
+    def unfinished(self, protocol: Protocol) -> Measurement:
+        """What an interrupted evaluation by this protocol has measured, or {}."""
+        return self._read(self._unfinished_file(protocol), protocol)
+
+    def write(self, measurement: Measurement) -> None:
+        """Write a measurement to the file of complete or of unfinished ones, as its entry `complete` says.
+
+        A complete measurement replaces the unfinished one by the same protocol.
+        """
+        protocol = measurement["protocol"]
+        complete = bool(measurement.get("complete"))
+        content = json.dumps(measurement, indent=2)
+        write_atomic(self.file_of(protocol) if complete else self._unfinished_file(protocol), content)
+        if complete:
+            self._unfinished_file(protocol).unlink(missing_ok=True)
+
+    def all(self) -> list[Measurement]:
+        measurements = [self._read(path) for path in sorted((self.path / "metrics").glob("*.json"))]
+        return [measurement for measurement in measurements if measurement.get("complete")]
+
     def _unfinished_file(self, protocol: Protocol) -> Path:
         return self.path / "metrics" / "unfinished" / self.file_of(protocol).name
 
@@ -104,9 +120,7 @@ class Measurements:
             return {}
         try:
             measurement = json.loads(path.read_text())
-            for repeat in measurement["repeats"]:
-                for result in repeat["metrics"].values():  # raises KeyError or TypeError if an entry is missing
-                    _ = result["status"], result["values"], result["notes"], result["reason"], repeat["samples"]
+            check_measurement(measurement)
             if protocol is None or measurement["protocol"] == protocol:
                 return measurement
             problem = "is of another protocol than its name says"
@@ -114,6 +128,17 @@ class Measurements:
             problem = f"cannot be read ({type(error).__name__}: {error})"
         warnings.warn(f"the measurement {path} {problem}; it is ignored.", stacklevel=3)
         return {}
+
+
+def check_measurement(measurement: Measurement) -> None:
+    """Check that a measurement has all entries that readers use.
+
+    Raises:
+        KeyError, TypeError, AttributeError: if an entry is missing or of another type.
+    """
+    for repeat in measurement["repeats"]:
+        for result in repeat["metrics"].values():
+            _ = result["status"], result["values"].items(), result["notes"], result["reason"], repeat["samples"]
 
 
 def sampling_settings(protocol: Protocol) -> dict[str, Any]:

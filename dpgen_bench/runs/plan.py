@@ -11,17 +11,22 @@ from dpgen_bench.privacy.allowance import Observer
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
 from dpgen_bench.runs.prepare import inherited_ledger, new_ledger
 
 
 def plan(overrides: list[str]) -> Ledger:
-    """The ledger with the allowances that the run of these overrides would request before its first release.
+    """The ledger with the allowances that the run of these overrides would request, see `plan_spec`."""
+    spec = build_spec(compose_config(overrides))
+    inherited_ledger(spec)
+    return plan_spec(spec)
+
+
+def plan_spec(spec: RunSpec) -> Ledger:
+    """The ledger with the allowances that a run would request before its first release.
 
     Nothing is released: `fit` is stopped before its first access to records.
     """
-    spec = build_spec(compose_config(overrides))
-    inherited_ledger(spec)
     dataset = spec.dataset()
     records = dataset.load("train")
     ledger = new_ledger(spec, len(records))

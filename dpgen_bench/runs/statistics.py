@@ -1,15 +1,17 @@
 """Summaries of repeated values for one cell of a table: mean, spread over seeds, and spread over repeats.
 
 The two spreads differ: seeds are trainings with other randomness, and repeats are evaluations of the same generator.
+Sums are exact (`math.fsum`), so that summaries of the same values are the same on every machine.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import scipy.stats
 
 
@@ -66,18 +68,18 @@ def summarise(values: Sequence[Sequence[float]]) -> Summary:
     """
     if not values or not all(len(repeats) for repeats in values):
         raise ValueError(f"expected one or more values for each of one or more seeds, got {values!r}.")
-    means = [float(np.mean(repeats)) for repeats in values]
+    means = [_mean(repeats) for repeats in values]
     freedom = [len(repeats) - 1 for repeats in values]
-    variance = [float(np.var(repeats, ddof=1)) if len(repeats) > 1 else 0.0 for repeats in values]
-    within = np.dot(freedom, variance) / sum(freedom) if sum(freedom) else None
+    variance = [_std(repeats) ** 2 if len(repeats) > 1 else 0.0 for repeats in values]
+    within = math.fsum(map(operator.mul, freedom, variance)) / sum(freedom) if sum(freedom) else None
     over, ci95 = None, None
     if len(means) > 1:
         over, ci95 = "seeds", t_interval(means)
     elif freedom[0] > 0:
         over, ci95 = "repeats", t_interval(values[0])
     return Summary(
-        mean=float(np.mean(means)),
-        std_seeds=float(np.std(means, ddof=1)) if len(means) > 1 else None,
+        mean=_mean(means),
+        std_seeds=_std(means) if len(means) > 1 else None,
         std_repeats=None if within is None else math.sqrt(within),
         ci95=ci95,
         ci_over=over,
@@ -88,6 +90,16 @@ def summarise(values: Sequence[Sequence[float]]) -> Summary:
 
 def t_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
     """Student's t confidence interval (lower, upper) of the mean of two or more independent values."""
-    mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    mean, error = _mean(values), _std(values) / math.sqrt(len(values))
     half_width = float(scipy.stats.t.ppf((1 + level) / 2, len(values) - 1)) * error
     return mean - half_width, mean + half_width
+
+
+def _std(values: Sequence[float]) -> float:
+    """Standard deviation (n - 1) of two or more values; NaN if one is not finite."""
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The mean; infinite or NaN if a value is."""
+    return statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values) / len(values)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,11 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import numpy as np
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dpgen_bench.runs.measurements import Measurements
+from dpgen_bench.runs.measurements import Measured, Measurements
+from dpgen_bench.runs.pictures import montage
+from dpgen_bench.training.log import read_scalar
 from dpgen_bench.utils.errors import describe_error
 from dpgen_bench.utils.files import write_atomic
 from dpgen_bench.utils.validation import suggestion
@@ -57,8 +61,72 @@ def make_folder(path: Path) -> None:
         ) from None
 
 
+class ReadableRun(ABC):
+    """What tables, plots and the report read of a run: its folder, or its record (`runs.records.Record`)."""
+
+    @property
+    @abstractmethod
+    def id(self) -> str:
+        """The run's id; for a copy of a run's folder, the name of the folder."""
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the run is finished."""
+
+    @property
+    @abstractmethod
+    def trained(self) -> bool:
+        """Whether its training has ended."""
+
+    @property
+    @abstractmethod
+    def config(self) -> DictConfig:
+        """The resolved config of the run."""
+
+    @property
+    @abstractmethod
+    def measurements(self) -> Measured:
+        """The run's measurements, one for each protocol."""
+
+    @property
+    @abstractmethod
+    def picture(self) -> Path:
+        """The file with a picture of its samples, which may not exist."""
+
+    @abstractmethod
+    def read_json(self, name: str) -> dict[str, Any]:
+        """The content of a JSON file of the run, such as ledger.json; {} if there is none."""
+
+    @abstractmethod
+    def status(self) -> str:
+        """finished, running, failed, preempted, interrupted (the process was killed) or empty (never started)."""
+
+    @abstractmethod
+    def log_values(self, name: str) -> np.ndarray:
+        """The values of one scalar of the public log in order, float64 [n], without the rows that lack it."""
+
+    @abstractmethod
+    def steps(self) -> list[int]:
+        """The kept training steps whose generator was extracted, sorted."""
+
+    @abstractmethod
+    def at_step(self, step: int) -> ReadableRun:
+        """What was measured of the generator of one kept step."""
+
+    @abstractmethod
+    def montage(self, per_class: int) -> np.ndarray | None:
+        """An image uint8 [H, W, c] of the first `per_class` samples of each class, see `runs.pictures.montage`.
+
+        None if there are no samples. A record may have fewer samples of each class.
+
+        Raises:
+            ValueError: if the file of samples cannot be read.
+        """
+
+
 @dataclass(frozen=True)
-class RunFolder:
+class RunFolder(ReadableRun):
     """The folder of one run."""
 
     path: Path
@@ -79,6 +147,10 @@ class RunFolder:
     @property
     def trained(self) -> bool:
         return (self.path / "generator.safetensors").exists()
+
+    @property
+    def picture(self) -> Path:
+        return self.path / "samples.png"
 
     def read_json(self, name: str) -> dict[str, Any]:
         """The content of a JSON file of the run; {} if the file does not exist.
@@ -120,7 +192,6 @@ class RunFolder:
 
     @property
     def measurements(self) -> Measurements:
-        """The run's measurements, one for each protocol."""
         return Measurements(self.path)
 
     def mark(self, status: str, phase: str, error: BaseException | None = None) -> None:
@@ -165,8 +236,21 @@ class RunFolder:
         finally:
             lock.release()
 
+    def log_values(self, name: str) -> np.ndarray:
+        return read_scalar(self.path / "log.jsonl", name)
+
+    def steps(self) -> list[int]:
+        paths = (self.path / "steps").glob("*/step.json")
+        return sorted(int(path.parent.name) for path in paths if path.parent.name.isdigit())
+
+    def at_step(self, step: int) -> RunFolder:
+        return RunFolder(self.path / "steps" / str(step))
+
+    def montage(self, per_class: int) -> np.ndarray | None:
+        path = self.path / "samples.npz"
+        return montage(path, per_class) if path.exists() else None
+
     def status(self) -> str:
-        """finished, running, failed, preempted, interrupted (the process was killed) or empty (never started)."""
         if self.done:
             return "finished"
         if not self.path.exists():

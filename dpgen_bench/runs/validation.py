@@ -9,7 +9,8 @@ from safetensors import SafetensorError, safe_open
 
 from dpgen_bench.generator import CONFIG, WEIGHTS
 from dpgen_bench.runs.config import identify
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.runs.records import Record
+from dpgen_bench.runs.store import ReadableRun, RunFolder
 
 FILES = ("identity", "ledger", "training", "status", "environment", "dataset")  # the JSON files of a trained run
 
@@ -43,6 +44,15 @@ def expect_generator(folder: RunFolder) -> None:
         )
     if not folder.trained:
         raise ValueError(f"run {folder.id} has no generator yet ({folder.status()}); finish it with `dpgen run`.")
+
+
+def problem_of(run: ReadableRun) -> str:
+    """Why a run's folder or record cannot be used; "" if it can be used or does not exist. Never raises."""
+    if isinstance(run, RunFolder):
+        return folder_problem(run)
+    assert isinstance(run, Record)
+    identity = run.read_json("identity.json")
+    return "" if identity and identify(identity) == run.id else "its record is of another run than its name says"
 
 
 def folder_problem(folder: RunFolder) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpgen_bench.runs.measurements import Measurement
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.runs.store import ReadableRun
 from dpgen_bench.training.cost import cost_values
 
 
@@ -19,7 +19,7 @@ def metric_values(measurement: Measurement) -> dict[str, list[float]]:
     return values
 
 
-def cost(folder: RunFolder) -> dict[str, list[float]]:
+def cost(folder: ReadableRun) -> dict[str, list[float]]:
     """The costs of a run by name, each a list of one value; see `dpgen_bench.training.cost.cost_values`."""
     return {name: [value] for name, value in cost_values(folder.read_json("training.json")).items()}
 

@@ -25,7 +25,7 @@ OPTIONAL = ("variant", "reported in", "δ printed", SERVER, CONDITIONAL)  # colu
 
 SPREADS = (
     "`±`: standard deviation over training seeds; `repeats ±`: over drawings of samples from one generator, with "
-    "classifiers trained anew. The CSV beside this file has every figure unrounded, with 95% intervals."
+    "classifiers trained anew. The CSV beside this file has every figure with ten digits and 95% intervals."
 )
 COLUMNS = (
     "`printed` is the paper's figure (`*`: see the notes; its `±` is the paper's own), the column after it what was "
@@ -68,7 +68,7 @@ def _line_per_metric(line: Line) -> list[dict[str, str]]:
 
 
 def long_frame(built: BuiltTable) -> pd.DataFrame:
-    """One line for each metric of each line, with unrounded numbers; blank where there is none.
+    """One line for each metric of each line, with its numbers; blank where there is none.
 
     `difference` is mean minus published. `reproduction` is `yes` if the measured value counts as a reproduction of the
     published one; otherwise it is `no`, and `unlike` has the reason.
@@ -200,8 +200,12 @@ def _title(built: BuiltTable) -> str:
 
 
 def to_csv(built: BuiltTable) -> str:
-    """One line for each value."""
-    return str(long_frame(built).to_csv(index=False))
+    """One line for each value, with ten significant digits: the last ones of intervals differ between processors."""
+    return str(long_frame(built).map(_ten_digits).to_csv(index=False))
+
+
+def _ten_digits(value: Any) -> Any:
+    return float(f"{value:.10g}") if isinstance(value, float) else value
 
 
 WRITERS = {"md": to_markdown, "tex": to_latex, "csv": to_csv, "html": to_html}
@@ -223,7 +227,7 @@ def show(built: BuiltTable, console: Console) -> None:
         for folder in row.measured:
             config = folder.config
             name = f"{config.method.name} ε={budget_text(config.privacy.epsilon)} seed {config.seed}"
-            console.print(f"  samples of {name}: {folder.path / 'samples.png'}", highlight=False, soft_wrap=True)
+            console.print(f"  samples of {name}: {folder.picture}", highlight=False, soft_wrap=True)
     for remark in [built.count_reproductions(), *built.remarks]:
         console.print(f"  {remark}", highlight=False, soft_wrap=True)
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.kept import kept_steps_measured
-from dpgen_bench.runs.store import RunFolder, Store
-from dpgen_bench.runs.validation import folder_problem
+from dpgen_bench.runs.records import readable_run
+from dpgen_bench.runs.store import ReadableRun, RunFolder
+from dpgen_bench.runs.validation import problem_of
 from dpgen_bench.tables.rows import expand, lines_of, parent_overrides, spec_of_job, with_parents
 from dpgen_bench.tables.spec import TableSpec
 
@@ -28,7 +29,7 @@ class Job:
     overrides: tuple[str, ...]
     line: tuple[str, ...]
     spec: RunSpec
-    folder: RunFolder
+    folder: ReadableRun
     state: str
 
     @property
@@ -56,14 +57,13 @@ def plan_sweep(table: TableSpec, results: Path, scale: str = "paper") -> list[Jo
     ids = {name: spec_of_job(overrides, results).id for name, overrides in of_parents.items()}
     extra = _kept_overrides(table, scale)
     lines = [[*with_parents(line, ids).split(), *extra] for line in lines_of(table, scale)]
-    store = Store(results)
     jobs: dict[tuple[str, str], Job] = {}
     for line in [*of_parents.values(), *lines]:
         for overrides in expand(" ".join(line)):
             spec = spec_of_job(overrides, results)
             key = (spec.id, str(spec.protocol_record()))  # two protocols may measure one run
-            folder = store.folder(spec.id)
             if key not in jobs:
+                folder = readable_run(results, spec.id, spec.protocol_record())
                 jobs[key] = Job(tuple(overrides), tuple(line), spec, folder, state_of(spec, folder))
     return list(jobs.values())
 
@@ -76,12 +76,14 @@ def _kept_overrides(table: TableSpec, scale: str) -> list[str]:
     return [f"runtime.keep_steps=[{','.join(str(step) for step in steps)}]", "runtime.measure_kept=true"]
 
 
-def state_of(spec: RunSpec, folder: RunFolder) -> str:
+def state_of(spec: RunSpec, run: ReadableRun) -> str:
     """ "finished", or what is missing of a run."""
-    if problem := folder_problem(folder):
+    if problem := problem_of(run):
         return f"{DAMAGED}{problem}"
-    if not folder.done:
-        return "not run" if not folder.path.exists() else folder.status()
-    if not folder.measurements.covered(spec.protocol_record()):
+    if not isinstance(run, RunFolder):
+        return "finished" if run.measurements.covered(spec.protocol_record()) else "recorded by another protocol"
+    if not run.done:
+        return "not run" if not run.path.exists() else run.status()
+    if not run.measurements.covered(spec.protocol_record()):
         return "trained, not measured"
-    return "finished" if kept_steps_measured(spec, folder) else "kept steps not measured"
+    return "finished" if kept_steps_measured(spec, run) else "kept steps not measured"

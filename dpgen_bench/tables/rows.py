@@ -21,10 +21,11 @@ from dpgen_bench.runs.catalogue import catalogue
 from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
 from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, epsilon_number, format_epsilon
 from dpgen_bench.runs.measurements import Measurement
+from dpgen_bench.runs.records import readable_run
 from dpgen_bench.runs.soundness import budget_problem
 from dpgen_bench.runs.statistics import Summary, summarise
-from dpgen_bench.runs.store import RunFolder, Store
-from dpgen_bench.runs.validation import folder_problem
+from dpgen_bench.runs.store import ReadableRun, Store
+from dpgen_bench.runs.validation import problem_of
 from dpgen_bench.runs.values import cost, metric_values, notes
 from dpgen_bench.tables.names import table_file
 from dpgen_bench.tables.spec import RowSpec, TableSpec, parse_table
@@ -40,7 +41,7 @@ class TableRow:
     """Runs that differ in their seed alone and are measured by the same protocol."""
 
     specs: tuple[RunSpec, ...]
-    folders: tuple[RunFolder, ...]
+    folders: tuple[ReadableRun, ...]
 
     @property
     def protocol(self) -> str:
@@ -51,14 +52,14 @@ class TableRow:
         return str(self.specs[0].config.scale.name)
 
     @property
-    def measured(self) -> list[RunFolder]:
+    def measured(self) -> list[ReadableRun]:
         """The finished runs that were measured by the current text of the protocol; older measurements do not count."""
         return [folder for folder in self.folders if folder.id in self.measurements and folder.done]
 
     @cached_property
     def unusable(self) -> dict[str, str]:
         """What is wrong with the folders that cannot be read, or that hold another run than their name says."""
-        return {folder.id: problem for folder in self.folders if (problem := folder_problem(folder))}
+        return {folder.id: problem for folder in self.folders if (problem := problem_of(folder))}
 
     @cached_property
     def measurements(self) -> dict[str, Measurement]:
@@ -85,7 +86,7 @@ class TableRow:
             return "not run"
         return ", ".join([f"{len(self.measured)} measured", *counted])
 
-    def _state(self, folder: RunFolder) -> str:
+    def _state(self, folder: ReadableRun) -> str:
         if folder.id in self.unusable:
             return f"damaged: {self.unusable[folder.id]}"
         state = folder.status()
@@ -142,7 +143,7 @@ class TableRow:
         return format_epsilon(self.epsilon_value(name))
 
 
-def failure(folder: RunFolder) -> str:
+def failure(folder: ReadableRun) -> str:
     """Why a run failed, in one line: the phase and the error."""
     status = folder.read_json("status.json")
     return textwrap.shorten(f"{status.get('phase', '?')}: {status.get('error') or 'no reason is kept'}", 160)
@@ -337,9 +338,12 @@ def rows_of(lines: Iterable[str], results: Path, parents: dict[str, str]) -> lis
             spec = spec_of_job(job, results)
             key = str((spec.protocol_record(), {**spec.training, "seed": None}))
             groups.setdefault(key, {})[spec.id] = spec  # a run that two lines name is one run
-    store = Store(results)
     return [
-        TableRow(tuple(specs.values()), tuple(store.folder(run_id) for run_id in specs)) for specs in groups.values()
+        TableRow(
+            tuple(specs.values()),
+            tuple(readable_run(results, run_id, spec.protocol_record()) for run_id, spec in specs.items()),
+        )
+        for specs in groups.values()
     ]
 
 

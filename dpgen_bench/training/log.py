@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpgen_bench.training.tracker import Tracker
 
 
@@ -48,3 +50,17 @@ class Log:
             return 0
         self._file.flush()
         return self._file.tell()
+
+
+def read_scalar(path: Path, name: str) -> np.ndarray:
+    """The values of one scalar in a log.jsonl, in order, float64 [n], without the rows that lack it."""
+    values = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:  # the run was killed while it wrote the line
+            continue
+        value = row.get(name) if isinstance(row, dict) else None
+        if isinstance(value, float | int) and not isinstance(value, bool):
+            values.append(float(value))
+    return np.array(values)

@@ -1,0 +1,217 @@
+"""Decides whether a record is accepted: its form, its identity, its epsilon, its releases and its protocols.
+
+A record that was made up with care cannot be told from a true one: samples and metric values are taken as they are
+until somebody else makes the run again (`verified` in the record).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra.errors import HydraException
+from jsonschema import Draft202012Validator
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from PIL import Image
+
+from dpgen_bench.data.records import MissingData
+from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
+from dpgen_bench.privacy.ledger import Entry, Ledger
+from dpgen_bench.runs.config import build_spec, identify
+from dpgen_bench.runs.listing import current_protocol, epsilon_number
+from dpgen_bench.runs.measurements import protocol_hash
+from dpgen_bench.runs.pictures import MOST_BYTES
+from dpgen_bench.runs.plan import plan_spec
+from dpgen_bench.runs.records import Record
+from dpgen_bench.runs.soundness import budget_problem
+from dpgen_bench.utils.errors import without_paths
+
+EPSILON_TOLERANCE = 1e-6  # relative: accountants differ in the last digits between machines
+MOST_TEXT = 2_000_000  # characters of a record's JSON
+
+
+def record_problems(record: Record, data_root: str | None = None) -> list[str]:
+    """Why a record is not accepted; [] if it is.
+
+    The planned releases are compared with the ledger's only where the dataset can be read, since the plan needs the
+    number of records.
+
+    Args:
+        data_root: the folder of data sets; None compares no plan.
+    """
+    problems = list(_form(record))
+    if problems:  # the other checks rely on the form
+        return problems
+    problems += _identity(record)
+    problems += _ledger(record)
+    if not problems and data_root is not None:
+        problems += _planned(record, data_root)
+    return [*problems, *_protocols(record), *_picture(record)]
+
+
+@cache
+def _validator() -> Draft202012Validator:
+    schema = json.loads(Path(__file__).with_name("record.schema.json").read_text())
+    return Draft202012Validator(schema)
+
+
+def _form(record: Record) -> Iterator[str]:
+    errors = sorted(_validator().iter_errors(record.content), key=lambda error: list(map(str, error.absolute_path)))
+    for error in errors[:5]:
+        place = "/".join(map(str, error.absolute_path)) or "the record"
+        yield f"{place}: {error.message[:200]}"
+    text = json.dumps(record.content)
+    if len(text) > MOST_TEXT:
+        yield f"it has {len(text):,} characters; at most {MOST_TEXT:,} are accepted"
+    if "NaN" in text and any(isinstance(value, float) and math.isnan(value) for value in _values(record.content)):
+        yield "it has a value that is no number (NaN)"
+    if paths := [text for text in _values(record.content) if isinstance(text, str) and without_paths(text) != text]:
+        yield f"it names a path of a machine: {paths[0][:120]!r}"
+
+
+def _values(content: Any) -> Iterator[Any]:
+    """All values in nested dicts and lists."""
+    if isinstance(content, dict):
+        content = list(content.values())
+    if isinstance(content, list):
+        for item in content:
+            yield from _values(item)
+    else:
+        yield content
+
+
+def _identity(record: Record) -> Iterator[str]:
+    content = record.content
+    if not identify(content["identity"]) == content["id"] == record.path.stem:
+        yield (
+            f"its identity is that of run {identify(content['identity'])}, but it says {content['id']} and is in "
+            f"{record.path.name}"
+        )
+    if record.path.parent.name != str(record.config.method.get("name")):
+        yield f"it is a record of {record.config.method.get('name')} in the folder {record.path.parent.name}"
+    try:
+        described = build_spec(record.config, planned=True)
+    except (ValueError, LookupError, OSError, HydraException, OmegaConfBaseException) as error:
+        yield f"its config describes no run here: {error}"
+        return
+    if described.id != content["id"]:
+        yield (
+            f"its config describes run {described.id} now, not {content['id']}: the config was edited, or the method "
+            "or the bench has changed since; make the run again"
+        )
+
+
+def _ledger(record: Record) -> Iterator[str]:
+    """Problems of the ledger: epsilons that its entries do not give, or a budget that they do not prove."""
+    content = record.content["ledger"]
+    try:
+        ledger = Ledger.from_dict(content)
+    except (KeyError, TypeError, ValueError) as error:
+        yield f"its ledger cannot be read ({type(error).__name__}: {error})"
+        return
+    for entry in ledger.entries.values():
+        if entry.executed > entry.event.times:
+            yield f"{entry.name}: {entry.executed} releases were made, but {entry.event.times} were approved"
+    stored = epsilon_number(content["epsilon"], "proven")
+    computed = proven_again(ledger)
+    if stored is None or not math.isclose(stored, computed, rel_tol=EPSILON_TOLERANCE):
+        yield f"its ledger's entries prove ε = {computed:.6g}, but it says {content['epsilon']['proven']}"
+    privacy = record.config.privacy
+    if math.isfinite(computed) and (problem := budget_problem(content, privacy)):
+        yield problem
+
+
+def proven_again(ledger: Ledger) -> float:
+    """The proven epsilon of a ledger's approved allowances, computed again; inf if nothing is proven."""
+    budget = ledger.budget
+    if ledger.unproven:
+        return math.inf
+    try:
+        return epsilon(ledger.events, budget.delta, budget.relation, budget.accountant)
+    except NotCovered:
+        return math.inf
+
+
+def _planned(record: Record, data_root: str) -> Iterator[str]:
+    """Problems of the entries: other releases than the ones that the config's method requests."""
+    config: DictConfig = record.config
+    if "root" in config.dataset:
+        OmegaConf.update(config, "dataset.root", data_root)
+    if config.get("restart"):  # its plan needs the parent's ledger, which is another record
+        return
+    try:
+        planned = plan_spec(build_spec(config, planned=True))
+    except MissingData:
+        return
+    expected, found = (
+        {name: _release(entry) for name, entry in ledger.entries.items()}
+        for ledger in (planned, Ledger.from_dict(record.content["ledger"]))
+    )
+    if planned.records != record.content["ledger"]["records"]:
+        yield f"its ledger counts {record.content['ledger']['records']:,} {planned.unit}s, not {planned.records:,}"
+    for name in sorted(expected.keys() | found.keys()):
+        if not _same(expected.get(name), found.get(name)):
+            yield f"its release {name!r} is not the one that its config requests: {found.get(name)}"
+
+
+def _release(entry: Entry) -> dict[str, Any]:
+    """What a release does to records: all of an entry but what happened during the run."""
+    settled = replace(entry, executed=0, noise=None, diagnostics=None)
+    return {key: value for key, value in settled.to_dict().items() if key not in ("executed", "noise", "diagnostics")}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equality up to the tolerance of calibrated numbers."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float) or isinstance(other, float):
+        try:
+            return math.isclose(float(one), float(other), rel_tol=EPSILON_TOLERANCE)
+        except (TypeError, ValueError):
+            return False
+    return bool(one == other)
+
+
+def _protocols(record: Record) -> Iterator[str]:
+    for measurement in record.measurements.all():
+        protocol = measurement["protocol"]
+        name = str(protocol["name"])
+        stated, computed = measurement["protocol_hash"], protocol_hash(protocol)
+        if stated != computed:
+            yield f"the hash of protocol {name} is {computed}, but it says {stated}"
+        try:
+            current = current_protocol(name)
+        except (ValueError, HydraException):
+            yield f"it is measured by protocol {name}, which conf/protocol does not have"
+            continue
+        if protocol != current:
+            changed = sorted(key for key in protocol.keys() | current.keys() if protocol.get(key) != current.get(key))
+            yield f"the settings of protocol {name} have changed since ({', '.join(changed)}); measure the run again"
+        if len(measurement["repeats"]) != int(protocol.get("repeats", 1)):
+            yield f"protocol {name} has {protocol.get('repeats', 1)} repeats, the record {len(measurement['repeats'])}"
+
+
+def _picture(record: Record) -> Iterator[str]:
+    picture = record.picture
+    if not picture.exists():
+        yield f"its picture {picture.name} is missing"
+        return
+    if picture.stat().st_size > MOST_BYTES:
+        yield f"its picture has {picture.stat().st_size:,} bytes; at most {MOST_BYTES:,} are accepted"
+    try:
+        with Image.open(picture) as opened:
+            opened.verify()
+            kind = opened.format
+    except (OSError, SyntaxError) as error:
+        yield f"its picture cannot be read ({type(error).__name__})"
+        return
+    if kind != "PNG":
+        yield f"its picture is {kind}, not PNG"

@@ -1,0 +1,165 @@
+"""Makes the record of a finished run: its JSON and its picture, without paths of the machine that made it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from dpgen_bench.runs.measurements import Measurement, protocol_hash
+from dpgen_bench.runs.pictures import thumbnail
+from dpgen_bench.runs.records import SCHEMA, Record, read_record, record_file
+from dpgen_bench.runs.store import ReadableRun, RunFolder
+from dpgen_bench.runs.values import mean_values
+from dpgen_bench.utils.files import write_atomic
+
+# Where files are on this machine; what a record has in place of these entries of a config.
+_PLACES = {"results": "results", "data_root": "data", "dataset.root": "data", "dataset.path": "PATH"}
+LOG_DIGITS = 4
+
+
+def make_record(folder: RunFolder, by: str, log: Sequence[str] = ()) -> tuple[Record, bytes]:
+    """The record of a finished and measured run, not yet written, and its picture as PNG.
+
+    Args:
+        by: who measured it.
+        log: scalars of the public log to keep, rounded to four significant digits.
+
+    Raises:
+        ValueError: if the run is not finished, not measured, has no samples, or lacks a scalar of `log`.
+    """
+    if not folder.done:
+        raise ValueError(f"expected a finished run, got {folder.id}, which is {folder.status()}; finish it first.")
+    measurements = folder.measurements.all()
+    if not measurements:
+        raise ValueError(f"expected a measured run, got {folder.id} without a measurement; `dpgen evaluate` measures.")
+    samples = folder.path / "samples.npz"
+    if not samples.exists():
+        raise ValueError(f"expected run {folder.id} to have a samples.npz, got none; `dpgen evaluate` draws samples.")
+    picture, rows = thumbnail(samples)
+    environment = folder.read_json("environment.json")
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "id": folder.id,
+        "command": environment.pop("overrides", None),
+        "measured_by": {"name": by, "date": _today()},
+        "verified": [],
+        "picture_rows": rows,
+        "config": _portable_config(folder),
+        "identity": folder.read_json("identity.json"),
+        "ledger": folder.read_json("ledger.json"),
+        "cost": folder.read_json("training.json"),
+        "environment": environment,
+        "measurements": [_with_hash(measurement) for measurement in measurements],
+    }
+    if steps := {str(step): _step(folder.at_step(step)) for step in folder.steps()}:
+        content["steps"] = steps
+    if log:
+        content["log"] = {name: _scalar(folder, name) for name in log}
+    path = record_file(folder.path.parent.parent, str(folder.config.method.name), folder.id)
+    return Record(path, json.loads(json.dumps(content))), picture
+
+
+def write_record(record: Record, picture: bytes) -> Path:
+    """Write a record and its picture; returns the JSON file. The picture comes first, so that no record lacks it."""
+    write_atomic(record.picture, picture)
+    write_atomic(record.path, json.dumps(record.content, indent=1, ensure_ascii=False) + "\n")
+    return record.path
+
+
+def verify(record: Record, again: Record) -> Record:
+    """The record with a note that somebody else made its run again: by whom, when, and by how much values differ.
+
+    The values of the first measurement stay.
+
+    Args:
+        again: the record of the same run, made by somebody else.
+
+    Raises:
+        ValueError: if both are by the same person, or share no measurement.
+    """
+    by = again.content["measured_by"]["name"]
+    if by == record.content["measured_by"]["name"]:
+        raise ValueError(
+            f"expected a re-run of {record.id} by somebody else than {by!r}, who measured it; --overwrite replaces the "
+            "record."
+        )
+    differences: dict[str, dict[str, float]] = {}
+    for measurement in record.measurements.all():
+        other = again.measurements.of(measurement["protocol"])
+        mine, theirs = mean_values(measurement), mean_values(other)
+        if common := {name: theirs[name] - mine[name] for name in mine if name in theirs}:
+            differences[str(measurement["protocol"]["name"])] = common
+    if not differences:
+        raise ValueError(f"expected a re-run of {record.id} that is measured by one of its protocols, got none.")
+    note = {"name": by, "date": _today(), "differences": differences, "environment": again.content["environment"]}
+    others = [each for each in record.content["verified"] if each["name"] != by]
+    return Record(record.path, {**record.content, "verified": [*others, note]})
+
+
+def add_record(folder: RunFolder, by: str, log: Sequence[str] = (), overwrite: bool = False) -> tuple[Record, bytes]:
+    """The record of a run as it is to be written: a new one, or the existing one with a verification.
+
+    Raises:
+        ValueError: as `make_record` and `verify` do.
+    """
+    record, picture = make_record(folder, by, log)
+    if overwrite or not record.path.exists():
+        return record, picture
+    existing = read_record(record.path)
+    return verify(existing, record), existing.picture.read_bytes()
+
+
+def _portable_config(folder: RunFolder) -> dict[str, Any]:
+    config = folder.config
+    for key, place in _PLACES.items():
+        if OmegaConf.select(config, key) is not None:
+            OmegaConf.update(config, key, place)
+    plain = OmegaConf.to_container(config)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _with_hash(measurement: Measurement) -> Measurement:
+    return {"protocol_hash": protocol_hash(measurement["protocol"]), **measurement}
+
+
+def _step(run: ReadableRun) -> dict[str, Any]:
+    return {"step": run.read_json("step.json"), "measurements": [_with_hash(each) for each in run.measurements.all()]}
+
+
+def _scalar(folder: RunFolder, name: str) -> list[float]:
+    values: np.ndarray = folder.log_values(name)
+    if not len(values):
+        raise ValueError(f"expected the log of run {folder.id} to have the scalar {name!r}, got none of that name.")
+    return [float(f"{value:.{LOG_DIGITS}g}") for value in values]
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+def default_name(path: Path) -> str:
+    """The name of who measures: git's user.name in that folder.
+
+    Raises:
+        ValueError: if git has none.
+    """
+    import shutil
+    import subprocess
+
+    git = shutil.which("git")
+    result = (
+        None
+        if git is None
+        else subprocess.run([git, "config", "user.name"], cwd=path, capture_output=True, text=True, check=False)
+    )
+    name = "" if result is None else result.stdout.strip()
+    if not name:
+        raise ValueError("expected a name of who measured the run, got none, and git has no user.name; use --by NAME.")
+    return name

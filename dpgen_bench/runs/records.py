@@ -1,0 +1,149 @@
+"""Records: what a finished run leaves in version control, results/records/METHOD/ID.json and its picture ID.png.
+
+Tables, plots and the report read a record as they read a run's folder. `runs.recording` makes records, and
+`runs.record_checks` decides whether one is accepted.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+from PIL import Image
+
+from dpgen_bench.runs.measurements import Measured, Measurement, protocol_hash
+from dpgen_bench.runs.store import ReadableRun, RunFolder, Store
+
+SCHEMA = 1  # increased when a record gets another form
+FOLDER = "records"
+
+# The file of a run's folder -> the entry of a record with its content.
+_FILES = {
+    "identity.json": "identity",
+    "ledger.json": "ledger",
+    "training.json": "cost",
+    "environment.json": "environment",
+    "step.json": "step",
+}
+
+
+@dataclass(frozen=True)
+class RecordedMeasurements(Measured):
+    """The measurements in a record."""
+
+    measurements: tuple[Measurement, ...]
+
+    def all(self) -> list[Measurement]:
+        return sorted(self.measurements, key=lambda each: (each["protocol"]["name"], protocol_hash(each["protocol"])))
+
+
+@dataclass(frozen=True)
+class Record(ReadableRun):
+    """One record; `content` is that of its JSON file `path`."""
+
+    path: Path
+    content: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return self.path.stem
+
+    @property
+    def done(self) -> bool:
+        return True
+
+    @property
+    def trained(self) -> bool:
+        return True
+
+    @property
+    def config(self) -> DictConfig:
+        return OmegaConf.create(self.content["config"])
+
+    @property
+    def measurements(self) -> RecordedMeasurements:
+        return RecordedMeasurements(tuple(self.content["measurements"]))
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        content = dict(self.content.get(_FILES.get(name, ""), {}))
+        if name == "environment.json" and self.content.get("command") is not None:
+            content["overrides"] = self.content["command"]
+        return content
+
+    def status(self) -> str:
+        return "finished"
+
+    def log_values(self, name: str) -> np.ndarray:
+        return np.array(self.content.get("log", {}).get(name, []), dtype=float)
+
+    def steps(self) -> list[int]:
+        return sorted(int(step) for step in self.content.get("steps", {}))
+
+    def at_step(self, step: int) -> Record:
+        return Record(self.path, self.content["steps"][str(step)])
+
+    @property
+    def picture(self) -> Path:
+        return self.path.with_suffix(".png")
+
+    def montage(self, per_class: int) -> np.ndarray | None:
+        if not self.picture.exists():
+            return None
+        try:
+            with Image.open(self.picture) as opened:
+                pixels = np.asarray(opened.convert("L" if opened.mode in ("L", "1", "P") else "RGB"))
+        except OSError as error:
+            raise ValueError(f"expected a picture in {self.picture.name}, got a file that is none.") from error
+        rows = int(self.content["picture_rows"])
+        height = (pixels.shape[0] + 1) // rows  # of one image and the line below it
+        pixels = pixels[: min(per_class, rows) * height - 1]
+        return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+def record_file(results: Path, method: str, run_id: str) -> Path:
+    """Where the record of a run of that method is."""
+    return results / FOLDER / method / f"{run_id}.json"
+
+
+def read_record(path: Path) -> Record:
+    """The record in a file.
+
+    Raises:
+        ValueError: if the file is not JSON of a record of this form.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"expected a record in {path}, got a file that cannot be read ({error}); restore it, or record the run "
+            "again."
+        ) from None
+    schema = content.get("schema") if isinstance(content, dict) else None
+    if schema != SCHEMA:
+        raise ValueError(f"expected a record of schema {SCHEMA} in {path}, got {schema!r}; record the run again.")
+    return Record(path, content)
+
+
+def record_paths(results: Path) -> dict[str, Path]:
+    """The files of all records by the run's id, sorted by id."""
+    return {path.stem: path for path in sorted((results / FOLDER).glob("*/*.json"), key=lambda path: path.stem)}
+
+
+def readable_run(results: Path, run_id: str, protocol: dict[str, Any]) -> ReadableRun:
+    """The run of that id: its folder if that is finished and measured by the protocol, or else its record.
+
+    It is its folder, which may not exist, if it has no record, or one without a measurement by the protocol.
+
+    Raises:
+        ValueError: if the record cannot be read.
+    """
+    folder: RunFolder = Store(results).folder(run_id)
+    if folder.done and folder.measurements.covered(protocol):
+        return folder
+    paths = sorted((results / FOLDER).glob(f"*/{run_id}.json"))
+    record = read_record(paths[0]) if paths else None
+    return record if record and record.measurements.assembled(protocol) else folder
