@@ -1,0 +1,265 @@
+"""Records hold what tables and reports read of a run, and a record that was edited is refused, with the reason."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dpgen_bench.report.runs import read_runs
+from dpgen_bench.runs import record_checks
+from dpgen_bench.runs.execute import execute
+from dpgen_bench.runs.pictures import MOST_BYTES, montage, thumbnail
+from dpgen_bench.runs.record_checks import record_problems
+from dpgen_bench.runs.recording import add_record, make_record, write_record
+from dpgen_bench.runs.records import Record, read_record, readable_run
+from dpgen_bench.runs.store import RunFolder, Store
+from tests.run_toys import config
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    results = tmp_path_factory.mktemp("results")
+    return execute(config(results, "method.name=dp_mean"), ["method.name=dp_mean", "privacy.epsilon=10"])
+
+
+@pytest.fixture
+def protocol_is_known(finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy protocol counts as one of conf/protocol."""
+    protocol = finished.measurements.all()[0]["protocol"]
+    monkeypatch.setattr(record_checks, "current_protocol", lambda name: protocol)
+
+
+@pytest.fixture
+def record(finished: RunFolder, tmp_path: Path, protocol_is_known: None) -> Record:
+    """A record of the run in a clone without runs."""
+    made, picture = make_record(finished, "Ada")
+    moved = Record(tmp_path / "records" / "dp_mean" / made.path.name, made.content)
+    write_record(moved, picture)
+    return read_record(moved.path)
+
+
+def test_a_record_of_a_finished_run_is_accepted(record: Record) -> None:
+    assert record_problems(record, data_root="unused") == []
+
+
+def test_a_record_has_what_readers_read_of_the_run(finished: RunFolder, record: Record) -> None:
+    protocol = finished.measurements.all()[0]["protocol"]
+    for name in ("identity.json", "ledger.json", "training.json", "environment.json"):
+        assert record.read_json(name) == finished.read_json(name), name
+    (mine,), (theirs,) = record.measurements.all(), finished.measurements.all()
+    assert {**theirs, "protocol_hash": mine["protocol_hash"]} == mine
+    assert record.measurements.covered(protocol)
+    assert record.config.method == finished.config.method
+    assert (record.id, record.status(), record.steps()) == (finished.id, "finished", [])
+
+
+def test_its_picture_shows_the_runs_samples(finished: RunFolder, record: Record) -> None:
+    expected = finished.montage(3)
+    shown = record.montage(3)
+    assert expected is not None
+    assert shown is not None
+    assert np.array_equal(shown, expected)
+
+
+def test_a_clone_reads_the_record_and_a_finished_run_comes_first(finished: RunFolder, record: Record) -> None:
+    results = record.path.parents[2]
+    protocol = finished.measurements.all()[0]["protocol"]
+    assert readable_run(results, record.id, protocol) == record
+    (shown,) = read_runs(results)
+    assert (shown.state, shown.ledger) == ("finished", finished.read_json("ledger.json"))
+    shutil.copytree(finished.path, results / "runs" / record.id)
+    assert readable_run(results, record.id, protocol) == Store(results).folder(record.id)
+    assert [run.folder for run in read_runs(results)] == [Store(results).folder(record.id)]
+
+
+def test_a_run_without_a_record_is_its_folder(finished: RunFolder, tmp_path: Path) -> None:
+    protocol = finished.measurements.all()[0]["protocol"]
+    assert readable_run(tmp_path, finished.id, protocol) == Store(tmp_path).folder(finished.id)
+
+
+def test_a_record_measured_by_another_protocol_does_not_hide_the_folder(record: Record) -> None:
+    protocol = {**record.measurements.all()[0]["protocol"], "num_samples": 41}
+    results = record.path.parents[2]
+    assert readable_run(results, record.id, protocol) == Store(results).folder(record.id)
+
+
+def test_no_path_of_the_machine_enters_a_record(finished: RunFolder) -> None:
+    text = json.dumps(make_record(finished, "Ada")[0].content)
+    assert str(finished.path.parents[1]) not in text
+    assert "/tmp" not in text
+
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+def entry_of(content: dict[str, Any]) -> dict[str, Any]:
+    entry: dict[str, Any] = content["ledger"]["entries"][0]
+    return entry
+
+
+def metrics_of(content: dict[str, Any]) -> dict[str, Any]:
+    metrics: dict[str, Any] = content["measurements"][0]["repeats"][0]["metrics"]
+    return metrics
+
+
+# What an outsider may have edited -> a part of the reason for which the record is refused.
+EDITS: dict[str, tuple[Edit, str]] = {
+    "another schema": (lambda record: record.update(schema=2), "schema"),
+    "an entry is missing": (lambda record: record.pop("ledger"), "'ledger' is a required property"),
+    "an unknown entry": (lambda record: record.update(remark="good"), "'remark' was unexpected"),
+    "a value that is text": (
+        lambda record: metrics_of(record)["brightness"]["values"].update(brightness="0.9"),
+        "'0.9' is not of type 'number'",
+    ),
+    "a value that is no number": (
+        lambda record: metrics_of(record)["brightness"]["values"].update(brightness=float("nan")),
+        "no number (NaN)",
+    ),
+    "another id": (lambda record: record.update(id="0" * 12), "its identity is that of run"),
+    "an edited identity": (lambda record: record["identity"].update(seed=5), "its identity is that of run"),
+    "an edited config": (lambda record: record["config"].update(seed=5), "its config describes run"),
+    "a smaller epsilon": (lambda record: record["ledger"]["epsilon"].update(proven=0.5), "entries prove"),
+    "more noise than was added": (lambda record: entry_of(record).update(std=1e6), "entries prove"),
+    "fewer releases": (lambda record: entry_of(record).update(times=0), "6 releases were made, but 0 were approved"),
+    "no releases at all": (lambda record: record["ledger"].update(entries=[]), "entries prove"),
+    "a mark that nothing is proven": (lambda record: record["ledger"].update(unproven=["x"]), "entries prove ε = inf"),
+    "another relation": (
+        lambda record: record["ledger"]["epsilon"].update(relation="replace_one"),
+        "counts by relation replace_one",
+    ),
+    "a path": (lambda record: record["measured_by"].update(name="/home/ada/x"), "path of a machine"),
+    "another protocol of the same name": (
+        lambda record: record["measurements"][0]["protocol"].update(num_samples=41),
+        "settings of protocol toy have changed since (num_samples)",
+    ),
+    "a wrong hash of the protocol": (
+        lambda record: record["measurements"][0].update(protocol_hash="0" * 8),
+        "the hash of protocol toy",
+    ),
+    "fewer repeats": (
+        lambda record: record["measurements"][0]["repeats"].append(record["measurements"][0]["repeats"][0]),
+        "protocol toy has 1 repeats, the record 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_record_is_refused(record: Record, name: str) -> None:
+    edit, reason = EDITS[name]
+    content = copy.deepcopy(record.content)
+    edit(content)
+    problems = record_problems(Record(record.path, content))
+    assert any(reason in problem for problem in problems), problems
+
+
+def test_consistently_edited_noise_is_refused_by_the_plan_of_the_config(record: Record) -> None:
+    """More noise and the smaller epsilon that it would prove agree with each other, but not with the method."""
+    content = copy.deepcopy(record.content)
+    entry_of(content)["std"] *= 2.0
+    ledger = record_checks.Ledger.from_dict(content["ledger"])
+    content["ledger"]["epsilon"]["proven"] = record_checks.proven_again(ledger)
+    edited = Record(record.path, content)
+    assert record_problems(edited) == []
+    assert any("is not the one that its config requests" in problem for problem in record_problems(edited, "unused"))
+
+
+def test_another_number_of_records_is_refused_by_the_plan(record: Record) -> None:
+    content = copy.deepcopy(record.content)
+    content["ledger"]["records"] += 1
+    assert any("its ledger counts" in problem for problem in record_problems(Record(record.path, content), "unused"))
+
+
+def test_a_record_in_the_wrong_place_is_refused(record: Record) -> None:
+    folder = Record(record.path.parent.parent / "dpgan" / record.path.name, record.content)
+    assert any("in the folder dpgan" in problem for problem in record_problems(folder))
+    name = Record(record.path.with_name("0123456789ab.json"), record.content)
+    assert any("is in 0123456789ab.json" in problem for problem in record_problems(name))
+
+
+def test_a_protocol_that_the_bench_does_not_have_is_refused(finished: RunFolder) -> None:
+    assert any("conf/protocol does not have" in problem for problem in record_problems(make_record(finished, "Ada")[0]))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "is missing"), (b"no picture", "cannot be read"), (bytes(MOST_BYTES + 1), "are accepted")],
+    ids=["missing", "no picture", "too large"],
+)
+def test_a_record_without_a_good_picture_is_refused(record: Record, content: bytes | None, reason: str) -> None:
+    record.picture.unlink()
+    if content is not None:
+        record.picture.write_bytes(content)
+    assert any(reason in problem for problem in record_problems(record))
+
+
+def test_a_picture_of_another_kind_is_refused(record: Record) -> None:
+    Image.new("L", (8, 8)).save(record.picture, format="GIF")
+    assert any("GIF, not PNG" in problem for problem in record_problems(record))
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"schema": 1'], ids=["empty", "a list", "truncated"])
+def test_a_file_that_is_no_record_is_refused(record: Record, text: str) -> None:
+    record.path.write_text(text)
+    with pytest.raises(ValueError, match="expected a record"):
+        read_record(record.path)
+    (shown,) = read_runs(record.path.parents[2])
+    assert shown.state == "damaged"
+
+
+def test_an_unfinished_run_is_not_recorded(finished: RunFolder, tmp_path: Path) -> None:
+    shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
+    folder = Store(tmp_path).folder(finished.id)
+    (folder.path / "DONE").unlink()
+    with pytest.raises(ValueError, match="expected a finished run"):
+        make_record(folder, "Ada")
+
+
+def test_a_run_without_a_measurement_is_not_recorded(finished: RunFolder, tmp_path: Path) -> None:
+    shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
+    shutil.rmtree(tmp_path / "runs" / finished.id / "metrics")
+    with pytest.raises(ValueError, match="expected a measured run"):
+        make_record(Store(tmp_path).folder(finished.id), "Ada")
+
+
+def test_somebody_else_verifies_a_record(finished: RunFolder, tmp_path: Path) -> None:
+    """The second run's values are kept as differences; those of the first stay."""
+    shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
+    folder = Store(tmp_path).folder(finished.id)
+    write_record(*add_record(folder, "Ada"))
+    measurement = folder.measurements.all()[0]
+    value = measurement["repeats"][0]["metrics"]["brightness"]["values"]["brightness"]
+    measurement["repeats"][0]["metrics"]["brightness"]["values"]["brightness"] = value + 0.25
+    folder.measurements.write(measurement)
+    with pytest.raises(ValueError, match="by somebody else than 'Ada'"):
+        add_record(folder, "Ada")
+    for _ in range(2):  # a second verification by the same person replaces the first
+        write_record(*add_record(folder, "Grace"))
+    record = read_record(next((tmp_path / "records").glob("*/*.json")))
+    (note,) = record.content["verified"]
+    assert (note["name"], note["differences"]) == ("Grace", {"toy": {"brightness": pytest.approx(0.25)}})
+    stored = record.measurements.all()[0]["repeats"][0]["metrics"]["brightness"]["values"]["brightness"]
+    assert stored == value
+    write_record(*add_record(folder, "Ada", overwrite=True))
+    assert read_record(record.path).content["verified"] == []
+
+
+def test_a_thumbnail_has_as_many_rows_as_fit(tmp_path: Path) -> None:
+    path = tmp_path / "samples.npz"
+    images = np.random.default_rng(0).integers(256, size=(100, 1, 28, 28), dtype=np.uint8)
+    np.savez(path, images=images, labels=np.arange(100) % 10)
+    content, rows = thumbnail(path)
+    assert rows == 4  # noise cannot be compressed: a row is 10 images of 784 bytes and the lines between them
+    assert len(content) <= MOST_BYTES < len(content) / 4 * 5.2
+    large = np.random.default_rng(0).integers(256, size=(10, 3, 64, 64), dtype=np.uint8)
+    np.savez(path, images=large, labels=np.arange(10))
+    assert montage(path, 1).shape == (64, 649, 3)
+    with pytest.raises(ValueError, match="expected samples of which one row"):
+        thumbnail(path)
