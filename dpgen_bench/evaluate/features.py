@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import ClassVar, Literal, Protocol, get_args
 
@@ -37,6 +37,13 @@ Tool = Literal["pytorch_fid", "tensorflow1"]
 def weights_path() -> Path:
     """Where torch hub keeps the weights (below TORCH_HOME, by default ~/.cache/torch)."""
     return Path(torch.hub.get_dir()) / "checkpoints" / PurePosixPath(FID_WEIGHTS_URL).name
+
+
+@cache
+def weights_hash(path: Path) -> str:
+    """SHA-256 of a file of weights, which torch hub never changes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Extractor(Protocol):
@@ -135,9 +142,7 @@ class InceptionFeatures:
     @cached_property
     def version(self) -> str:
         """Names all that the features depend on besides the images: tool, revision, layer and the weights' content."""
-        with open(self.path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return f"{self.revision}, {self.dim}, weights {digest[:16]}"
+        return f"{self.revision}, {self.dim}, weights {weights_hash(self.path)[:16]}"
 
     @torch.no_grad()
     def __call__(self, images: Tensor, batch_size: int = 64) -> np.ndarray:

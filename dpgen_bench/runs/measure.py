@@ -13,12 +13,14 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
+from dpgen_bench.evaluate.features import weights_hash, weights_path
 from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each, is_combined
 from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.measurements import Measurement
 from dpgen_bench.runs.samples import describe_samples, draw_samples
 from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.utils.environment import package_versions
 from dpgen_bench.utils.errors import without_paths
 
 FOR_RELEASE = (
@@ -93,6 +95,11 @@ def measure(
                 print(f"  {title} {key}: {result.status}: {result.reason}", flush=True)
             for note in result.notes:
                 print(f"  {title} {key}: {note}", flush=True)
+    weights = weights_path()
+    measurement["made_with"] = {
+        "packages": package_versions(),
+        "inception_weights": weights_hash(weights) if weights.is_file() else None,
+    }
     measurement["complete"] = True
     folder.measurements.write(measurement)
     shutil.rmtree(scratch, ignore_errors=True)

@@ -2,7 +2,8 @@
 
 A measurement is
 
-    {"protocol": {...}, "repeats": [{"seed": s, "samples": {...}, "metrics": {key: MetricResult}}], "complete": true}
+    {"protocol": {...}, "repeats": [{"seed": s, "samples": {...}, "metrics": {key: MetricResult}}],
+     "made_with": {"packages": {name: version}, "inception_weights": SHA-256 or null}, "complete": true}
 
 and its file is metrics/NAME-HASH.json, where HASH is that of the protocol's content. If a protocol was edited, for
 example to draw another number of samples, values before and after the change are in different files and are never

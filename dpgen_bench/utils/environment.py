@@ -40,7 +40,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     """
     return {
         "python": platform.python_version(),
-        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "packages": package_versions(),
         "machine": {
             "system": platform.platform(),
             "processor": platform.machine(),
@@ -50,6 +50,11 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         },
         "commit": _commit(),
     }
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the libraries that training and evaluation compute with."""
+    return {name: metadata.version(name) for name in _PACKAGES}
 
 
 def choose_device(name: str) -> torch.device:
