@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dpgen_bench.cli import main
 from dpgen_bench.report.runs import read_runs
 from dpgen_bench.runs import record_checks
 from dpgen_bench.runs.execute import execute
@@ -212,6 +213,44 @@ def test_a_file_that_is_no_record_is_refused(record: Record, text: str) -> None:
         read_record(record.path)
     (shown,) = read_runs(record.path.parents[2])
     assert shown.state == "damaged"
+
+
+def test_a_run_for_release_is_not_recorded(finished: RunFolder, tmp_path: Path) -> None:
+    shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
+    folder = Store(tmp_path).folder(finished.id)
+    config_file = folder.path / "config.yaml"
+    config_file.write_text(config_file.read_text().replace("noise: seeded", "noise: os"))
+    with pytest.raises(ValueError, match=r"expected a run with privacy\.noise=seeded"):
+        make_record(folder, "Ada")
+
+
+def test_the_verb_writes_and_checks_records(
+    finished: RunFolder, tmp_path: Path, protocol_is_known: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
+    results = ["--results", str(tmp_path)]
+    assert main(["record", finished.id[:6], "--by", "Ada", *results]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    assert path == tmp_path / "records" / "dp_mean" / f"{finished.id}.json"
+    assert main(["record", "--check", *results]) == 0
+    assert capsys.readouterr().out == "1 records were checked\n"
+    assert main(["record", finished.id, "--by", "Ada", *results]) == 2
+    assert "by somebody else than 'Ada'" in capsys.readouterr().err
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+    assert main(["record", "--check", *results]) == 1
+    assert "its identity is that of run" in capsys.readouterr().err
+    assert main(["record", *results]) == 2
+    assert "expected ids of runs, or --check, got neither" in capsys.readouterr().err
+
+
+def test_a_record_that_would_not_be_accepted_is_not_written(
+    finished: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The toy protocol is none of the bench's."""
+    shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
+    assert main(["record", finished.id, "--by", "Ada", "--results", str(tmp_path)]) == 1
+    assert "conf/protocol does not have" in capsys.readouterr().err
+    assert not (tmp_path / "records").exists()
 
 
 def test_an_unfinished_run_is_not_recorded(finished: RunFolder, tmp_path: Path) -> None:

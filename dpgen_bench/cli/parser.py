@@ -8,15 +8,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
 
 from dpgen_bench import __version__
 from dpgen_bench.cli import values
 from dpgen_bench.cli.account_parser import add_account
+from dpgen_bench.cli.arguments import Parser
 from dpgen_bench.cli.completion import completer
 from dpgen_bench.cli.values import default_results
 from dpgen_bench.tables.spec import FORMATS
-from dpgen_bench.utils.validation import suggestion
 
 DESCRIPTION = "A benchmark of differentially private image generators."
 EPILOG = """\
@@ -26,36 +25,6 @@ be named, and dpgen run --cfg job shows all settings. Exit status: 0 success, 1 
 Tab completion, for this shell (put the line into ~/.bashrc for all):
   eval "$(register-python-argcomplete dpgen)"
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that keeps the lines of its texts, refuses abbreviations, and reports errors as one line."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
-
-    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The parsed arguments, in any order of options and positional ones.
-
-        Raises:
-            SystemExit: after help was printed, with status 0; after an error was printed, with status 2.
-        """
-        options, unknown = self.parse_known_intermixed_args(arguments)
-        if unknown:
-            names = [name for action in self._actions for name in action.option_strings]
-            self.error(f"expected options of this verb, got {unknown[0]}{suggestion(unknown[0].split('=')[0], names)}")
-        return options
-
-    def error(self, message: str) -> NoReturn:
-        message = message.replace("the following arguments are required: ", "expected ")
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help.\n")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            raise argparse.ArgumentError(
-                action, f"expected one of {', '.join(map(str, action.choices))}, got {value!r}"
-                f"{suggestion(str(value), map(str, action.choices))}"
-            )  # fmt: skip
 
 
 def build_parser() -> tuple[Parser, dict[str, Parser]]:
@@ -76,9 +45,8 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         )
         return verbs[name]
 
-    for describe in (
-        *(_run, _runs, _rm, _check, _account, _evaluate, _sample, _export, _tables, _sweep, _report, _fetch, _list),
-    ):
+    first, then = (_run, _runs, _rm, _check, _account, _evaluate), (_sample, _export, _tables, _sweep, _report)
+    for describe in (*first, *then, _record, _fetch, _list):
         describe(add)
     return parser, verbs
 
@@ -324,6 +292,26 @@ def _fetch(add: Add) -> None:
         "--check", action="store_true", help="only list what is wrong with the files, every file at once"
     )
     _folders(parser)
+
+
+def _record(add: Add) -> None:
+    parser = add(
+        "record",
+        "write records of finished runs, for version control, or check all records",
+        "RUN... [options] | --check [options]",
+        "A record is what a run leaves in version control: RESULTS/records/METHOD/ID.json and a picture. Tables and\n"
+        "the report read it like a run. If somebody else wrote it before, the differences of the values are added to it.",
+        ("dpgen record 3fa2 --by 'Ada Lovelace'", "dpgen record --check"),
+    )
+    help_text = "ids of finished runs, or the start of them"
+    _complete(parser.add_argument("runs", nargs="*", metavar="RUN", help=help_text), "runs")
+    parser.add_argument("--by", metavar="NAME", help="who measured the run (default: git's user.name)")
+    parser.add_argument(
+        "--log", action="append", default=[], metavar="SCALAR", help="keep a scalar of the public log; may be repeated"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace existing records")
+    parser.add_argument("--check", action="store_true", help="say why records are not accepted; status 1 if one is not")
+    _folders(parser, default_results())
 
 
 def _list(add: Add) -> None:

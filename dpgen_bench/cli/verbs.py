@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -312,6 +313,46 @@ def fetch(options: argparse.Namespace) -> int:
     return 0
 
 
+def record(options: argparse.Namespace) -> int:
+    """Write records of runs, or check those that exist."""
+    if bool(options.runs) == options.check:
+        raise ValueError("expected ids of runs, or --check, got " + ("both." if options.check else "neither."))
+    _expect_folder(options.results)
+    if options.check:
+        return _check_records(options.results)
+    from dpgen_bench.runs.record_checks import record_problems
+    from dpgen_bench.runs.recording import add_record, default_name, write_record
+
+    by, failed = options.by or default_name(Path.cwd()), 0
+    for name in options.runs:
+        written, picture = add_record(Store(options.results).find(name), by, options.log, options.overwrite)
+        if problems := record_problems(written, picture=False):
+            reasons = "\n  ".join(problems)
+            print(f"dpgen: expected a run whose record is accepted, got {name}:\n  {reasons}", file=sys.stderr)
+            failed = 1
+        else:
+            print(write_record(written, picture))
+    return failed
+
+
+def _check_records(results: Path) -> int:
+    """Print why records are not accepted; returns 1 if there is such a record."""
+    from dpgen_bench.runs.record_checks import record_problems
+    from dpgen_bench.runs.records import read_record, record_paths
+
+    data_root, failed, paths = os.environ.get("DPGEN_DATA", "data"), 0, record_paths(results)
+    for path in paths.values():
+        try:
+            problems = record_problems(read_record(path), data_root)
+        except ValueError as error:
+            problems = [str(error)]
+        for problem in problems:
+            print(f"{path}: {problem}", file=sys.stderr)
+            failed = 1
+    print(f"{len(paths)} records were checked")
+    return failed
+
+
 def list_names(options: argparse.Namespace) -> int:
     """List what can be named."""
     print_catalogue(options.groups or GROUPS)
@@ -331,6 +372,7 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "sweep": sweep,
     "report": report,
     "fetch": fetch,
+    "record": record,
     "list": list_names,
 }
 

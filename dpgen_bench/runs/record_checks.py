@@ -36,7 +36,7 @@ EPSILON_TOLERANCE = 1e-6  # relative: accountants differ in the last digits betw
 MOST_TEXT = 2_000_000  # characters of a record's JSON
 
 
-def record_problems(record: Record, data_root: str | None = None) -> list[str]:
+def record_problems(record: Record, data_root: str | None = None, picture: bool = True) -> list[str]:
     """Why a record is not accepted; [] if it is.
 
     The planned releases are compared with the ledger's only where the dataset can be read, since the plan needs the
@@ -44,6 +44,7 @@ def record_problems(record: Record, data_root: str | None = None) -> list[str]:
 
     Args:
         data_root: the folder of data sets; None compares no plan.
+        picture: also check the file of its picture; false for a record that is not written yet.
     """
     problems = list(_form(record))
     if problems:  # the other checks rely on the form
@@ -52,7 +53,7 @@ def record_problems(record: Record, data_root: str | None = None) -> list[str]:
     problems += _ledger(record)
     if not problems and data_root is not None:
         problems += _planned(record, data_root)
-    return [*problems, *_protocols(record), *_picture(record)]
+    return [*problems, *_protocols(record), *(_picture(record) if picture else ())]
 
 
 @cache

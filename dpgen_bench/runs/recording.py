@@ -31,10 +31,17 @@ def make_record(folder: RunFolder, by: str, log: Sequence[str] = ()) -> tuple[Re
         log: scalars of the public log to keep, rounded to four significant digits.
 
     Raises:
-        ValueError: if the run is not finished, not measured, has no samples, or lacks a scalar of `log`.
+        ValueError: if the run is not finished, has noise for release, is not measured, has no samples, or lacks a
+            scalar of `log`.
     """
     if not folder.done:
         raise ValueError(f"expected a finished run, got {folder.id}, which is {folder.status()}; finish it first.")
+    if folder.config.privacy.noise == "os":
+        raise ValueError(
+            f"expected a run with privacy.noise=seeded, for benchmarks on public data, got {folder.id} with "
+            "privacy.noise=os: its id is a hash of its records, and no epsilon covers its metric values; `dpgen "
+            "export` writes what may be published of it."
+        )
     measurements = folder.measurements.all()
     if not measurements:
         raise ValueError(f"expected a measured run, got {folder.id} without a measurement; `dpgen evaluate` measures.")

@@ -8,7 +8,7 @@ from pathlib import Path
 from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.kept import kept_steps_measured
 from dpgen_bench.runs.records import readable_run
-from dpgen_bench.runs.store import ReadableRun, RunFolder
+from dpgen_bench.runs.store import ReadableRun, RunFolder, Store
 from dpgen_bench.runs.validation import problem_of
 from dpgen_bench.tables.rows import expand, lines_of, parent_overrides, spec_of_job, with_parents
 from dpgen_bench.tables.spec import TableSpec
@@ -63,7 +63,7 @@ def plan_sweep(table: TableSpec, results: Path, scale: str = "paper") -> list[Jo
             spec = spec_of_job(overrides, results)
             key = (spec.id, str(spec.protocol_record()))  # two protocols may measure one run
             if key not in jobs:
-                folder = readable_run(results, spec.id, spec.protocol_record())
+                folder = _run_of(spec, results)
                 jobs[key] = Job(tuple(overrides), tuple(line), spec, folder, state_of(spec, folder))
     return list(jobs.values())
 
@@ -76,12 +76,19 @@ def _kept_overrides(table: TableSpec, scale: str) -> list[str]:
     return [f"runtime.keep_steps=[{','.join(str(step) for step in steps)}]", "runtime.measure_kept=true"]
 
 
+def _run_of(spec: RunSpec, results: Path) -> ReadableRun:
+    """The run's record if that has all values, or else its folder, in which a sweep makes them."""
+    run = readable_run(results, spec.id, spec.protocol_record())
+    is_whole = isinstance(run, RunFolder) or run.measurements.covered(spec.protocol_record())
+    return run if is_whole else Store(results).folder(spec.id)
+
+
 def state_of(spec: RunSpec, run: ReadableRun) -> str:
     """ "finished", or what is missing of a run."""
     if problem := problem_of(run):
         return f"{DAMAGED}{problem}"
-    if not isinstance(run, RunFolder):
-        return "finished" if run.measurements.covered(spec.protocol_record()) else "recorded by another protocol"
+    if not isinstance(run, RunFolder):  # a record, which is of a finished run
+        return "finished"
     if not run.done:
         return "not run" if not run.path.exists() else run.status()
     if not run.measurements.covered(spec.protocol_record()):
