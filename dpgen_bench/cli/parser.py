@@ -300,7 +300,7 @@ def _record(add: Add) -> None:
         "write records of finished runs, for version control, or check all records",
         "RUN... [options] | --check [options]",
         "A record is what a run leaves in version control: RESULTS/records/METHOD/ID.json and a picture. Tables and\n"
-        "the report read it like a run. If somebody else wrote it before, the differences of the values are added to it.",
+        "the report read it like a run. For a record by somebody else, differences of values are added.",
         ("dpgen record 3fa2 --by 'Ada Lovelace'", "dpgen record --check"),
     )
     help_text = "ids of finished runs, or the start of them"
