@@ -11,7 +11,6 @@ from typing import Any, Protocol, get_args
 
 import numpy as np
 import torch
-from hydra.utils import instantiate
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from torch.nn.utils import vector_to_parameters
 
 from dpgen_bench.nets.latents import LatentDistribution
 from dpgen_bench.privacy.key import Key
+from dpgen_bench.utils.building import instantiate
 from dpgen_bench.utils.classes import find_target, targets_in
 from dpgen_bench.utils.errors import describe_error
 from dpgen_bench.utils.files import atomic, write_atomic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,12 +15,13 @@ import torch
 from torch import Tensor
 
 from dpgen_bench.data.private import PrivateData
-from dpgen_bench.generator import Generator, NetGenerator
+from dpgen_bench.generator import Generator, ImageFormat, NetGenerator
 from dpgen_bench.nets.latents import draw_latents
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.training.checkpoint import load_checkpoint
 from dpgen_bench.training.loop import Loop, LoopState, NoReleases, Releases
 from dpgen_bench.training.public import PublicRecord
+from dpgen_bench.training.signals import Preempted
 from dpgen_bench.utils.validation import check_types
 
 
@@ -257,3 +259,81 @@ class Context:
                 a checkpoint (see `training.plain`).
         """
         return self._loop.steps(total, phase, stateful)
+
+
+def fit_method(method: Method, data: PrivateData, ctx: Context) -> Generator:
+    """What `method.fit(data, ctx)` returns, which is checked to be a generator.
+
+    Raises:
+        TypeError: If `fit` is missing, cannot be called with (data, ctx), or returns anything else.
+        RuntimeError: If `fit` ends the process (`sys.exit`), which would end a run or check without any result.
+        Preempted: As `Context.steps`.
+        BaseException: The error of the method.
+    """
+    fit, name = getattr(method, "fit", None), type(method).__name__
+    if not callable(fit):
+        raise TypeError(
+            f"expected {name} to have a method `fit(self, data, ctx)`, got "
+            f"{'none' if fit is None else type(fit).__name__}; define it, such that it returns a generator."
+        )
+    try:
+        signature = inspect.signature(fit)
+    except (TypeError, ValueError):  # a callable without a signature
+        signature = None
+    try:
+        if signature is not None:
+            signature.bind(data, ctx)
+    except TypeError:
+        raise TypeError(
+            f"expected {name}.fit to take the arguments (data, ctx), got fit{signature}; write "
+            "`def fit(self, data, ctx):`."
+        ) from None
+    try:
+        generator = fit(data, ctx)
+    except Preempted:
+        raise
+    except SystemExit as end:
+        raise RuntimeError(
+            f"expected fit to return a generator such as NetGenerator, got SystemExit({end.code!r}); raise an error "
+            "that says what is wrong instead of ending the process."
+        ) from end
+    if not isinstance(generator, Generator):
+        got = "None" if generator is None else f"an object of the type {type(generator).__name__}"
+        raise TypeError(
+            f"expected fit to return a generator such as NetGenerator, got {got}; end {name}.fit with a statement "
+            "`return generator`."
+        )
+    return generator
+
+
+def expect_images_of(generator: Generator, images: ImageFormat) -> None:
+    """Check that a generator makes labelled images of the format of the data, by what it declares and by a few samples.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    classes = getattr(generator, "num_classes", None)
+    if classes != images.num_classes:
+        raise ValueError(
+            f"expected the generator that fit returns to have num_classes={images.num_classes}, as the dataset has, "
+            f"got {classes}; pass data.num_classes to it."
+        )
+    expected, advice = tuple(images.image_shape), "build it for data.image_shape."
+    declared = getattr(generator, "image_shape", expected)
+    if not isinstance(declared, list | tuple) or tuple(declared) != expected:
+        raise ValueError(
+            f"expected the generator that fit returns to have image_shape={expected}, as the dataset has, got "
+            f"{declared}; {advice}"
+        )
+    with torch.random.fork_rng(devices=[]):  # in case that sampling uses the global generator, against its contract
+        labels = generator.draw_labels(4, seed=0)
+        labels = torch.arange(4) % images.num_classes if labels is None else labels
+        try:
+            samples = generator.sample(labels, seed=0)
+        except ValueError:  # pixels that are not finite: the evaluation says so, and the diverged generator is kept
+            return
+    if tuple(samples.shape[1:]) != expected:
+        raise ValueError(
+            f"expected the generator that fit returns to make images of the shape {expected}, as the dataset has, got "
+            f"{tuple(samples.shape[1:])}; {advice}"
+        )

@@ -105,7 +105,7 @@ def check_configured_method(
             thorough=thorough,
             echo=lambda line: console.print(f"  ok  {line}", markup=False),
         )
-    except Exception as error:  # any error of a plugin is a result of the suite, not a crash
+    except (Exception, SystemExit) as error:  # any error of a plugin is a result of the suite, not a crash
         kind = "" if isinstance(error, ConformanceError) else f"{type(error).__name__}: "
         console.print(f"  FAILED  {kind}{error}", markup=False)
         return 1

@@ -26,6 +26,7 @@ from dpgen_bench.runs.compose import compose_config as compose_config
 from dpgen_bench.runs.identity import method_version, resolved_arguments
 from dpgen_bench.runs.runtime import check_runtime
 from dpgen_bench.runs.store import Store
+from dpgen_bench.training.signals import Preempted
 from dpgen_bench.utils.classes import find_target
 from dpgen_bench.utils.paths import CONF as CONF
 from dpgen_bench.utils.validation import check_types, suggestion
@@ -356,6 +357,12 @@ def _build(group: DictConfig, what: str, drop: tuple[str, ...]) -> Any:
     except InstantiationException as error:
         cause = error.__cause__ or error
         raise ValueError(f"{what} {group.get('name', '?')!r} cannot be built: {cause}") from error
+    except Preempted:
+        raise
+    except SystemExit as end:  # of the class; the command would end with its status, which may be 0
+        raise ValueError(
+            f"{what} {group.get('name', '?')!r} cannot be built: it raises SystemExit({end.code!r})"
+        ) from end
 
 
 def _canonical(value: Any) -> Any:

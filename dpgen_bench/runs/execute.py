@@ -15,7 +15,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.evaluate.protocol import build_metrics
-from dpgen_bench.method import Context
+from dpgen_bench.method import Context, expect_images_of, fit_method
 from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.ledger import Ledger
@@ -118,6 +118,9 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
             folder.mark("preempted", phase, stopped)
             print(f"run {spec.id} ({_title(spec)}) was stopped by a signal; run the same command to continue.")
             raise
+        except SystemExit as end:  # of a plugin: the command would end with its status, which may be 0
+            text = f"expected a result, got SystemExit({end.code!r}) of a plugin; raise an error in its place."
+            _fail(spec, folder, phase, RuntimeError(text))
         except Exception as error:
             _fail(spec, folder, phase, error)
         finally:
@@ -257,7 +260,7 @@ def _train(
     context.append(ctx)
     failure = None
     try:
-        generator = spec.method().fit(data, ctx)
+        generator = fit_method(spec.method(), data, ctx)
         ledger.refuse_if_invalidated()
     except BaseException as error:
         with contextlib.suppress(Exception):  # an error while clients are stopped must not hide why the run ended
@@ -284,7 +287,9 @@ def _train(
     if ledger.diagnostics == "unsafe":
         bounds = {name: mechanism.bound.C for name, mechanism in data.mechanisms.items()}
         draw_norms(folder.path / "private" / "diagnostics.jsonl", bounds, folder.path / "private" / "norms.png")
-    folder.write_json("training.json", ctx.cost(generator))
+    cost = ctx.cost(generator)
+    expect_images_of(generator, data)  # before it is saved, because a run with a generator counts as trained
+    folder.write_json("training.json", cost)
     generator.save(folder.path)
 
 

@@ -6,7 +6,7 @@ import contextlib
 from typing import Any, NoReturn
 
 from dpgen_bench.data.private import PrivateData
-from dpgen_bench.method import Context
+from dpgen_bench.method import Context, fit_method
 from dpgen_bench.privacy.allowance import Observer
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
@@ -43,7 +43,7 @@ def plan_spec(spec: RunSpec) -> Ledger:
         num_clients=dataset.num_clients,
     )
     with contextlib.suppress(_PlanComplete):
-        spec.method().fit(data, Context(spec.seed, "cpu", scale=spec.scale(), services=services))
+        fit_method(spec.method(), data, Context(spec.seed, "cpu", scale=spec.scale(), services=services))
     return ledger
 
 

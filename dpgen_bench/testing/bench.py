@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import Generator
-from dpgen_bench.method import Context, Method
+from dpgen_bench.method import Context, Method, fit_method
 from dpgen_bench.privacy.allowance import Allowance
 from dpgen_bench.privacy.bounds import Batch, PublicRows
 from dpgen_bench.privacy.events import Budget
@@ -323,7 +323,7 @@ class Bench:
         # The generator and the epsilons that the method claims are the plugin's code, too, so the guard covers them.
         with private_access_refused(method) as refused:
             try:
-                generator = method.fit(data, context)
+                generator = fit_method(method, data, context)
             finally:
                 data.close()
                 context.close()
