@@ -332,8 +332,11 @@ def expect_images_of(generator: Generator, images: ImageFormat) -> None:
             samples = generator.sample(labels, seed=0)
         except ValueError:  # pixels that are not finite: the evaluation says so, and the diverged generator is kept
             return
-    if tuple(samples.shape[1:]) != expected:
+    made = (
+        tuple(samples.shape[1:]) if isinstance(samples, Tensor) else f"an object of the type {type(samples).__name__}"
+    )
+    if made != expected:
         raise ValueError(
             f"expected the generator that fit returns to make images of the shape {expected}, as the dataset has, got "
-            f"{tuple(samples.shape[1:])}; {advice}"
+            f"{made}; {advice}"
         )

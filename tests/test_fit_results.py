@@ -35,6 +35,11 @@ class Enlarging(Painter):
         return torch.nn.functional.pad(super().forward(z, y), (0, 2, 0, 2))
 
 
+class NoImages(NetGenerator):
+    def sample(self, labels: Tensor, seed: int) -> Any:
+        return labels.tolist()
+
+
 class Diverged(Painter):
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         return super().forward(z, y) * torch.nan
@@ -63,6 +68,7 @@ class Returns(MeanImage):
             {**settings, "image_shape": list(data.image_shape if self.result == "declares" else shape)}, ctx.device
         )
         others = {"none": None, "number": 3, "class": NetGenerator, "honest": generator}
+        others["no images"] = NoImages(generator.net, **generator.config())
         return others.get(self.result, NetGenerator(made, settings, 4, classes, shape))
 
 
@@ -96,6 +102,7 @@ def failed_run(tmp_path: Path, *overrides: str, target: str = f"{HERE}.Returns")
         ("small", r"image_shape=\(1, 8, 8\), as the dataset has, got \(1, 5, 5\); build it for data.image_shape"),
         ("declares", r"image_shape=\(1, 8, 8\), as the dataset has, got \(1, 5, 5\)"),
         ("enlarging", r"images of the shape \(1, 8, 8\), as the dataset has, got \(1, 10, 10\)"),
+        ("no images", r"images of the shape \(1, 8, 8\), as the dataset has, got an object of the type list"),
         ("two classes", "num_classes=10, as the dataset has, got 2; pass data.num_classes"),
         ("none", "expected fit to return a generator such as NetGenerator, got None; end Returns.fit with"),
         ("number", "expected fit to return a generator such as NetGenerator, got an object of the type int"),
