@@ -92,11 +92,20 @@ def fake_run(results: Path, overrides: list[str], accuracy: float | list[float] 
 
 
 def ledger(privacy, **epsilon) -> dict[str, Any]:
-    """The part of a run's ledger that tables read."""
+    """A run's ledger without releases, with the parts that tables read."""
     terms = {key: privacy[key] for key in ("delta", "relation", "accountant")}
     values_by_key = {"proven": 9.5, "claimed": 10.0, **terms, **epsilon}
     budget = None if privacy.epsilon is None else float(privacy.epsilon)
-    return {"unit": "record", "budget": {"epsilon": budget, **terms}, "unproven": [], "epsilon": values_by_key}
+    return {
+        "unit": "record",
+        "budget": {"epsilon": budget, **terms},
+        "records": 1437,
+        "noise": {"mode": privacy.noise},
+        "diagnostics": privacy.diagnostics,
+        "entries": [],
+        "unproven": [],
+        "epsilon": values_by_key,
+    }
 
 
 def line_for(built, **of):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import resource
 import shlex
@@ -21,6 +22,10 @@ from tests.run_toys import config, in_child
 
 SAMPLE = "sample {run} --benchmark --n 3 --out {tmp}/images.npz"
 EVALUATE = "evaluate {run}"
+EXPORT = "export {run} {tmp}/exported --benchmark"
+OTHER_LEDGER = (
+    '{"budget": {"epsilon": 10.0, "delta": 1e-5, "relation": "add_remove", "accountant": "pld"}, "epsilon": {}}'
+)
 OWN = "--config-dir {tmp}/conf method=own"
 WEIGHTS = "generator.safetensors"
 PLUGIN = "class Own:\n    def fit(self, data, ctx):\n        return None\n"
@@ -73,6 +78,7 @@ def folder(*classes: str, images: int = 6) -> Callable[[Path, RunFolder], object
 NPZ = "run dataset=npz dataset.path={tmp}/x.npz"
 FOLDER = "run dataset=image_folder dataset.path={tmp}/images dataset.image_size=8"
 PIXELS = np.zeros((8, 4, 4), np.uint8)
+VARIED = np.arange(40 * 16, dtype=np.uint8).reshape(40, 4, 4)
 
 RUNS = cases(
     Case("sample of a truncated generator", SAMPLE, "cannot be used", WEIGHTS, "Restore", prepare=truncated(WEIGHTS)),
@@ -92,6 +98,11 @@ RUNS = cases(
     Case("broken ledger", SAMPLE, "cannot be used", "ledger.json", "Restore", prepare=replaced("ledger.json", "{")),
     Case("ledger that is a list", EVALUATE, "cannot be used", "ledger.json", "Restore",
          prepare=replaced("ledger.json", "[]")),
+    *(
+        Case(f"ledger of another version: {what}", command, "cannot be used", "ledger.json lacks 'entries'", "Restore",
+             prepare=replaced("ledger.json", OTHER_LEDGER))
+        for what, command in (("sample", SAMPLE), ("evaluate", EVALUATE), ("export", EXPORT))
+    ),
     Case("broken training.json", EVALUATE, "cannot be used", "training.json", "Restore",
          prepare=truncated("training.json")),
     Case("missing identity", EVALUATE, "cannot be used", "identity.json is missing", "Restore",
@@ -132,6 +143,8 @@ DATA = cases(
          prepare=arrays(images=PIXELS / 255, labels=np.arange(8))),
     Case("npz with few labels", NPZ, "expected", "labels is int64 (3,)", "one integer for each of the 8 images",
          prepare=arrays(images=PIXELS, labels=np.arange(3))),
+    Case("npz of labels with gaps", NPZ, "expected", "only 3 of these 2000001 classes", "return_inverse=True",
+         prepare=arrays(images=VARIED, labels=np.arange(40) % 3 * 10**6)),
     Case("npz of objects", NPZ, "expected", "Python objects", "save numbers",
          prepare=arrays(images=np.array([None]), labels=np.arange(1))),
     Case("folder that is missing", FOLDER, "expected a folder at", "found none", "dataset.path=FOLDER"),
@@ -190,6 +203,32 @@ def test_a_finished_run_without_its_ledger_is_damaged(finished, tmp_path, capsys
     assert status_of(["runs", "--results", str(tmp_path)]) == 0
     assert "damaged: its ledger.json" in (shown := capsys.readouterr().out)
     assert "finished" not in shown
+
+
+def test_a_ledger_of_another_version_is_damaged_in_every_list(finished, tmp_path, monkeypatch, capsys):
+    shutil.copytree(finished.path.parents[1], tmp_path / "results")
+    (only_run(tmp_path / "results").path / "ledger.json").write_text(OTHER_LEDGER)
+    monkeypatch.setenv("DPGEN_RESULTS", str(tmp_path / "results"))
+    assert status_of(["runs", "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert listed["status"] == "damaged"
+    assert listed["error"].startswith("its ledger.json lacks 'entries', so its privacy is unknown")
+    assert status_of(["report"]) == 0
+    page = (tmp_path / "results" / "report.html").read_text()
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+    assert [run["state"] for run in data["runs"]] == ["damaged"]
+
+
+@pytest.mark.parametrize("verb", ["runs", "list", "run dataset=digits", "report"])
+def test_a_deleted_working_directory_is_refused_in_one_sentence(verb, tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    keep_process_state(monkeypatch)
+    assert status_of(verb.split()) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert "expected a working directory, got one that was deleted" in shown.err
 
 
 @pytest.mark.parametrize("verb", ["runs", "report", "tables demo", "evaluate x", "sample x --n 1 --out x.npz",

@@ -39,6 +39,15 @@ def test_the_split_of_a_file_is_kept(tmp_path):
     assert (spec.image_shape, spec.class_names) == ((1, 8, 6), ("0", "1", "2", "3"))
 
 
+def test_a_class_may_be_missing_in_one_split_or_be_named_without_images(tmp_path):
+    absent_in_training = {**MEDMNIST, "train_labels": MEDMNIST["train_labels"] % 3}
+    assert written(tmp_path, **absent_in_training).class_names == ("0", "1", "2", "3")
+    sparse = {**MEDMNIST, "train_labels": MEDMNIST["train_labels"] * 2, "test_labels": MEDMNIST["test_labels"] * 2}
+    with pytest.raises(ValueError, match="only 4 of these 7 classes have an image"):
+        written(tmp_path, **sparse).load("train")
+    assert written(tmp_path, **sparse, class_names=np.array(list("abcdefg"))).num_classes == 7
+
+
 @pytest.mark.parametrize("layout", [(0, 1, 2, 3), (0, 3, 1, 2)])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_channels_may_be_last_or_first(layout, channels, tmp_path):

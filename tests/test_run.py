@@ -217,7 +217,7 @@ def test_a_plan_needs_no_record():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("seed=-1", "seed to be an integer >= 0"),
+        ("seed=-1", r"seed to be an integer in \[0, 2\*\*63\)"),
         ("privacy.epsilon=-1", "privacy.epsilon > 0"),
         ("privacy.epsilon=much", "expected numbers for privacy.epsilon"),
         ("privacy.epsilon=1e9", "at most 1e5"),

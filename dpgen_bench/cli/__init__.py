@@ -45,9 +45,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = verbs[verb].parse(rest)
     except SystemExit as end:  # argparse has printed help, the version or an error
         return int(end.code or 0)
+    if not _has_working_directory():
+        print(
+            "dpgen: expected a working directory, got one that was deleted; go to another folder with cd, and give the "
+            "same command again.",
+            file=sys.stderr,
+        )
+        return 2
     # So that a method's file in the working directory can be imported.
     (libraries_first if argv is None else add_working_directory)()
     return _call(verb, options)
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _call(verb: str, options: argparse.Namespace) -> int:

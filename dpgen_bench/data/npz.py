@@ -36,8 +36,8 @@ class Npz(OwnData):
     SHA-256 of its pixels, as a number in [0, 1), is below `test_fraction`: adding or removing an image does not move
     other images between the splits, and equal images are in the same split. Images are uint8 [n, h, w], [n, h, w, c] or
     [n, c, h, w] with c = 1 or 3; labels are integers from 0, [n] or [n, 1]. An array `class_names` of strings names the
-    classes; without it, their names are their numbers. The numbers of classes and of images count as public. The file
-    is read when the image shape or the classes are needed.
+    classes; without it, their names are their numbers, and each of them has an image in one of the splits. The
+    numbers of classes and of images count as public. The file is read when the image shape or the classes are needed.
 
     Args:
         path: The file.
@@ -119,7 +119,19 @@ class Npz(OwnData):
         if splits["train"].images.shape[1:] != splits["test"].images.shape[1:]:
             shapes = [tuple(splits[split].images.shape[1:]) for split in SPLITS]
             raise self._content_error(f"images of the splits have different shapes, {shapes[0]} and {shapes[1]}")
+        if "class_names" not in arrays:
+            self._expect_every_class(np.concatenate([records.labels.numpy() for records in splits.values()]))
         return splits
+
+    def _expect_every_class(self, labels: np.ndarray) -> None:
+        """Raise ValueError if a class that is only known from higher labels has no image in either split."""
+        present, highest = len(np.unique(labels)), int(labels.max())
+        if present <= highest:
+            raise self._content_error(
+                f"labels go up to {highest}, but only {present} of these {highest + 1} classes have an image; number "
+                "the classes without gaps, such as by numpy.unique(labels, return_inverse=True)[1] of all labels "
+                "together, or name every class in an array class_names"
+            )
 
     def _records(self, images_name: str, labels_name: str) -> Records:
         """The records of two arrays of the file, after a check of their shapes and types."""

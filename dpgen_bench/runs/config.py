@@ -36,6 +36,9 @@ TRAINING_VERSION = 2
 # Increased when a change of the harness changes metric values; runs with older measurements are then measured again.
 EVALUATION_VERSION = 2
 
+# Seeds are below this number, because PyTorch's generators take 64 bits with a sign.
+SEEDS = 2**63
+
 # What a message proposes for a value that a yaml leaves open (`???`): by the name of the entry and its key.
 EXAMPLES = {
     ("npz", "path"): "FILE.npz",
@@ -156,8 +159,8 @@ def build_spec(config: DictConfig, planned: bool = False) -> RunSpec:
             raise ValueError(f"expected a config group {key!r}, got {config.get(key)!r}; see conf/{key}/.")
     _check_keys(config)
     check_runtime(config)
-    if isinstance(config.seed, bool) or not isinstance(config.seed, int) or config.seed < 0:
-        raise ValueError(f"expected seed to be an integer >= 0, got {config.seed!r}; write seed=0.")
+    if not _is_integer(config.seed) or not 0 <= config.seed < SEEDS:
+        raise ValueError(f"expected seed to be an integer in [0, 2**63), got {config.seed!r}; write seed=0.")
     spec = RunSpec(config, training={})
     spec.new_ledger(records=0)
     population_of(config)

@@ -5,9 +5,12 @@ An unusable folder does not hide other runs, and none of its values enters a tab
 
 from __future__ import annotations
 
+from typing import Any
+
 from safetensors import SafetensorError, safe_open
 
 from dpgen_bench.generator import CONFIG, WEIGHTS
+from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.config import identify
 from dpgen_bench.runs.records import Record
 from dpgen_bench.runs.store import ReadableRun, RunFolder
@@ -94,7 +97,22 @@ def file_problem(folder: RunFolder) -> str:
         return f"config.yaml lacks {', '.join(missing)}"
     if folder.done and not contents["ledger"]:
         return "its ledger.json is missing, so nothing is known of its privacy"
-    return _generator_problem(folder)
+    return _ledger_problem(contents["ledger"]) or _generator_problem(folder)
+
+
+def _ledger_problem(content: dict[str, Any]) -> str:
+    """Why the content of a ledger.json is no ledger, such as that of another version; "" if it is, or is empty."""
+    if not content:
+        return ""
+    try:
+        Ledger.from_dict(content)
+    except KeyError as error:
+        return (
+            f"its ledger.json lacks {error.args[0]!r}, so its privacy is unknown (another version may have written it)"
+        )
+    except (ValueError, TypeError, AttributeError, LookupError):
+        return "its ledger.json is no ledger, so its privacy is unknown (another version may have written it)"
+    return ""
 
 
 def _generator_problem(folder: RunFolder) -> str:
