@@ -20,7 +20,7 @@ from torch import Tensor
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each
-from dpgen_bench.generator import Generator
+from dpgen_bench.generator import EXPORTED_WEIGHTS, WEIGHTS, Generator
 from dpgen_bench.privacy.accountants.table import epsilon_table
 from dpgen_bench.privacy.events import RELATIONS, Event
 from dpgen_bench.privacy.expect import expect_integer
@@ -152,9 +152,9 @@ def evaluate_images(
     """Measure images against the test records of a dataset, by a protocol of conf/protocol.
 
     Args:
-        images: uint8 [n, c, h, w], with `labels` [n]; a generator, what `run` returns, or the folder of a run, from
-            which as many images are drawn as the protocol says; a .npz file with `images` and `labels`; or a folder
-            with one folder of images for each class (both as `dpgen sample` writes them).
+        images: uint8 [n, c, h, w], with `labels` [n]; a generator, what `run` returns, or the folder of a run or of an
+            export, from which as many images are drawn as the protocol says; a .npz file with `images` and `labels`; or
+            a folder with one folder of images for each class (both as `dpgen sample` writes them).
         labels: integers [n], class numbers from 0.
         dataset: name of a file in conf/dataset.
         protocol: name of a file in conf/protocol.
@@ -255,7 +255,7 @@ def _samples(images: Any, labels: Any, protocol: Any, seed: int, class_names: Se
         images = load_generator(images)
     if isinstance(images, str | Path):
         path = Path(images)
-        if (path / "generator.safetensors").exists():
+        if any((path / name).exists() for name in (WEIGHTS, EXPORTED_WEIGHTS)):
             images = load_generator(path)
         else:
             read = read_samples(path, class_names)

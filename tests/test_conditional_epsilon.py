@@ -83,7 +83,7 @@ def test_tables_show_conditional_epsilons_if_a_row_has_one(tmp_path) -> None:
     folder = Store(tmp_path).folder(one)
     before = describe_run(folder)
     epsilons = {"proven": 610.34, "claimed": 9.9926, "conditional": {"epsilon": 329.42, "assumption": "if so"}}
-    folder.write_json("ledger.json", {"epsilon": epsilons})
+    folder.write_json("ledger.json", {"entries": [], "epsilon": epsilons})
     built = assemble("demo", table, tmp_path)
     frame = side_by_side(built)
     names = list(frame.columns)
@@ -92,5 +92,7 @@ def test_tables_show_conditional_epsilons_if_a_row_has_one(tmp_path) -> None:
     assert set(long_frame(built)["epsilon_conditional"]) == {329.42, "–"}
     assert "ε conditional: if so" in built.rows[0].notes()
     assert [cell for cell in describe_run(folder) if cell not in before] == ["610", "9.99 (329 conditional)"]
-    folder.write_json("ledger.json", {"epsilon": {**epsilons, "conditional": "failed: RuntimeError: no luck"}})
+    folder.write_json(
+        "ledger.json", {"entries": [], "epsilon": {**epsilons, "conditional": "failed: RuntimeError: no luck"}}
+    )
     assert assemble("demo", table, tmp_path).rows[0].epsilon("conditional") == "failed: RuntimeError: no luck"

@@ -28,8 +28,14 @@ def board(*sweeps: str, by: str = "fid", **more: str):
 
 
 def ledger(proven: float | str = 9.99, **changed: Any) -> dict[str, Any]:
-    """A ledger as a run leaves it, without its entries."""
-    whole = {"unit": "record", "budget": {"epsilon": 10.0, **TERMS}, "diagnostics": "off", "unproven": []}
+    """A ledger as a run leaves it, without releases."""
+    whole = {
+        "unit": "record",
+        "budget": {"epsilon": 10.0, **TERMS},
+        "diagnostics": "off",
+        "unproven": [],
+        "entries": [],
+    }
     return {**whole, "epsilon": {"proven": proven, **TERMS}, **changed}
 
 

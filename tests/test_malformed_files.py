@@ -212,7 +212,7 @@ def test_a_ledger_of_another_version_is_damaged_in_every_list(finished, tmp_path
     assert status_of(["runs", "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert listed["status"] == "damaged"
-    assert listed["error"].startswith("its ledger.json lacks 'entries', so its privacy is unknown")
+    assert listed["error"].startswith("its ledger.json lacks 'entries', so its releases are unknown")
     assert status_of(["report"]) == 0
     page = (tmp_path / "results" / "report.html").read_text()
     data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])

@@ -10,7 +10,6 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from dpgen_bench.generator import CONFIG, WEIGHTS
-from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.config import identify
 from dpgen_bench.runs.records import Record
 from dpgen_bench.runs.store import ReadableRun, RunFolder
@@ -101,18 +100,12 @@ def file_problem(folder: RunFolder) -> str:
 
 
 def _ledger_problem(content: dict[str, Any]) -> str:
-    """Why the content of a ledger.json is no ledger, such as that of another version; "" if it is, or is empty."""
-    if not content:
+    """Why a ledger.json does not say what was released, such as one of another version; "" if it does, or is empty."""
+    entries = content.get("entries")
+    if not content or (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
         return ""
-    try:
-        Ledger.from_dict(content)
-    except KeyError as error:
-        return (
-            f"its ledger.json lacks {error.args[0]!r}, so its privacy is unknown (another version may have written it)"
-        )
-    except (ValueError, TypeError, AttributeError, LookupError):
-        return "its ledger.json is no ledger, so its privacy is unknown (another version may have written it)"
-    return ""
+    what = "has entries of another form" if "entries" in content else "lacks 'entries'"
+    return f"its ledger.json {what}, so its releases are unknown (another version of dpgen_bench may have written it)"
 
 
 def _generator_problem(folder: RunFolder) -> str:
