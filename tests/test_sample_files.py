@@ -7,6 +7,7 @@ import io
 import json
 import os
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -223,3 +224,9 @@ def test_the_command_refuses_bad_output_before_it_draws_images(run, tmp_path, ca
     assert "which ends in .jpg" in capsys.readouterr().err
     monkeypatch.undo()
     assert main([*common, "--overwrite", f"--out={tmp_path / 'a'}"]) == 0
+
+
+def test_a_folder_in_which_no_file_can_be_made_is_refused_by_the_name_of_the_option():
+    samples = Samples(np.zeros((1, 1, 4, 4), np.uint8), np.zeros(1, np.int64), ("0",))
+    with pytest.raises(ValueError, match=r"expected --out in a folder that can be written to, got /proc/a\.npz"):
+        writer(Path("/proc/a.npz"), overwrite=False)(samples)

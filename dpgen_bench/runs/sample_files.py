@@ -112,7 +112,17 @@ def writer(out: Path, overwrite: bool) -> Callable[[Samples], None]:
                 f"expected --out to name a folder of samples to be replaced, got {out}, which also holds {other}; "
                 "choose another name, or delete the folder yourself."
             )
-    return lambda samples: (write or _write_folder)(samples, out)
+
+    def write_or_refuse(samples: Samples) -> None:
+        try:
+            (write or _write_folder)(samples, out)
+        except FileNotFoundError as error:  # such as of /proc, which says that it can be written to
+            raise ValueError(
+                f"expected --out in a folder that can be written to, got {out}, and no file could be made in {place}; "
+                "choose another."
+            ) from error
+
+    return write_or_refuse
 
 
 def _other_file(folder: Path) -> Path | None:
