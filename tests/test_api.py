@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import dpgen_bench
-from dpgen_bench import account, check_method, evaluate_images, load_generator, results, run
+from dpgen_bench import account, check_method, evaluate_images, export, load_generator, results, run
 from dpgen_bench.api import _samples
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.events import Event, Sensitivity
@@ -130,6 +130,8 @@ def test_images_are_measured_in_every_form(folder, tmp_path):
     assert evaluate_images(folder.path, overrides=LOGREG).values == expected
     assert evaluate_images(folder, overrides=LOGREG).values == expected
     assert evaluate_images(load_generator(folder.path), overrides=LOGREG).values == expected
+    exported = export(folder, tmp_path / "exported", benchmark=True)
+    assert evaluate_images(exported, overrides=LOGREG).values == expected
     with np.load(tmp_path / "samples.npz") as file:
         assert evaluate_images(file["images"], file["labels"], overrides=LOGREG).values == expected
 
