@@ -328,3 +328,11 @@ def test_fetch_of_data_without_a_download(tmp_path):
         fetch(Digits())
     with pytest.raises(ValueError, match=r"dataset\.path"):
         fetch(ImageFolder(path=str(tmp_path), image_size=8))
+
+
+def test_a_packed_file_of_mnist_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(b"packed")
+    with pytest.raises(MissingData, match=r"train-images-idx3-ubyte\.gz does, next to it\. Unpack[\s\S]*gunzip"):
+        Mnist(root=str(tmp_path)).load("train")

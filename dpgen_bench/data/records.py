@@ -176,6 +176,11 @@ class DatasetSpec(ABC):
         Raises:
             MissingData: If it does not exist.
         """
+        if not path.exists() and (packed := path.with_name(f"{path.name}.gz")).exists():
+            raise MissingData(
+                f"dataset {self.name!r}: {path.absolute()} does not exist, but {packed.name} does, next to it. Unpack "
+                f"it with\n    gunzip --keep {packed.absolute()}"
+            )
         if not path.exists():
             hint = f" ({self.how})" if self.how else ""
             command = f"with\n    {self.fetch_command}\n" if self._has_download else "by hand, "
