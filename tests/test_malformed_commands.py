@@ -63,6 +63,8 @@ OVERRIDES = cases(
     # Types and ranges of values.
     Case("epsilon of text", "run privacy.epsilon=abc", "numbers for privacy.epsilon", "'abc'", "null for no budget"),
     Case("epsilon of a list", "run privacy.epsilon=[1,2]", "numbers for privacy.epsilon", "[1, 2]", "null"),
+    Case("epsilon that overflows", "run privacy.epsilon=1e400", "a number below 1.8e308", "1e400", "write inf"),
+    Case("swept number that overflows", "run -m privacy.epsilon=1,1e400", "below 1.8e308", "1e400", "write inf"),
     Case("epsilon below 0", "run privacy.epsilon=-1", "privacy.epsilon > 0", "-1", "inf for a non-private run"),
     Case("epsilon that is NaN", "run privacy.epsilon=nan", "privacy.epsilon > 0", "nan", "inf for"),
     Case("delta of 2", "run privacy.delta=2", "privacy.delta in (0, 1)", "2", "set privacy.delta"),
@@ -77,7 +79,7 @@ OVERRIDES = cases(
     Case("seed of more than 64 bits", f"run seed={2**63}", "expected seed to be an integer in [0, 2**63)", str(2**63),
          "seed=0"),
     Case("no steps", "run method=dp_merf method.steps=0", "method.steps: expected a number in [1", "0", "method.steps"),
-    Case("infinite steps", "run method=dp_merf method.steps=1e9999", "expected an integer", "inf", "method.steps"),
+    Case("infinite steps", "run method=dp_merf method.steps=inf", "expected an integer", "inf", "method.steps"),
     Case("steps of a list", "run method=dp_merf method.steps=[1]", "an integer", "[1]", "method.steps"),
     Case("max_steps of text", "run scale.max_steps=abc", "scale.max_steps: expected", "'abc'", "scale.max_steps"),
     Case("max_steps of 0", "run scale.max_steps=0", "scale.max_steps of at least 1", "0", "null for no cap"),

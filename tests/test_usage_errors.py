@@ -127,3 +127,16 @@ def test_usage_errors_are_answered_before_torch_is_imported(arguments, message, 
     code, shown, imported_torch = answers[" ".join(arguments)]
     assert (code, imported_torch) == (2, False), shown
     assert message in shown
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["runs", "--json"]])
+def test_a_listing_whose_reader_ends_is_no_failure(arguments, tmp_path):
+    command = [sys.executable, "-m", "dpgen_bench.cli", *arguments, "--results", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(HOME)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=HOME)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), errors) == (0, b"")

@@ -19,6 +19,7 @@ from dpgen_bench.utils.validation import suggestion
 
 # Verbs that read results, and then use the folders of yamls with which the runs were executed.
 REMEMBERING = ("runs", "rm", "evaluate", "sample", "export", "tables", "sweep", "report", "record", "list")
+LISTING = ("runs", "list", "account")  # verbs that only print; a reader that wants no more of it is no failure
 # Errors of the machine and not of the code: a full disk, and files that may not be read or written.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -78,7 +79,9 @@ def _call(verb: str, options: argparse.Namespace) -> int:
         print(f"dpgen: note: {note}", file=sys.stderr)
     try:
         with using(known.config, known.modules):
-            return VERBS[verb](options)
+            status = VERBS[verb](options)
+            sys.stdout.flush()  # so that a closed pipe is met here
+            return status
     except (ValueError, LookupError, FileNotFoundError, RuntimeError, HydraException, OmegaConfBaseException) as error:
         return print_error(error)
     except KeyboardInterrupt:
@@ -86,7 +89,7 @@ def _call(verb: str, options: argparse.Namespace) -> int:
         return 130
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python can flush what is left
-        return 1
+        return 0 if verb in LISTING else 1
     except OSError as error:
         if error.errno not in (*FULL, *FORBIDDEN):
             raise

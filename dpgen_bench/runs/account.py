@@ -19,6 +19,7 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson, Sampling
 from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.plan import plan
+from dpgen_bench.utils.console import Console
 
 
 class UsageError(Exception):
@@ -176,7 +177,6 @@ def _print(
     server: Mapping[str, Any] | None = None,
 ) -> None:
     """Print the mechanisms, the table of proven epsilons, and the epsilons of other kinds below it."""
-    from rich.console import Console
     from rich.table import Table as RichTable
 
     # The mechanisms; plain parameters have no ledger, so their events have no names.

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
+from dpgen_bench.utils.console import Console
 from dpgen_bench.utils.own_folders import own_folders
 from dpgen_bench.utils.paths import CONF
 from dpgen_bench.utils.validation import suggestion

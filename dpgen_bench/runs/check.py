@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from dpgen_bench.data.datasets import DatasetSpec
 from dpgen_bench.privacy.events import budget_text
@@ -20,6 +19,7 @@ from dpgen_bench.testing.bench import DataSet
 from dpgen_bench.testing.errors import ConformanceError
 from dpgen_bench.testing.source import read_plugin
 from dpgen_bench.testing.suite import check_method, random_data
+from dpgen_bench.utils.console import Console
 
 RECORDS = 48  # default number of made-up records
 CLIENTS = 8  # number of clients that made-up records, or records without clients, are divided among

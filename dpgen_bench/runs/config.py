@@ -96,7 +96,7 @@ class RunSpec:
                 raise TypeError
             epsilon = None if privacy.epsilon is None else float(privacy.epsilon)
             delta = float(privacy.delta)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError(
                 "expected numbers for privacy.epsilon (or null for no budget) and privacy.delta, got "
                 f"{privacy.epsilon!r}, {privacy.delta!r}."

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from rich.console import Console
 from rich.table import Table
 
 from dpgen_bench.privacy.ledger import unproven_reasons
@@ -17,6 +16,7 @@ from dpgen_bench.runs.measurements import Measurement, Protocol
 from dpgen_bench.runs.statistics import format_value, summarise
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.runs.values import mean_values, metric_values, notes, unmeasured
+from dpgen_bench.utils.console import Console
 from dpgen_bench.utils.own_folders import own_files, own_folders
 
 MAIN_METRICS = ("fid", "inception_score", "acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct", "acc_avg_pct")

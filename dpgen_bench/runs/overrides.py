@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException
 
 _PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.+-]*(/[\w.+-]+)*", re.ASCII)
@@ -41,12 +42,33 @@ def parse_override(text: str) -> Override:
         ValueError: if the text is no override.
     """
     try:
-        return OverridesParser.create().parse_override(text)
+        override = OverridesParser.create().parse_override(text)
     except HydraException:
         raise ValueError(
             f"expected an override such as runtime.device=cpu, got {text!r}; a value with spaces, commas or brackets "
             "needs quotes: KEY='VALUE'."
         ) from None
+    # Without this check privacy.epsilon=1e400 would mean no privacy. Ids under `restart` may look like numbers.
+    if override.key_or_group != "restart" and (overflown := _overflown(text)) and _has_infinity(override.value()):
+        raise ValueError(f"expected a number below 1.8e308, got {overflown} in {text!r}; write inf for infinity.")
+    return override
+
+
+def _overflown(text: str) -> str:
+    """The first number in the text that is too large for a float; "" if there is none."""
+    numbers = re.findall(r"(?<![\w.])\d[\d_]*\.?[\d_]*[eE]\+?\d+", text)
+    return next((number for number in numbers if math.isinf(float(number))), "")
+
+
+def _has_infinity(value: Any) -> bool:
+    """Whether a parsed value is, or has among its items, an infinite float."""
+    if isinstance(value, ChoiceSweep):
+        value = value.list
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return any(map(_has_infinity, value))
+    return isinstance(value, float) and math.isinf(value)
 
 
 def split_config_dir(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
