@@ -235,10 +235,11 @@ def _take_scale(arguments: list[str]) -> tuple[list[str], str]:
 def report(options: argparse.Namespace) -> int:
     """Write the report, unless it would lose runs."""
     from dpgen_bench.report.page import build_report
+    from dpgen_bench.runs.records import record_paths
 
     _expect_folder(options.results)
     path = options.out or options.results / "report.html"
-    existing = {folder.id for folder in Store(options.results).runs()}
+    existing = {folder.id for folder in Store(options.results).runs()} | record_paths(options.results).keys()
     if not options.overwrite and (missing := _runs_shown(path) - existing):
         print(
             f"dpgen: kept {path}: it shows {len(missing)} runs that are not in {options.results / 'runs'} "

@@ -10,6 +10,7 @@ import pandas as pd
 
 from dpgen_bench.plots.draw import draw
 from dpgen_bench.runs.listing import make_console
+from dpgen_bench.runs.records import record_paths
 from dpgen_bench.runs.store import Store
 from dpgen_bench.runs.validation import folder_problem
 from dpgen_bench.tables.assembly import build
@@ -81,9 +82,9 @@ def _stem(name: str, scale: str) -> str:
 def would_lose(csv: Path, built: BuiltTable, results: Path) -> str:
     """Which values of an existing table would be lost if it were written again, as a message; "" if none.
 
-    These are values of runs that are missing or unfinished in `results`, and values that a run of the table no longer
-    has. A value is not lost if its run is in `results` and the table no longer asks for it. Only the CSV names the runs
-    of its values, so nothing is checked for a table without one.
+    These are values of runs that have no record and are missing or unfinished in `results`, and values that a run of
+    the table no longer has. A value is not lost if its run is in `results` and the table no longer asks for it. Only
+    the CSV names the runs of its values, so nothing is checked for a table without one.
     """
     if not csv.exists():
         return ""
@@ -94,7 +95,9 @@ def would_lose(csv: Path, built: BuiltTable, results: Path) -> str:
     if not {"mean", "runs", "metric"} <= set(frame):
         return ""
     values = frame[frame["mean"].notna() & frame["runs"].notna()]
-    folders = {run: Store(results).folder(run) for runs in values["runs"].unique() for run in runs.split()}
+    recorded = record_paths(results).keys()
+    named = {run for runs in values["runs"].unique() for run in runs.split()} - recorded
+    folders = {run: Store(results).folder(run) for run in named}
     gone = {run for run, folder in folders.items() if not folder.done or folder_problem(folder)}
     if lines := sum(bool(gone & set(runs.split())) for runs in values["runs"].unique()):
         return f"it has values of {lines} lines whose runs are not all in {results / 'runs'}"
