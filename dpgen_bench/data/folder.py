@@ -13,8 +13,17 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from dpgen_bench.data.images import BadImage, Crop, check_crop, count_channels, read_images, unreadable
-from dpgen_bench.data.records import SPLITS, MissingData, OwnData, Records, Split, check_split, hash_rank
+from dpgen_bench.data.images import BadImage, Crop, check_channels, check_crop, count_channels, read_images, unreadable
+from dpgen_bench.data.records import (
+    SPLITS,
+    MissingData,
+    OwnData,
+    Records,
+    Split,
+    check_split,
+    check_test_fraction,
+    hash_rank,
+)
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 PREPROCESSING = 1
@@ -51,13 +60,10 @@ class ImageFolder(OwnData):
 
     def __post_init__(self) -> None:
         check_crop(self.crop)
-        if self.channels not in (None, 1, 3):
-            raise ValueError(
-                f"expected dataset.channels 1 (grey), 3 (RGB) or null (decided by the images), got {self.channels!r}."
-            )
+        check_channels(self.channels)
         if self.image_size < 1:
             raise ValueError(f"expected dataset.image_size of at least 1 pixel, got {self.image_size!r}.")
-        self.check_test_fraction()
+        check_test_fraction(self.test_fraction)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

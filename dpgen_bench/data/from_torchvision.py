@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dpgen_bench.data.images import Crop, check_crop, is_grey, prepare
+from dpgen_bench.data.images import Crop, check_channels, check_crop, is_grey, prepare
 from dpgen_bench.data.records import (
     SPLITS,
     DatasetSpec,
@@ -28,6 +28,7 @@ from dpgen_bench.data.records import (
     Records,
     Split,
     check_split,
+    check_test_fraction,
     content_hash,
     split_by_pixels,
 )
@@ -86,14 +87,10 @@ class Torchvision(DatasetSpec):
 
     def __post_init__(self) -> None:
         check_crop(self.crop)
-        if self.channels not in (None, 1, 3):
-            raise ValueError(
-                f"expected dataset.channels 1 (grey), 3 (RGB) or null (decided by the images), got {self.channels!r}."
-            )
+        check_channels(self.channels)
         if self.image_size is not None and self.image_size < 1:
             raise ValueError(f"expected dataset.image_size of at least 1 pixel, or null, got {self.image_size!r}.")
-        if not 0.0 < self.test_fraction < 1.0:
-            raise ValueError(f"expected dataset.test_fraction in (0, 1), got {self.test_fraction!r}.")
+        check_test_fraction(self.test_fraction)
         if (self.split is not None) != self._has_parts:
             raise ValueError(
                 f"expected dataset.split to name a part of {self.name}, got none; set it, such as "

@@ -53,6 +53,14 @@ def check_crop(crop: str) -> None:
         raise ValueError(f"expected crop 'none' or 'center', got {crop!r}.")
 
 
+def check_channels(channels: int | None) -> None:
+    """Raise ValueError unless `channels` is 1, 3, or None for the images to decide."""
+    if channels not in (None, 1, 3):
+        raise ValueError(
+            f"expected dataset.channels 1 (grey), 3 (RGB) or null (decided by the images), got {channels!r}."
+        )
+
+
 def prepare(image: Image.Image, size: int | None, channels: int, crop: Crop) -> np.ndarray:
     """An 8-bit image as uint8 [channels, height, width], as all datasets of images prepare it.
 

@@ -19,6 +19,7 @@ from dpgen_bench.data.records import (
     Records,
     Split,
     check_split,
+    check_test_fraction,
     content_hash,
     split_by_pixels,
 )
@@ -53,7 +54,7 @@ class Npz(OwnData):
     how: ClassVar[str] = "Write the arrays images and labels with numpy.savez and set dataset.path=FILE.npz."
 
     def __post_init__(self) -> None:
-        self.check_test_fraction()
+        check_test_fraction(self.test_fraction)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

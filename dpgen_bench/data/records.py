@@ -212,10 +212,11 @@ class OwnData(DatasetSpec):
     def root(self) -> str:  # type: ignore[override]
         return self.path
 
-    def check_test_fraction(self) -> None:
-        """Raises ValueError unless `test_fraction` is in (0, 1)."""
-        if not 0.0 < self.test_fraction < 1.0:
-            raise ValueError(f"expected dataset.test_fraction in (0, 1), got {self.test_fraction!r}.")
+
+def check_test_fraction(test_fraction: float) -> None:
+    """Raise ValueError unless `test_fraction` is in (0, 1)."""
+    if not 0.0 < test_fraction < 1.0:
+        raise ValueError(f"expected dataset.test_fraction in (0, 1), got {test_fraction!r}.")
 
 
 def content_hash(splits: Mapping[Split, Records]) -> str:
