@@ -27,6 +27,7 @@ from dpgen_bench.runs.release import expect_for_release
 from dpgen_bench.runs.samples import class_grid
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.utils.errors import without_paths
+from dpgen_bench.utils.files import atomic_folder
 
 CARD, LEDGER, PICTURE = "README.md", "ledger.json", "samples.png"
 FILES = (EXPORTED_WEIGHTS, EXPORTED_CONFIG, CARD, LEDGER, PICTURE)
@@ -66,19 +67,13 @@ def export_run(
     labels = torch.arange(generator.num_classes).repeat(ROWS)
     picture = class_grid(Records(generator.sample(labels, seed=0), labels), generator.num_classes, ROWS)
 
-    temporary = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
+    with atomic_folder(out) as temporary:
         shutil.copyfile(folder.path / WEIGHTS, temporary / EXPORTED_WEIGHTS)
         shared = without_run_ids(portable(ledger)) if is_for_release(folder.config) else portable(ledger)
         (temporary / EXPORTED_CONFIG).write_text(json.dumps(_config(folder, generator), indent=2) + "\n")
         (temporary / LEDGER).write_text(json.dumps(shared, indent=2) + "\n")
         (temporary / CARD).write_text(write_card(folder, generator, shared, license_id))
         _save_picture(picture, temporary / PICTURE)
-        _put_in_place(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return out
 
 
@@ -145,18 +140,3 @@ def _expect_free(out: Path, overwrite: bool) -> None:
         )
     if not overwrite:
         raise ValueError(f"expected a new or empty folder, got {out}, which has files; add --overwrite to replace it.")
-
-
-def _put_in_place(temporary: Path, out: Path) -> None:
-    """Rename the complete folder to `out`; an earlier one is kept until the new one has its name."""
-    earlier = out.with_name(f".{out.name}.old")
-    shutil.rmtree(earlier, ignore_errors=True)
-    if out.exists():
-        out.rename(earlier)
-    try:
-        temporary.rename(out)
-    except OSError:
-        if earlier.exists():
-            earlier.rename(out)
-        raise
-    shutil.rmtree(earlier, ignore_errors=True)

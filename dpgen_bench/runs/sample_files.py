@@ -11,7 +11,6 @@ import io
 import json
 import os
 import re
-import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from PIL import Image
 
 from dpgen_bench.data.images import read_images
 from dpgen_bench.data.records import Records
-from dpgen_bench.utils.files import atomic
+from dpgen_bench.utils.files import atomic, atomic_folder
 
 FORMATS = "a name that ends in .npz, .zip or .parquet, or a folder's name without an ending"
 
@@ -138,19 +137,10 @@ def _write_npz(samples: Samples, out: Path) -> None:
 
 
 def _write_folder(samples: Samples, out: Path) -> None:
-    temporary, old = (out.with_name(f".{out.name}.{kind}.tmp") for kind in ("new", "old"))
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
+    with atomic_folder(out) as temporary:
         for folder, name, content in samples.png_files():
-            (temporary / folder).mkdir(parents=True, exist_ok=True)
+            (temporary / folder).mkdir(exist_ok=True)
             (temporary / folder / name).write_bytes(content)
-        if out.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            out.rename(old)
-        temporary.rename(out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _write_zip(samples: Samples, out: Path) -> None:

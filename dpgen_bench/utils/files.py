@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,31 @@ def atomic(path: Path) -> Iterator[Path]:
         _sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """As `atomic`, for a folder: a new empty one is given, and becomes `path` if the block succeeds.
+
+    An existing `path` is replaced, and kept until the new folder has its name.
+    """
+    temporary, earlier = (path.with_name(f".{path.name}.{kind}.tmp") for kind in ("new", "old"))
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        shutil.rmtree(earlier, ignore_errors=True)
+        if path.exists():
+            path.rename(earlier)
+        try:
+            temporary.rename(path)
+        except OSError:
+            if earlier.exists():
+                earlier.rename(path)
+            raise
+        shutil.rmtree(earlier, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _sync_folder(folder: Path) -> None:
