@@ -13,7 +13,7 @@ from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.runs.epsilon import account_run
-from dpgen_bench.runs.overview import describe_run
+from dpgen_bench.runs.overview import overview, row
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame, side_by_side
@@ -81,7 +81,7 @@ def test_tables_show_conditional_epsilons_if_a_row_has_one(tmp_path) -> None:
     assert "ε conditional" not in side_by_side(built)
     assert "epsilon_conditional" not in long_frame(built)
     folder = Store(tmp_path).folder(one)
-    before = describe_run(folder)
+    before = row(overview(folder))
     epsilons = {"proven": 610.34, "claimed": 9.9926, "conditional": {"epsilon": 329.42, "assumption": "if so"}}
     folder.write_json("ledger.json", {"entries": [], "epsilon": epsilons})
     built = assemble("demo", table, tmp_path)
@@ -91,7 +91,7 @@ def test_tables_show_conditional_epsilons_if_a_row_has_one(tmp_path) -> None:
     assert list(frame["ε conditional"]) == ["329", "–"]
     assert set(long_frame(built)["epsilon_conditional"]) == {329.42, "–"}
     assert "ε conditional: if so" in built.rows[0].notes()
-    assert [cell for cell in describe_run(folder) if cell not in before] == ["610", "9.99 (329 conditional)"]
+    assert [cell for cell in row(overview(folder)) if cell not in before] == ["610", "9.99 (329 conditional)"]
     folder.write_json(
         "ledger.json", {"entries": [], "epsilon": {**epsilons, "conditional": "failed: RuntimeError: no luck"}}
     )

@@ -22,7 +22,7 @@ from dpgen_bench.privacy.sampling import Full, OneShard
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.execute import RunFailed, execute
 from dpgen_bench.runs.listing import is_unbounded
-from dpgen_bench.runs.overview import describe_run
+from dpgen_bench.runs.overview import overview, row
 from dpgen_bench.runs.release import NotForRelease, sample_run
 from dpgen_bench.runs.store import RunFolder, Store
 from tests import toys
@@ -73,7 +73,7 @@ def test_a_later_attempt_proves_nothing_without_a_statement_of_the_operator(tmp_
         execute(make(tmp_path, flag))
     (failure,) = ledger_of(tmp_path).failures
     assert (failure.what, failure.statement) == ("release 2 of 'sum' raised an exception type of the plugin", None)
-    assert describe_run(the_run(tmp_path))[7] == "inf"  # the proven epsilon, before it is computed
+    assert row(overview(the_run(tmp_path)))[7] == "inf"  # the proven epsilon, before it is computed
     flag.unlink()
     capsys.readouterr()
     run = execute(make(tmp_path, flag))

@@ -20,7 +20,7 @@ from dpgen_bench.privacy.sampling import Full, Poisson
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.overview import describe_run
+from dpgen_bench.runs.overview import overview, row
 from dpgen_bench.runs.soundness import budget_problem
 from dpgen_bench.tables.assembly import assemble
 from tests.table_toys import ROW, a_table, line_for, measured
@@ -110,7 +110,7 @@ def test_a_run_without_a_budget_is_private_and_reports_what_it_proves(tmp_path) 
     assert 0 < event.std < math.inf == ledger.budget.limit
     assert ledger.epsilon["proven"] == epsilon([event], 1e-5, "add_remove", "pld") < math.inf
     assert budget_problem(ledger.to_dict(), config.privacy) == ""
-    assert describe_run(folder)[6] == "none"
+    assert row(overview(folder))[6] == "none"
     ten = compose_config(["privacy.epsilon=10"]).privacy
     assert budget_problem(ledger.to_dict(), ten) == "its ledger has a budget of none, not 10"
     assert budget_problem({**ledger.to_dict(), "unproven": ["why"]}, config.privacy) == "nothing is proven: why"

@@ -9,7 +9,7 @@ import pytest
 
 from dpgen_bench.report.written import write_table
 from dpgen_bench.runs.config import build_spec, compose_config
-from dpgen_bench.runs.overview import describe_run
+from dpgen_bench.runs.overview import overview, row
 from dpgen_bench.runs.statistics import t_interval
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.assembly import assemble
@@ -64,7 +64,7 @@ def test_a_cell_names_the_number_of_seeds_that_have_the_metric(tmp_path):
     (line,) = side_by_side(built).to_dict("records")
     assert line["acc_logreg_pct"] == "90.0 (1 of 2 seeds)"
     assert "logreg: failed: no" in built.rows[0].notes()
-    assert "not measured: logreg" in "".join(describe_run(run))
+    assert "not measured: logreg" in "".join(row(overview(run)))
 
 
 def test_a_table_shows_the_settings_its_rows_differ_in(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import yaml
@@ -46,12 +46,12 @@ def catalogue(group: str) -> dict[str, str]:
     return {name: _describe(path) for name, path in names(GROUPS[group][0]).items()}
 
 
-def names(folder: str) -> dict[str, Path]:
-    """The yamls of a folder of conf/ and of `own_folders` by name, sorted; of two with a name the bench's own.
+def names(folder: str, more: Sequence[Path] = ()) -> dict[str, Path]:
+    """The yamls of a folder of conf/, of `own_folders` and of `more` by name, sorted; of two with a name the bench's.
 
     Yamls that are no choice of their own are left out: pieces of protocols, and what a scale changes for a method.
     """
-    roots = [root / folder for root in (*own_folders(), CONF)]
+    roots = [root / folder for root in (*more, *own_folders(), CONF)]
     found = {path.relative_to(root).with_suffix("").as_posix(): path for root in roots for path in root.rglob("*.yaml")}
     left_out = "quick/" if folder == "scale" else "part/"
     return {name: found[name] for name in sorted(found) if not name.startswith(left_out)}

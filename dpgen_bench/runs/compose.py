@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dpgen_bench.runs.catalogue import names
 from dpgen_bench.runs.overrides import parse_override, quote_value, split_config_dir
 from dpgen_bench.utils.own_folders import own_folders
 from dpgen_bench.utils.paths import CONF
@@ -139,41 +140,27 @@ def _check_values(overrides: Sequence[Override], roots: Sequence[Path]) -> None:
         is_group = any((root / key).is_dir() for root in roots)
         if is_group and not override.is_delete() and not isinstance(override.value(), str | list):
             raise ValueError(
-                f"expected {key}=NAME, got {override.input_line!r}{_known(_names(key, roots))}; `dpgen list` describes "
+                f"expected {key}=NAME, got {override.input_line!r}{_known(names(key, roots))}; `dpgen list` describes "
                 "them."
             )
 
 
-def _names(group: str, roots: Sequence[Path]) -> list[str]:
-    """Names of a group's yamls, such as `mnist`, or `demo/dpgan` of presets."""
-    found = {
-        path.relative_to(root / group).with_suffix("").as_posix()
-        for root in roots
-        for path in (root / group).rglob("*.yaml")
-    }
-    left_out = "quick/" if group == "scale" else "part/"  # pieces of others, see `catalogue.names`
-    return sorted(name for name in found if not name.startswith(left_out))
-
-
-def _known(names: Sequence[str]) -> str:
-    return f"; known are {', '.join(names)}" if 0 < len(names) <= 25 else ""
+def _known(options: Collection[str]) -> str:
+    return f"; known are {', '.join(options)}" if 0 < len(options) <= 25 else ""
 
 
 def _unknown_name(file: str, roots: Sequence[Path], error: Exception) -> str:
     """The message for a name of a group that has no yaml."""
     group, _, name = file.partition("/")
     is_ours = group != "hydra"  # Hydra names the options of its own groups, with those of conf/hydra/
-    names = _names(group, roots) if is_ours and name and any((root / group).is_dir() for root in roots) else []
-    if names:
+    has_group = is_ours and name and any((root / group).is_dir() for root in roots)
+    if has_group and (known := names(group, roots)):
         return (
             f"expected {group}=NAME of a yaml in conf/{group}/ or in --config-dir, got {name!r}"
-            f"{suggestion(name, names)}{_known(names)}; `dpgen list` describes them."
+            f"{suggestion(name, known)}{_known(known)}; `dpgen list` describes them."
         )
     options = getattr(error, "options", None) or []
-    return (
-        f"expected a config that exists, got {file!r}{suggestion(name, options)}{_known(list(options))}; correct the "
-        "name."
-    )
+    return f"expected a config that exists, got {file!r}{suggestion(name, options)}{_known(options)}; correct the name."
 
 
 def _broken_yaml(error: yaml.YAMLError) -> str:

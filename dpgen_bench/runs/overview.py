@@ -66,7 +66,7 @@ def overview(folder: RunFolder, version_of: Callable[[type], int | str] = method
     state = DAMAGED if problem else folder.status()
     epsilon = ledger.get("epsilon") or ({"proven": "inf"} if is_unbounded(ledger) else {})
     progress = _progress(folder) if state == "running" else {}
-    restart = config.get("restart")
+    restart, measurements = config.get("restart"), folder.measurements.all()
     values = {
         "id": folder.id,
         "method": str(config.method.name),
@@ -87,8 +87,8 @@ def overview(folder: RunFolder, version_of: Callable[[type], int | str] = method
         "unit": ledger.get("unit"),
         "noise": config.privacy.get("noise"),
         "parent": str(restart.run) if restart else None,
-        "protocols": [str(each["protocol"]["name"]) for each in folder.measurements.all()],
-        "metrics": {str(each["protocol"]["name"]): mean_values(each) for each in folder.measurements.all()},
+        "protocols": [str(each["protocol"]["name"]) for each in measurements],
+        "metrics": {str(each["protocol"]["name"]): mean_values(each) for each in measurements},
         "path": str(folder.path),
     }
     plain = _plain(values)
@@ -104,13 +104,8 @@ def print_runs(results: Path, runs: Sequence[Overview]) -> None:
         return
     table = Table("run", "what", "scale", "status", "date", "duration", "ε budget", "proven", "claimed", "metrics")
     for run in runs:
-        table.add_row(*(row(run)))
+        table.add_row(*row(run))
     console.print(table)
-
-
-def describe_run(folder: RunFolder) -> list[str]:
-    """The cells of one run in the table of `print_runs`."""
-    return row(overview(folder))
 
 
 def row(run: Overview) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -157,16 +159,9 @@ def default_name(path: Path) -> str:
     Raises:
         ValueError: if git has none.
     """
-    import shutil
-    import subprocess
-
     git = shutil.which("git")
-    result = (
-        None
-        if git is None
-        else subprocess.run([git, "config", "user.name"], cwd=path, capture_output=True, text=True, check=False)
-    )
-    name = "" if result is None else result.stdout.strip()
+    command = [str(git), "config", "user.name"]
+    name = subprocess.run(command, cwd=path, capture_output=True, text=True).stdout.strip() if git else ""
     if not name:
         raise ValueError("expected a name of who measured the run, got none, and git has no user.name; use --by NAME.")
     return name

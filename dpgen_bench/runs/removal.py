@@ -8,7 +8,7 @@ refused by `dpgen run`: with another key its noise would be new, and its epsilon
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -39,9 +39,9 @@ def runs_to_remove(results: Path, names: Sequence[str], failed: bool, stale: boo
     return [chosen[name] for name in sorted(chosen)]
 
 
-def _is_stale(folder: RunFolder, version_of: object) -> bool:
+def _is_stale(folder: RunFolder, version_of: Callable[[type], int | str]) -> bool:
     try:
-        return bool(is_stale(folder.config, folder.read_json("identity.json"), version_of))  # type: ignore[arg-type]
+        return bool(is_stale(folder.config, folder.read_json("identity.json"), version_of))
     except Exception:  # an unreadable run is removed only by its name
         return False
 
