@@ -338,7 +338,7 @@ def _overrides(parser: Parser) -> None:
 
 
 def _complete(argument: argparse.Action, kind: str) -> None:
-    """Complete the words of an argument; see `completion.completer`."""
+    """Complete the text of an argument; see `completion.completer`."""
     vars(argument)["completer"] = completer(kind)
 
 

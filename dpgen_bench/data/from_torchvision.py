@@ -1,8 +1,8 @@
 """`Torchvision`: any dataset of torchvision that has images with one class each, by the name of its class there.
 
 torchvision's classes differ in how they name their splits, in the size of their images, and in what they call their
-classes. This module treats all of them alike. `PREPROCESSING` enters the run id: raise it whenever a change gives other
-pixels or labels.
+classes. This module hides these differences. `PREPROCESSING` is a part of the run id: raise it whenever a change gives
+other pixels or labels.
 """
 
 from __future__ import annotations

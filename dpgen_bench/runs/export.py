@@ -94,8 +94,8 @@ def _in_texts(value: Any, replace: Callable[[str], str]) -> Any:
 def without_run_ids(value: Any) -> Any:
     """The content of a ledger with `[run]` in place of each run's id.
 
-    The id is a hash of, among others, the records of a user's own data set. Whoever knows all records but one could
-    test guesses of that one with it.
+    The id is a hash of, among others, the records of a user's own data set. Someone who knows all records but one
+    could test guesses of that one with it.
     """
     return _in_texts(value, lambda text: re.sub(r"\b[0-9a-f]{12}\b", "[run]", text))
 

@@ -25,7 +25,7 @@ OPTIONAL = ("variant", "reported in", "δ printed", SERVER, CONDITIONAL)  # colu
 
 SPREADS = (
     "`±`: standard deviation over training seeds; `repeats ±`: over drawings of samples from one generator, with "
-    "classifiers trained anew. The CSV beside this file has every figure with ten digits and 95% intervals."
+    "newly trained classifiers. The CSV next to this file has every value with ten digits, and 95% intervals."
 )
 COLUMNS = (
     "`printed` is the paper's figure (`*`: see the notes; its `±` is the paper's own), the column after it what was "
