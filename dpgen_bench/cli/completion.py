@@ -38,7 +38,7 @@ Completer = Callable[..., Iterable[str]]
 
 
 def completer(kind: str) -> Completer:
-    """The function that argcomplete calls for an argument, such as overrides, tables or runs, to get the texts that it can have."""
+    """The function that argcomplete calls for the possible texts of an argument, such as an override or a run."""
     functions: dict[str, Callable[[str, argparse.Namespace], Iterable[str]]] = {
         "overrides": _overrides,
         "tables": lambda prefix, options: [*names("table"), "scale=quick"],
