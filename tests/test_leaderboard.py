@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from dpgen_bench.runs.display import direction
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import side_by_side
-from dpgen_bench.tables.leaderboard import HIGHER, LOWER
 from dpgen_bench.tables.rows import load_table
 from dpgen_bench.tables.spec import LeaderboardSpec
 from tests.table_toys import measured, table_of, table_rows
@@ -182,15 +182,14 @@ def test_a_cost_is_better_lower(tmp_path, by, name):
     ],
 )
 def test_which_way_is_better(by, lower):
-    assert (bool(LOWER.fullmatch(by)), bool(HIGHER.fullmatch(by))) == (lower, not lower)
+    assert direction(by) == ("lower" if lower else "higher")
 
 
 @pytest.mark.parametrize(
     "by", ["fid_num_samples", "acc_mlp_real_pct", "inception_score_std_splits", "accuracy", "fidd"]
 )
 def test_what_ranks_nothing(by):
-    assert not LOWER.fullmatch(by)
-    assert not HIGHER.fullmatch(by)
+    assert direction(by) is None
 
 
 def test_a_metric_without_a_known_direction_is_refused(tmp_path):

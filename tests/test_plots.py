@@ -328,7 +328,7 @@ def test_order_average_and_words() -> None:
     labels = {"acc_cnn_pct": "accuracy, CNN (%)", "acc_calibrated_pct": "calibrated accuracy, average (%)"}
     labels |= {
         "acc_avg_pct": "accuracy, average (%)",
-        "acc_linear_svc_calibrated_pct": "calibrated accuracy, linear svc (%)",
+        "acc_linear_svc_calibrated_pct": "calibrated accuracy, linear SVC (%)",
     }
     assert {name: label_of(name) for name in labels} == labels
     assert (label_of("method.n_d"), label_of("method.n_d", plain=True)) == (r"$n_\mathcal{D}$", "n_D")

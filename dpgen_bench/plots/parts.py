@@ -1,9 +1,8 @@
-"""Parts of all plots: labels, colours and markers, values of a table's row, an x axis with texts, and logs of runs."""
+"""Parts of all plots: colours and markers, values of a table's row, an x axis with texts, and logs of runs."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from dpgen_bench.privacy.events import budget_text
+from dpgen_bench.runs.display import label_of as label_of
 from dpgen_bench.runs.listing import describe_dataset, epsilon_number, format_epsilon
 from dpgen_bench.runs.store import ReadableRun
 from dpgen_bench.tables.rows import TableRow
@@ -25,46 +25,6 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", ":", "-.")
-
-# The papers' symbols. Mathtext where a letter needs it; other text stays text, which can be searched in an SVG.
-LABELS = {
-    "dataset.name": "data set",
-    "epsilon_claimed": "ε claimed by the paper's count",
-    "epsilon_proven": "ε proven",
-    "method.batch_size": "$B$",
-    "method.clip_norm": "$C$",
-    "method.cost": "cost",
-    "method.d_d": r"$d_\mathcal{D}$",
-    "method.lr": "learning rate",
-    "method.lr_d": "learning rate of D",
-    "method.lr_g": "learning rate of G",
-    "method.m": "$m$",
-    "method.n_d": r"$n_\mathcal{D}$",
-    "method.name": "method",
-    "method.p": "$p$",
-    "method.shards": "$K$",
-    "method.sigma": "σ",
-    "method.steps": "$T$",
-    "privacy.epsilon": "ε (budget)",
-    "restart.checkpoint": "restart from",
-    "fid": "FID",
-    "kid": "KID",
-    "inception_score": "Inception Score",
-    "d_accuracy_on_fakes": "accuracy of the discriminator on fakes",
-}
-CLASSIFIERS = {"cnn": "CNN", "mlp": "MLP", "logreg": "logistic regression"}
-
-
-def label_of(name: str, plain: bool = False) -> str:
-    """The label of a config key or a metric, in mathtext where the papers have a symbol; `plain`: without mathtext."""
-    if name in LABELS:
-        return re.sub(r"\$|\\mathcal|[{}]", "", LABELS[name]) if plain else LABELS[name]
-    if name.startswith("acc_") and name.endswith("_pct"):
-        middle = name[4:-4]
-        calibrated, middle = middle.endswith("calibrated"), middle.removesuffix("calibrated").strip("_")
-        classifier = {"": "average", "avg": "average"}.get(middle, CLASSIFIERS.get(middle, middle.replace("_", " ")))
-        return f"{'calibrated accuracy' if calibrated else 'accuracy'}, {classifier} (%)"
-    return name.rsplit(".", 1)[-1].replace("_", " ")
 
 
 def value_of(row: TableRow, key: str) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from omegaconf import DictConfig
 
+from dpgen_bench.runs.display import direction
 from dpgen_bench.runs.listing import epsilon_number
 from dpgen_bench.runs.soundness import budget_problem, diagnostics_kept
 from dpgen_bench.tables.lines import Line
@@ -18,11 +18,6 @@ from dpgen_bench.tables.spec import LeaderboardSpec, TableSpec
 
 # A run that spends less than this share of its budget was trained with more noise than the budget requires.
 SPENT = 0.98
-# The bench's metrics with a direction. Numbers of samples, spreads and accuracies on real data have none.
-LOWER = re.compile(
-    r"fid|kid|nn_copies_pct|nn_closer_to_train_pct|(seconds|peak_memory|bytes|comm|parameters|steps)_\w+"
-)
-HIGHER = re.compile(r"inception_score|precision|recall|density|coverage|acc_(?!\w*real_pct$)\w+_pct")
 
 
 def ranked(table: TableSpec, board: LeaderboardSpec, lines: Sequence[Line]) -> list[Line]:
@@ -74,13 +69,13 @@ def _lower_is_better(table: TableSpec, board: LeaderboardSpec, rows: Sequence[Ta
     by, better = board.by, board.better
     if by not in table.metrics:
         raise ValueError(f"expected leaderboard.by among the table's metrics, {', '.join(table.metrics)}, got {by!r}.")
-    known = "lower" if LOWER.fullmatch(by) else "higher" if HIGHER.fullmatch(by) else None
+    known = direction(by)
     if known and better not in (None, known):
         raise ValueError(f"expected leaderboard.better {known} for {by}, got {better!r}.")
     if known is None:
         names = sorted({name for row in rows for values in row.known for name in values})
         if better is None:
-            ranks = [name for name in names if LOWER.fullmatch(name) or HIGHER.fullmatch(name)]
+            ranks = [name for name in names if direction(name)]
             raise ValueError(
                 f"expected as leaderboard.by a metric whose direction is known ({', '.join(ranks) or 'such as fid'}), "
                 f"got {by!r}; choose one, or give leaderboard.better (lower or higher)."
