@@ -160,6 +160,7 @@ def protocol(name: str):
         ("gs_wgan_cpu", 60_000, "balanced", "none", 1, THIRTEEN - {"cnn"}),
         ("dpgan_revisited", 60_000, "uniform", "uint8", 1, {"cnn", "fid"}),
         ("dp_sinkhorn", 60_000, "uniform", "uint8", 5, {"logreg", "mlp", "cnn", "fid"}),
+        ("dp_sinkhorn_authors", 60_000, "uniform", "uint8", 5, {"logreg", "mlp", "cnn", "fid"}),
         ("gs_wgan", 60_000, "balanced", "none", 1, THIRTEEN | {"average", "inception_score", "fid"}),
     ],
 )
@@ -195,3 +196,15 @@ def test_the_standard_score_is_by_the_standard_cnn():
 def test_the_cnn_of_dpgan_has_its_authors_settings():
     cnn = build_metrics(protocol("dpgan_revisited"))["cnn"].classifier
     assert cnn == Network("dpgan_cnn", learning_rate=1e-3, batch_size=64, epochs=10, holdout=5000, keep="best")
+
+
+def test_the_classifiers_of_dp_sinkhorns_authors_are_those_of_their_code():
+    """src/train_mnist_classifier.py and finalize_result.py, read at commit 2571a60."""
+    metrics = build_metrics(protocol("dp_sinkhorn_authors"))
+    common = {"batch_size": 512, "holdout": 0.1, "keep": "best", "normalise": (0.5, 0.5)}
+    adam = {"learning_rate": 1e-4, "weight_decay": 1e-6, "epochs": 300}
+    sgd = {"optimiser": "sgd", "learning_rate": 1e-3, "epochs": 500}
+    assert metrics["logreg"].classifier == Network("linear", **common, **adam, patience=10)
+    assert metrics["mlp"].classifier == Network("paper_mlp", {"hidden": 100}, **common, **adam, patience=30)
+    assert metrics["cnn"].classifier == Network("sinkhorn_cnn", **common, **sgd, patience=60)
+    assert not any(metrics[name].calibrate for name in ("logreg", "mlp", "cnn"))

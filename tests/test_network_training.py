@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from dpgen_bench.data.datasets import Mnist
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate import networks, training
+from dpgen_bench.evaluate.architectures import DpganNet, Linear, PaperMlp
 from dpgen_bench.evaluate.metric import EvalContext, seeded
-from dpgen_bench.evaluate.networks import DpganNet, FittedNetwork, Network, PaperMlp
+from dpgen_bench.evaluate.networks import FittedNetwork, Network
 from dpgen_bench.evaluate.training import class_logits, count_correct, crop_flip
 
 
@@ -73,6 +74,38 @@ def test_the_papers_cnn_is_trained_as_by_a_plain_loop(digits, tmp_path):
     torch.testing.assert_close(fitted.probabilities(digits[1].images), nets[np.argmax(scores)], rtol=0, atol=2e-3)
 
 
+def test_the_logistic_regression_of_dp_sinkhorns_code_is_trained_as_by_its_loop(digits, tmp_path):
+    """Adam with weight decay on pixels in [-1, 1].
+
+    The loop keeps the first epoch with the best accuracy on the held-out samples, and ends after `patience` epochs in a
+    row that are not better, before the limit of epochs.
+    """
+    samples, ctx, patience = first(digits[0], 300), context(tmp_path, seed=2), 5
+    with seeded(2):
+        rng = torch.Generator().manual_seed(2)
+        order = torch.randperm(300, generator=rng)
+        images, labels = samples.images[order] / 127.5 - 1.0, samples.labels[order]
+        net = Linear((1, 8, 8), 10)
+        adam = torch.optim.Adam(net.parameters(), lr=2e-3, weight_decay=1e-2)
+        best, not_improved, epochs = -1.0, 0, 0
+        while not_improved < patience:
+            epochs += 1
+            for batch in torch.randperm(270, generator=rng).split(64):
+                adam.zero_grad()
+                F.cross_entropy(net(images[batch]), labels[batch]).backward()
+                adam.step()
+            score = float((net(images[270:]).argmax(1) == labels[270:]).double().mean())
+            not_improved += 1
+            if score > best:
+                best, not_improved, kept = score, 0, {k: v.clone() for k, v in net.state_dict().items()}
+    assert patience < epochs < 300
+    settings = {"learning_rate": 2e-3, "weight_decay": 1e-2, "batch_size": 64, "epochs": 300, "patience": patience}
+    fitted = Network("linear", **settings, holdout=0.1, keep="best", normalise=(0.5, 0.5)).fit(samples, ctx)
+    assert not same(kept, net.state_dict())
+    for name, value in kept.items():
+        torch.testing.assert_close(fitted.state[name], value, rtol=1e-4, atol=1e-5)
+
+
 def test_sgd_with_milestones_equals_that_of_pytorch(digits, tmp_path):
     samples, ctx = first(digits[0], 300), context(tmp_path, seed=1)
     with seeded(1):
@@ -116,8 +149,9 @@ NETWORKS = [
     Network("paper_cnn", epochs=8, batch_size=16, learning_rate=3e-3, holdout=0.1, keep="best", patience=4),
     Network("paper_mlp", epochs=20, batch_size=16, learning_rate=3e-3, holdout=0.1, keep="best", patience=10),
     Network("paper_mlp", {"hidden": 50}, "sgd", 0.05, 0.9, batch_size=16, milestones=(8,)),
+    Network("linear", epochs=40, batch_size=16, learning_rate=3e-3, holdout=0.1, keep="best", patience=10),
 ]
-IDS = ["dpgan_cnn", "paper_cnn", "paper_mlp", "sgd"]
+IDS = ["dpgan_cnn", "paper_cnn", "paper_mlp", "sgd", "linear"]
 
 
 @pytest.mark.parametrize("network", NETWORKS, ids=IDS)

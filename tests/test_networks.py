@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from torchvision.models.vgg import cfgs, make_layers
 from torchvision.transforms import functional as vision
 
+from dpgen_bench.evaluate.architectures import NETS, DpganNet, Linear, PaperCnn, PaperMlp, SinkhornCnn, Vgg11
 from dpgen_bench.evaluate.classifiers import fingerprint
-from dpgen_bench.evaluate.networks import NETS, DpganNet, Network, PaperCnn, PaperMlp, Vgg11
+from dpgen_bench.evaluate.networks import Network
 from dpgen_bench.evaluate.training import crop_flip, network_input
 
 DPGAN = Network("dpgan_cnn", holdout=5000, keep="best")
@@ -34,6 +35,12 @@ DPGAN = Network("dpgan_cnn", holdout=5000, keep="best")
         # By hand: (9 + 1)·32 + (9·32 + 1)·64 + 64·7·7·10 + 10.
         ("paper_cnn", (1, 28, 28), 10, 50_186),
         ("paper_cnn", (3, 32, 32), 2, 27_586),
+        # By hand: 784·10 + 10.
+        ("linear", (1, 28, 28), 10, 7_850),
+        # By hand: (9 + 1)·32 + (9·32 + 1)·64 + (9·64 + 1)·128 + (128·9 + 1)·128 + 129·10; the authors' linear layer has
+        # 1,152 inputs at 28 pixels and 2,048 at 32.
+        ("sinkhorn_cnn", (1, 28, 28), 10, 241_546),
+        ("sinkhorn_cnn", (3, 32, 32), 2, 355_778),
         # By hand: 9,219,328 in eight convolutions, 2·2,752 in batch norms, 512·10 + 10.
         ("vgg11", (1, 28, 28), 10, 9_229_962),
         ("vgg11", (3, 32, 32), 2, 9_227_010),
@@ -45,7 +52,7 @@ def test_sizes(net, shape, classes, parameters):
     assert module.eval()(torch.zeros(2, *shape)).shape == (2, classes)
 
 
-@pytest.mark.parametrize(("net", "least"), [("dpgan_cnn", 6), ("paper_cnn", 4), ("vgg11", 28)])
+@pytest.mark.parametrize(("net", "least"), [("dpgan_cnn", 6), ("paper_cnn", 4), ("sinkhorn_cnn", 18), ("vgg11", 28)])
 def test_images_too_small_are_named(net, least):
     assert NETS[net]((1, least, least), 3).eval()(torch.zeros(1, 1, least, least)).shape == (1, 3)
     with pytest.raises(ValueError, match=rf"at least {least}x{least} pixels, got {least}x{least - 1}"):
@@ -84,9 +91,36 @@ def test_mlp_and_cnn_are_their_descriptions():
     torch.testing.assert_close(cnn(images), x.flatten(1) @ cnn.fc.weight.T + cnn.fc.bias)
 
 
-@pytest.mark.parametrize("net", ["dpgan_cnn", "paper_cnn"])
+def test_the_linear_net_is_logistic_regression_and_the_cnn_of_dp_sinkhorn_is_its_description():
+    images = torch.rand(3, 2, 20, 19)
+    linear = Linear((2, 20, 19), 4)
+    torch.testing.assert_close(linear(images), images.flatten(1) @ linear.fc.weight.T + linear.fc.bias)
+    cnn = SinkhornCnn((2, 20, 19), 4).eval()
+    x = F.max_pool2d(F.conv2d(images, cnn.conv1.weight, cnn.conv1.bias), 2).relu()
+    x = F.max_pool2d(F.conv2d(x, cnn.conv2.weight, cnn.conv2.bias), 2).relu()
+    x = F.conv2d(x, cnn.conv3.weight, cnn.conv3.bias).relu().flatten(1)
+    assert x.shape == (3, 128)
+    torch.testing.assert_close(cnn(images), cnn.fc2(cnn.fc1(x).relu()))
+
+
+def test_the_cnn_of_dp_sinkhorn_drops_channels_of_maps_and_units_of_the_linear_layer():
+    """In training, with the masks of PyTorch's modules that the authors' code has at these places."""
+    cnn, images = SinkhornCnn((1, 28, 28), 10).train(), torch.rand(2, 1, 28, 28)
+    torch.manual_seed(0)
+    got = cnn(images)
+    torch.manual_seed(0)
+    channels, units = torch.nn.Dropout2d(0.5), torch.nn.Dropout(0.5)
+    x = channels(F.max_pool2d(cnn.conv1(images), 2).relu())
+    x = channels(F.max_pool2d(cnn.conv2(x), 2).relu())
+    dropped = (x == 0).flatten(2).all(2)
+    assert dropped.any()
+    assert not dropped.all()
+    torch.testing.assert_close(got, cnn.fc2(units(cnn.fc1(cnn.conv3(x).relu().flatten(1)).relu())))
+
+
+@pytest.mark.parametrize("net", ["dpgan_cnn", "paper_cnn", "sinkhorn_cnn"])
 def test_dropout_in_training_only(net):
-    module, images = NETS[net]((1, 8, 8), 10), torch.rand(2, 1, 8, 8)
+    module, images = NETS[net]((1, 18, 18), 10), torch.rand(2, 1, 18, 18)
     assert not torch.equal(module(images), module(images))
     module.eval()
     assert torch.equal(module(images), module(images))
@@ -142,7 +176,10 @@ def test_crop_flip_equals_that_of_torchvision(channels):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"net": "resnet"}, "expected net among dpgan_cnn, paper_cnn, paper_mlp, vgg11, got 'resnet'"),
+        (
+            {"net": "resnet"},
+            "expected net among dpgan_cnn, linear, paper_cnn, paper_mlp, sinkhorn_cnn, vgg11, got 'resnet'",
+        ),
         ({"optimiser": "lion"}, "expected optimiser among adam, sgd"),
         ({"keep": "worst"}, "expected keep among best, last"),
         ({"augment": "cutout"}, "expected augment among none, crop_flip"),
