@@ -25,6 +25,7 @@ from dpgen_bench.privacy.planning import Request, plan_entry
 from dpgen_bench.privacy.sampling import SAMPLINGS, OneShard, Sampling
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state import PrivateState, Start
+from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.privacy.warn import warn_of_settings
 
 
@@ -194,7 +195,7 @@ class PrivateData:
         request = Request(name, sample, bound, times, std, share)
         self._services.ledger.expect_new(name)
         _expect_proven(sample, SAMPLINGS, "sampling")
-        _expect_proven(bound, (PerRecord, PerRecordGradient, PerRow, Whole), "bound")
+        _expect_proven(bound, (PerRecord, PerRecordGradient, PerRow, Whole, Votes), "bound")
         if self._services.ledger.unit == "client":
             raise ValueError(
                 f"mechanism {name!r} would protect single records, but the unit is the client: make the mechanism from "

@@ -8,6 +8,7 @@ record that joins or leaves the draw, and for one drawn record that is exchanged
 | PerRecord, PerRecordGradient | one row or one loss per record, clipped to C, summed | C | 2C |
 | PerRow | R rows, each any function of the batch, each clipped to C | 2C sqrt(R) | 2C sqrt(R) |
 | Whole | one tensor, any function of the batch, clipped to C | 2C | 2C |
+| Votes (module votes) | numbers of at most k bins per record, which are counted | sqrt(k) | sqrt(2k) |
 
 docs/accounting.md, "Sensitivities of the bounds", proves the table. Rows that are not finite count as zero; they are
 replaced before any sum, because 0 * NaN is NaN.

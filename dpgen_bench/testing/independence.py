@@ -1,6 +1,6 @@
 """Checks that row i of a private function depends on record i and public inputs alone.
 
-The declared sensitivities of `PerRecord` and `PerRecordGradient` require this, and the sum of clipped rows does not
+The sensitivities of `PerRecord`, `PerRecordGradient` and `Votes` require this, and the sum of clipped rows does not
 show whether it holds. The function of a release is therefore evaluated again: on parts of its draw, on the draw in
 another order, and on draws with other records next to the kept ones. The rows, or the gradients of single losses, are
 compared before they are clipped, so that clipping cannot hide a difference.
@@ -26,6 +26,7 @@ from dpgen_bench.privacy.allowance import Allowance
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PublicRows, unit_range
 from dpgen_bench.privacy.gradients import clipped_gradient_sum
 from dpgen_bench.privacy.record_rng import RecordRng, names_rng
+from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.testing.bench import Bench, Tape, random_images
 from dpgen_bench.testing.call_state import restored
 from dpgen_bench.testing.errors import ConformanceError
@@ -59,7 +60,7 @@ def check_row_independence(bench: Bench, first: Tape, releases: int) -> int:
     ) -> None:
         nonlocal checked
         bound = mechanism.bound
-        if not isinstance(bound, PerRecord | PerRecordGradient) or index not in chosen[mechanism.name]:
+        if not isinstance(bound, PerRecord | PerRecordGradient | Votes) or index not in chosen[mechanism.name]:
             return
         if len(batch) == 0:
             chosen[mechanism.name].add(index + 1)  # an empty draw has no rows: take the next one
@@ -105,7 +106,7 @@ class RowComparison:
 
     mechanism: str
     index: int
-    bound: PerRecord | PerRecordGradient
+    bound: PerRecord | PerRecordGradient | Votes
     fn: Callable[..., Tensor]
     whole: Batch
     public: PublicRows | None
@@ -138,13 +139,15 @@ class RowComparison:
                     "given, because a release may call it on parts of a draw of any size."
                 )
             self._refuse_if_no_row_is_finite(everything)
+            self._expect_single_votes(everything)
             others = self._other_records(len(self.whole))
             # Draws of one shape: rounding is the same, so each difference counts.
             for name, before, after, rows, at in self._same_shape(others):
                 if self._differs(before, after, rows, at, at):
                     self._raise_dependent(f"changed when {name}")
             # Other shapes and orders: in float32 the darkened copies must differ, too.
-            factors = () if self.dtype == torch.float64 else DARKENED
+            # The same holds for votes, of which rounding in any precision decides between two equal candidates.
+            factors = () if self.dtype == torch.float64 and not isinstance(self.bound, Votes) else DARKENED
             for name, batch, rows, at in self._other_shape(others):
                 if all(
                     self._differs(_darkened(self.whole, factor), _darkened(batch, factor), rows, rows, at)
@@ -153,9 +156,10 @@ class RowComparison:
                     self._raise_dependent(f"differ {name}")
 
     def _raise_dependent(self, what: str) -> None:
-        kind = "rows" if isinstance(self.bound, PerRecord) else "per-record gradients"
+        kinds = {PerRecord: "rows, before clipping,", Votes: "votes"}
+        kind = kinds.get(type(self.bound), "per-record gradients, before clipping,")
         raise ConformanceError(
-            f"{self.where}: {kind}, before clipping, {what}. Row i must depend on record i and public inputs alone, "
+            f"{self.where}: {kind} {what}. Row i must depend on record i and public inputs alone, "
             "because the declared sensitivity depends on it: use no mean, count or order of the batch, no randomness "
             "by position in the batch (name an argument `rng`), and no division by the realised size of a draw."
         )
@@ -196,7 +200,7 @@ class RowComparison:
         yield "copies of one", kept.images.expand_as(images).clone(), kept.labels.expand(b).clone()
         yield "dark and of one class", torch.zeros_like(images), torch.zeros_like(labels)
         yield "outside of [0, 1]", (images - 0.5) * 20.0, (labels + 1) % self.num_classes
-        if isinstance(self.bound, PerRecord):
+        if not isinstance(self.bound, PerRecordGradient):
             yield "NaN", torch.full_like(images, math.nan), labels
             yield "1e30", torch.full_like(images, 1e30), labels
 
@@ -224,7 +228,7 @@ class RowComparison:
         """Keep float64 if the function can be evaluated in it; otherwise use float32."""
         try:
             value = self._value(self._scaled(self.whole), everything, everything)
-            if value.dtype == torch.float64:
+            if value.dtype == torch.float64 or isinstance(self.bound, Votes):
                 return
         except Exception:  # the function casts to float32 at some point
             pass
@@ -249,7 +253,21 @@ class RowComparison:
             if math.isinf(self.bound.C):
                 return False  # without clipping there is no sensitivity to check, and all layers are allowed
             a, b = self._value_of(one, at, rows, finite=True), self._value_of(other, then, rows, finite=True)
+        if isinstance(self.bound, Votes):
+            return not torch.equal(a, b)
         return not _close(a, b, RELATIVE[self.dtype], self.bound)
+
+    def _expect_single_votes(self, everything: Tensor) -> None:
+        """Check that no record names a bin twice, or one that is neither a bin nor -1; neither would be counted."""
+        if not isinstance(self.bound, Votes):
+            return
+        votes = self._value_of(self.whole, everything, everything).long()  # each row is sorted
+        twice = (votes[:, 1:] == votes[:, :-1]) & (votes[:, 1:] >= 0)
+        if bool(twice.any()) or int(votes.min()) < -1 or int(votes.max()) >= self.bound.bins:
+            raise ConformanceError(
+                f"{self.where}: a record votes twice for one bin, or for a number outside 0..{self.bound.bins - 1}. "
+                "Such votes are not counted: return different numbers of bins, and -1 for each vote that is not cast."
+            )
 
     def _refuse_if_no_row_is_finite(self, everything: Tensor) -> None:
         finite = torch.isfinite(self._value_of(self.whole, everything, everything))
@@ -286,6 +304,8 @@ class RowComparison:
         weights = self.weights[rows]
         images, labels, ids = batch.images, batch.labels, batch.ids
         more: tuple[Tensor, ...] = ()
+        if isinstance(self.bound, Votes):
+            return self._call(images, labels, ids).detach()[at.to(labels.device)].sort(dim=1).values
         if isinstance(self.bound, PerRecord):
             with torch.enable_grad():  # as in a release: rows may be gradients
                 return self._call(images, labels, ids).detach()[at.to(labels.device)]

@@ -16,6 +16,7 @@ from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient
 from dpgen_bench.privacy.events import Budget, Event, Relation, budget_text
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.sampling import Poisson
+from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.testing.bench import (
     SAMPLE_SEED,
     SAMPLES,
@@ -169,7 +170,7 @@ def _cached_accounting() -> Iterator[None]:
 
 def _has_rows(mechanism: Mechanism) -> bool:
     """Whether the values of a mechanism are sums of rows that each belong to one record."""
-    return isinstance(mechanism.bound, PerRecord | PerRecordGradient)
+    return isinstance(mechanism.bound, PerRecord | PerRecordGradient | Votes)
 
 
 def random_data(image_shape: tuple[int, int, int], records: int, num_classes: int, clients: int, seed: int) -> DataSet:

@@ -1,0 +1,113 @@
+"""`Votes`: a histogram of votes. Each record votes for at most k of the bins, and the harness counts the votes.
+
+A private function returns the numbers of bins, never rows. A record's row of the histogram therefore has at most k
+ones and no other values, whatever the function does.
+
+Let A and B be the sets of bins that two records vote for, |A|, |B| <= k. A record that joins the draw moves the
+histogram by 1 in each bin of A, that is by sqrt(|A|) <= sqrt(k). A record that is exchanged moves it by 1 in each bin
+of A or B but not both, that is by sqrt(|A| + |B| - 2 |A and B|) <= sqrt(2k). The second is less than the 2 sqrt(k) of
+`PerRecord(C=sqrt(k))`, because the rows have non-negative inner products. Both are reached: by k votes of a record that
+joins, and by votes for 2k different bins.
+
+The argument requires that each record votes for itself. Where a group of records (a shard) casts the votes, a record
+that leaves may change all k votes of its shard, so that the sensitivity is sqrt(2k) under both relations; `Votes` does
+not cover this. `histogram` counts such votes, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpgen_bench.privacy.bounds import Batch, Bound, PublicRows, call
+from dpgen_bench.privacy.events import Sensitivity
+from dpgen_bench.privacy.expect import expect_integer
+from dpgen_bench.privacy.isolation import isolated_from_modes
+
+_RECORDS_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Votes(Bound):
+    """The number of votes for each bin: fn(images [b, c, h, w], labels [b]) -> numbers of bins, int64 [b, k].
+
+    The value is a tensor [bins] of whole numbers, which are counted without rounding. Row i of the function's result
+    has the bins that record i votes for. A number outside 0..bins-1, such as -1, is an abstention, and a bin that a
+    record names twice gets one vote of it. (An error instead would depend on records.)
+
+    Guarantees: the histogram moves by at most sqrt(k) if a record joins or leaves the draw, and by at most sqrt(2k) if
+    one is exchanged, provided that row i depends on record i, its row of `rng` and public inputs alone.
+
+    Args:
+        bins: the number of bins.
+        k: the largest number of bins that a record votes for.
+        microbatch: the largest number of records on which fn is called together, by default 1000. It limits the memory
+            and does not change the result.
+
+    Attributes:
+        C: sqrt(k), the largest norm of a record's row. Nothing is clipped.
+
+    Raises:
+        ValueError: unless bins, k and microbatch are at least 1 and k is at most `bins`.
+    """
+
+    C: float = field(init=False, default=math.nan)
+    bins: int
+    k: int = 1
+    microbatch: int | None = None
+
+    def __post_init__(self) -> None:
+        bins = expect_integer(self.bins, "Votes, bins", advice="give the number of bins")
+        k = expect_integer(self.k, "Votes, k", advice="give the largest number of votes of a record")
+        if k > bins:
+            raise ValueError(f"Votes: expected k of at most {bins}, the number of bins, got {k}; give fewer votes.")
+        object.__setattr__(self, "bins", bins)
+        object.__setattr__(self, "k", k)
+        object.__setattr__(self, "C", math.sqrt(k))
+        super().__post_init__()
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        return Sensitivity(math.sqrt(self.k), math.sqrt(2 * self.k))
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "bins": self.bins, "votes": self.k}
+
+    def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
+        total = torch.zeros(self.bins, dtype=torch.float64, device=batch.labels.device)
+        for chunk in batch.chunks(self.microbatch or _RECORDS_AT_ONCE):
+            if len(chunk):
+                total += histogram(call(fn, chunk), len(chunk), self.bins, self.k)
+        return {"value": total}
+
+
+@isolated_from_modes()
+def histogram(votes: Tensor, voters: int, bins: int, k: int) -> Tensor:
+    """The number of voters that vote for each bin, float64 [bins] of whole numbers.
+
+    Guarantees: each voter adds at most 1 to at most k bins, and nothing else.
+
+    Args:
+        votes: int64 [voters, k], the bins that each voter votes for; numbers outside 0..bins-1 are abstentions.
+        voters: the number of voters.
+        bins: the number of bins.
+        k: the number of columns of `votes`.
+
+    Raises:
+        ValueError: for votes of another type or shape.
+    """
+    if votes.dtype != torch.int64 or tuple(votes.shape) != (voters, k):
+        raise ValueError(
+            f"Votes: expected the function to return int64 {(voters, k)}, the numbers of the bins that each record "
+            f"votes for, got {votes.dtype} {tuple(votes.shape)}; return numbers of bins, such as argmin(1)[:, None]."
+        )
+    ordered = votes.detach().sort(dim=1).values
+    repeated = torch.zeros_like(ordered, dtype=torch.bool)
+    repeated[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    counted = ordered[(ordered >= 0) & (ordered < bins) & ~repeated]
+    return torch.bincount(counted, minlength=bins).double()
