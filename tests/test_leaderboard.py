@@ -11,7 +11,8 @@ import pytest
 from dpgen_bench.runs.display import direction
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables.assembly import assemble
-from dpgen_bench.tables.formats import side_by_side
+from dpgen_bench.tables.formats import long_frame, side_by_side
+from dpgen_bench.tables.ranking import Standing, signed, standings
 from dpgen_bench.tables.rows import load_table
 from dpgen_bench.tables.spec import LeaderboardSpec
 from tests.table_toys import measured, table_of, table_rows
@@ -65,6 +66,55 @@ def test_equal_values_share_a_place(tmp_path):
     for name, fid in (("dp_merf", 50.0), ("dpgan", 50.0), ("dp_sinkhorn", 75.0)):
         ran(tmp_path, name, fid)
     assert [place for place, _ in places(tmp_path, board(*LINES.values())).values()] == ["1", "1", "3"]
+
+
+def compared(results: Path, table) -> dict[str, tuple[str, str]]:
+    frame = side_by_side(assemble("t", table, results))
+    return {line["method"]: (line["place"], line["difference from the best"]) for line in frame.to_dict("records")}
+
+
+def test_lines_are_compared_with_the_best_over_seeds(tmp_path):
+    """Welch: DPGAN differs by 2 with variances of the means 1/3 and 1/3, t(4) = 2.776; DP-Sinkhorn differs clearly."""
+    lines = [f"{LINES[name]} seed=0,1,2" for name in LINES]
+    for name, fids in (("dp_merf", (9.0, 10.0, 11.0)), ("dpgan", (11.0, 12.0, 13.0)), ("dp_sinkhorn", (20, 21, 22))):
+        for seed, fid in enumerate(fids):
+            ran(tmp_path, name, fid, seed)
+    assert compared(tmp_path, board(*lines)) == {
+        "dp_merf": ("=1", "best"),
+        "dpgan": ("=2", "+2.0 [−0.3, +4.3]"),
+        "dp_sinkhorn": ("3", "+11.0 [+8.7, +13.3]"),
+    }
+    built = assemble("t", board(*lines), tmp_path)
+    assert "Welch's t" in built.note
+    frame = long_frame(built).set_index("method")
+    assert list(frame["tie"]) == ["", "yes", "no"]
+    assert frame.loc["dpgan", "to_best_ci95_low"] == pytest.approx(2.0 - 2.776445 * (2 / 3) ** 0.5, abs=1e-4)
+    assert "tie" not in long_frame(assemble("t", table_of(sweeps=lines, metrics=["fid"]), tmp_path))
+
+
+def test_with_two_seeds_neither_ties_nor_wins_are_claimed(tmp_path):
+    for name, fids in (("dp_merf", (9.0, 11.0)), ("dpgan", (9.5, 11.5)), ("dp_sinkhorn", (500.0, 501.0))):
+        for seed, fid in enumerate(fids):
+            ran(tmp_path, name, fid, seed)
+    assert compared(tmp_path, board(*(f"{line} seed=0,1" for line in LINES.values()))) == {
+        "dp_merf": ("1", "best"),
+        "dpgan": ("2", "+0.5"),
+        "dp_sinkhorn": ("3", "+490.5"),
+    }
+
+
+def test_higher_values_are_compared_with_the_highest():
+    best, near, far = [[90.0], [91.0], [92.0]], [[89.0], [90.0], [91.5]], [[10.0], [11.0], [12.0]]
+    found = standings([near, None, best, far], lower=False)
+    assert [each.place_text for each in found] == ["=2", "–", "=1", "3"]
+    assert found[3].to_best.mean == -80.0
+    assert found[3].comparison == "−80.0 [−82.3, −77.7]"
+    assert [each.comparison for each in found[1:3]] == ["–", "best"]
+    assert standings([None, None], lower=True) == [Standing(None)] * 2
+
+
+def test_differences_have_a_sign():
+    assert [signed(value, 80.0) for value in (0.0, 0.04, -3.21, 1.5)] == ["0", "0", "−3.2", "+1.5"]
 
 
 def test_each_epsilon_has_its_own_places(tmp_path):
@@ -142,14 +192,14 @@ def test_a_value_of_one_of_two_seeds_gets_no_place(tmp_path):
     ran(tmp_path, "dp_merf", 1.0, 0, acc_mlp_pct=90.0)
     ran(tmp_path, "dp_merf", 2.0, 1)
     _, status = places(tmp_path, board(f"{LINES['dp_merf']} seed=0,1", by="acc_mlp_pct"))["dp_merf"]
-    assert status.endswith("no place: acc_mlp_pct was measured for 1 of 2 seeds")
+    assert status.endswith("no place: accuracy, MLP (%) was measured for 1 of 2 seeds")
 
 
 def test_a_run_without_the_metric_gets_no_place(tmp_path):
     run_id = measured(tmp_path, LINES["dpgan"], "quick", {"mlp": {"acc_mlp_pct": 90.0}})
     Store(tmp_path).folder(run_id).write_json("ledger.json", ledger())
     assert places(tmp_path, board(LINES["dpgan"])) == {
-        "dpgan": ("–", "none of these figures measured; no place: fid was not measured")
+        "dpgan": ("–", "none of these figures measured; no place: FID was not measured")
     }
 
 
@@ -216,7 +266,7 @@ def test_a_value_that_is_not_finite_gets_no_place(tmp_path):
     ran(tmp_path, "dp_merf", float("nan"))
     ran(tmp_path, "dpgan", 50.0)
     ranking = places(tmp_path, board(LINES["dp_merf"], LINES["dpgan"]))
-    assert ranking == {"dpgan": ("1", "measured"), "dp_merf": ("–", "measured; no place: fid is no finite number")}
+    assert ranking == {"dpgan": ("1", "measured"), "dp_merf": ("–", "measured; no place: FID is no finite number")}
 
 
 @pytest.mark.parametrize(

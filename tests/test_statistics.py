@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 
-from dpgen_bench.runs.statistics import format_value, summarise, t_interval
+from dpgen_bench.runs.statistics import Difference, difference, format_value, summarise, t_interval
 
 
 def test_one_value_has_no_spread():
@@ -71,3 +72,45 @@ def test_small_values_keep_their_digits(value, text):
 def test_a_spread_has_the_format_of_its_mean():
     assert summarise([[92.0], [92.01]]).text() == "92.0 ± 0.0"
     assert summarise([[4.2e-4], [5.1e-4]]).text() == "0.000465 ± 6.36e-05"
+
+
+def test_a_difference_has_welchs_interval():
+    """Means 2 and 8 with variances 1/3 and 16/3; degrees of freedom by Welch and Satterthwaite."""
+    found = difference([[1.0], [2.0], [3.0]], [[4.0], [8.0], [12.0]])
+    assert found.mean == -6.0
+    low, high = found.ci95
+    assert (low + high) / 2 == pytest.approx(-6.0)
+    freedom = (17 / 3) ** 2 / ((1 / 3) ** 2 / 2 + (16 / 3) ** 2 / 2)
+    assert (high - low) / 2 == pytest.approx(scipy.stats.t.ppf(0.975, freedom) * math.sqrt(17 / 3), rel=1e-9)
+    assert found.is_tie
+    assert difference([[1.0], [2.0], [3.0]], [[21.0], [22.0], [23.0]]).is_tie is False
+
+
+def test_repeats_are_averaged_within_their_seed():
+    one = difference([[0.0, 2.0], [2.0], [3.0]], [[5.0], [6.0], [7.5]])
+    assert one == difference([[1.0], [2.0], [3.0]], [[5.0], [6.0], [7.5]])
+    assert difference([[1.0, 2.0, 3.0, 4.0]], [[9.0, 9.5, 8.0]]).ci95 is None  # repeats of one seed
+
+
+@pytest.mark.parametrize(("a", "b"), [(2, 3), (3, 2), (1, 1)])
+def test_with_fewer_than_three_seeds_there_is_no_interval_and_no_tie(a, b):
+    found = difference([[float(i)] for i in range(a)], [[9.0 + i] for i in range(b)])
+    assert found.ci95 is None
+    assert found.is_tie is None
+
+
+def test_values_without_spread_and_infinite_values():
+    same, other, odd = [[5.0]] * 3, [[7.0]] * 3, [[math.inf], [1.0], [2.0]]
+    assert difference(same, same) == Difference(0.0, (0.0, 0.0))
+    assert (difference(same, same).is_tie, difference(same, other).is_tie) == (True, False)
+    assert difference(odd, same).ci95 is None
+
+
+def test_the_interval_of_a_difference_has_its_coverage():
+    """1,000 pairs of 3 seeds with unequal variances; Welch's interval covers at least nearly 95% of the differences."""
+    rng = np.random.default_rng(0)
+    covered = 0
+    for a, b in zip(rng.normal(7.0, 2.0, (1000, 3)), rng.normal(3.0, 6.0, (1000, 3)), strict=True):
+        low, high = difference([[x] for x in a], [[x] for x in b]).ci95
+        covered += low <= 4.0 <= high
+    assert 930 <= covered <= 985

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import scipy.stats
 
+LEAST_SEEDS = 3  # with fewer seeds, two generators are not compared: an interval over two seeds is hardly informative
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -86,6 +88,41 @@ def summarise(values: Sequence[Sequence[float]]) -> Summary:
         seeds=len(means),
         repeats=max(len(repeats) for repeats in values),
     )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two means over training seeds.
+
+    Args:
+        mean: the difference.
+        ci95: its 95% confidence interval by Welch's t, which does not assume equal variances; None if one of the two
+            has fewer than `LEAST_SEEDS` seeds, or a value that is not finite. It is for this difference alone: it is
+            not corrected for comparing several generators.
+    """
+
+    mean: float
+    ci95: tuple[float, float] | None
+
+    @property
+    def is_tie(self) -> bool | None:
+        """Whether the interval contains 0, so that the two cannot be told apart; None without an interval."""
+        return None if self.ci95 is None else self.ci95[0] <= 0.0 <= self.ci95[1]
+
+
+def difference(values: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]) -> Difference:
+    """The mean of values[seed][repeat] minus that of the reference, each over its seeds' means.
+
+    Repeats are averaged within their seed: they are drawn from one generator, and do not show the spread of training.
+    """
+    a, b = [_mean(repeats) for repeats in values], [_mean(repeats) for repeats in reference]
+    mean = _mean(a) - _mean(b)
+    if min(len(a), len(b)) < LEAST_SEEDS or not all(map(math.isfinite, [*a, *b])):
+        return Difference(mean, None)
+    if _std(a) == _std(b) == 0.0:  # such as numbers of parameters, for which Welch's t is 0/0
+        return Difference(mean, (mean, mean))
+    interval = scipy.stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
+    return Difference(mean, (float(interval.low), float(interval.high)))
 
 
 def t_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:

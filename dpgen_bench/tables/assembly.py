@@ -14,6 +14,7 @@ from dpgen_bench.runs.listing import describe_dataset, is_changed
 from dpgen_bench.tables.leaderboard import ranked
 from dpgen_bench.tables.lines import CONDITIONAL, ILLEGIBLE, SERVER, BuiltTable, Cell, Line
 from dpgen_bench.tables.published import NAMING_FIELDS, PublishedRow, published_rows
+from dpgen_bench.tables.ranking import COMPARISON
 from dpgen_bench.tables.reproduction import caveat_of, caveats_of_runs, check_caveats, stated_caveats
 from dpgen_bench.tables.rows import (
     TableRow,
@@ -70,7 +71,7 @@ def _assemble(name: str, table: TableSpec, results: Path, scale: str) -> BuiltTa
         lines.append(_line(table, metrics, printed_row, row, why, entry, caveats))
     if table.leaderboard:
         lines = ranked(table, table.leaderboard, lines)
-    note = " ".join(table.note.split())
+    note = " ".join([*table.note.split(), *([COMPARISON] if table.leaderboard else [])])
     if note and printed and scale == "quick":
         note = f"Of the paper's own runs, for which these stand in: {note}"
     remarks = _remarks([line.row for line in lines if line.row is not None])

@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.tables.lines import CONDITIONAL, SERVER, BuiltTable, Line
+from dpgen_bench.tables.ranking import Standing
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import FORMATS
 
@@ -109,6 +110,7 @@ def _long(built: BuiltTable, line: Line, metric: str) -> dict[str, Any]:
         "accountant": config.privacy.accountant if config else "",
         "metric": metric,
         **(comparison if built.published else {}),
+        **(_to_best(line.standing) if line.standing else {}),
         "mean": summary and summary.mean,
         "std_seeds": summary and summary.std_seeds,
         "std_repeats": summary and summary.std_repeats,
@@ -122,6 +124,14 @@ def _long(built: BuiltTable, line: Line, metric: str) -> dict[str, Any]:
         "status": line.tail["status"],
         "runs": " ".join(folder.id for folder in row.measured) if row else "",
     }
+
+
+def _to_best(standing: Standing) -> dict[str, Any]:
+    """A leaderboard's difference from the best line, in the metric by which it ranks."""
+    found = standing.to_best
+    low, high = (found.ci95 if found else None) or (None, None)
+    tie = "" if found is None or found.is_tie is None else "yes" if found.is_tie else "no"
+    return {"to_best": found and found.mean, "to_best_ci95_low": low, "to_best_ci95_high": high, "tie": tie}
 
 
 def _budget(config: DictConfig | None) -> float | str | None:

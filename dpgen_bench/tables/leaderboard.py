@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-from omegaconf import DictConfig
 
 from dpgen_bench.runs.display import direction
-from dpgen_bench.runs.listing import epsilon_number
-from dpgen_bench.runs.soundness import budget_problem, diagnostics_kept
-from dpgen_bench.tables.lines import Line
+from dpgen_bench.tables.lines import TO_BEST, Line
+from dpgen_bench.tables.ranking import standings, why_no_place
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import LeaderboardSpec, TableSpec
 
-# A run that spends less than this share of its budget was trained with more noise than the budget requires.
-SPENT = 0.98
-
 
 def ranked(table: TableSpec, board: LeaderboardSpec, lines: Sequence[Line]) -> list[Line]:
-    """The lines by data set, then epsilon, then place, with the place as the first column.
+    """The lines by data set, then epsilon, then place, with the place as the first column, and the `Standing` of each.
 
     Lines of one data set and one epsilon are ranked by the mean of the metric `leaderboard.by`: the lowest first for
     distances and costs, the highest first for scores and accuracies. For other metrics `leaderboard.better` gives the
@@ -45,24 +38,28 @@ def ranked(table: TableSpec, board: LeaderboardSpec, lines: Sequence[Line]) -> l
         raise ValueError("expected a leaderboard of measured runs, got rows of a printed table; remove `rows`.")
     _expect_comparable(rows)
     by = board.by
-    sign = 1 if _lower_is_better(table, board, rows) else -1
-    placed: dict[tuple[str, float], list[tuple[float, Line, str]]] = {}
+    lower = _lower_is_better(table, board, rows)
+    groups: dict[tuple[str, float], list[tuple[Line, str]]] = {}
     for line, row in zip(lines, rows, strict=True):
-        summary, why = line.cells[by].measured, why_unranked(row, by, board.unit)
-        value = math.inf if summary is None or why or not row.measured else sign * summary.mean
         epsilon = row.specs[0].config.privacy.epsilon  # lines without a budget have no place and come first
         group = (str(line.head["dataset"]), -1.0 if epsilon is None else float(epsilon))
-        placed.setdefault(group, []).append((value, line, why))
-    out = []
-    for group in sorted(placed):
-        # Python's sort is stable: lines with equal values share a place and keep the order of the yaml.
-        ordered = sorted(placed[group], key=lambda entry: entry[0])
-        values = [value for value, _, _ in ordered]
-        for value, line, why in ordered:
-            place = "–" if math.isinf(value) else str(values.index(value) + 1)
-            tail = {**line.tail, "status": line.tail["status"] + (f"; no place: {why}" if why else "")}
-            out.append(replace(line, head={"place": place, **line.head}, tail=tail))
-    return out
+        groups.setdefault(group, []).append((line, why_unranked(row, by, board.unit)))
+    return [line for group in sorted(groups) for line in _placed(groups[group], by, lower)]
+
+
+def _placed(group: Sequence[tuple[Line, str]], by: str, lower: bool) -> list[Line]:
+    """The lines of one data set and epsilon in the order of their places, those without a place last."""
+    values = [
+        _values(line.row, by) if line.row is not None and line.row.measured and not why else None for line, why in group
+    ]
+    out: list[tuple[float, Line]] = []
+    for (line, why), standing in zip(group, standings(values, lower), strict=True):
+        tail = {**line.tail, "status": line.tail["status"] + (f"; no place: {why}" if why else "")}
+        head = {"place": standing.place_text, **line.head}
+        placed = replace(line, head=head, tail={TO_BEST: standing.comparison, **tail}, standing=standing)
+        out.append((math.inf if standing.place is None else standing.place, placed))
+    # Python's sort is stable: lines with equal means share a place and keep the order of the yaml.
+    return [line for _, line in sorted(out, key=lambda pair: pair[0])]
 
 
 def _lower_is_better(table: TableSpec, board: LeaderboardSpec, rows: Sequence[TableRow]) -> bool:
@@ -99,38 +96,16 @@ def _expect_comparable(rows: Sequence[TableRow]) -> None:
 
 def why_unranked(row: TableRow, by: str, unit: str) -> str:
     """Why a measured line has no place; "" if it has one, or if no run of it is measured."""
-    seeds = len(row.folders)
     if not row.measured:
         return ""
-    reasons = []
-    for spec, folder in zip(row.specs, row.folders, strict=True):
-        if folder not in row.measured:
-            continue
-        if problem := _ledger_problem(folder.read_json("ledger.json"), spec.config.privacy, unit):
-            reasons.append(f"seed {spec.seed}: {problem}")
-    if reasons:
-        return "; ".join(reasons)
-    if len(row.measured) < seeds:
-        return f"{len(row.measured)} of {seeds} seeds measured"
-    summary = row.summary(by)
-    if summary is None:
-        return f"{by} was not measured"
-    if summary.seeds < seeds:
-        return f"{by} was measured for {summary.seeds} of {seeds} seeds"
-    return "" if math.isfinite(summary.mean) else f"{by} is no finite number"
+    ledgers = [
+        (spec.seed, folder.read_json("ledger.json"), spec.config.privacy)
+        for spec, folder in zip(row.specs, row.folders, strict=True)
+        if folder in row.measured
+    ]
+    return why_no_place(ledgers, _values(row, by), len(row.folders), by, unit)
 
 
-def _ledger_problem(ledger: Mapping[str, Any], privacy: DictConfig, unit: str) -> str:
-    """Why a run's ledger is not comparable with those of the other lines; "" if it is."""
-    if why := budget_problem(ledger, privacy, unit):
-        return why
-    if privacy.epsilon is None:
-        return "it has no budget, so it is not comparable with other lines"
-    budget = float(privacy.epsilon)
-    if math.isinf(budget):
-        return ""
-    if diagnostics_kept(ledger):
-        return "it kept private diagnostics (unsafe)"
-    proven = epsilon_number(ledger["epsilon"], "proven")
-    short = proven is not None and proven < SPENT * budget
-    return f"proven {proven:.4g} leaves a part of {budget:g} unspent" if short else ""
+def _values(row: TableRow, by: str) -> list[list[float]]:
+    """The metric of each measured seed that has it, one value for each repeat."""
+    return [values[by] for values in row.known if values.get(by)]

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from dpgen_bench.runs.statistics import Summary, format_value
 from dpgen_bench.tables.published import PublishedRow, print_number
+from dpgen_bench.tables.ranking import Standing
 from dpgen_bench.tables.rows import TableRow
 
+TO_BEST = "difference from the best"  # a leaderboard's column
 SERVER, CONDITIONAL = "ε against the server", "ε conditional"  # columns that are shown where a row has them
 ILLEGIBLE = "not legible in the source"
 NOT_COMPARABLE = "†"  # marks a measured value that does not count as a reproduction of the published one
@@ -79,6 +81,7 @@ class Line:
         tail: columns that say how the values were measured: seeds, scale, protocol and status.
         row: its runs; None if none can be run.
         printed: the row of the paper's table that it reproduces; None for a run that answers no printed row.
+        standing: its place in a leaderboard; None in other tables.
     """
 
     head: dict[str, str]
@@ -86,6 +89,7 @@ class Line:
     tail: dict[str, str]
     row: TableRow | None = None
     printed: PublishedRow | None = None
+    standing: Standing | None = None
 
 
 @dataclass(frozen=True)
