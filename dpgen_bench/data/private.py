@@ -19,6 +19,7 @@ from dpgen_bench.federation.settings import Settings
 from dpgen_bench.privacy.allowance import Allowance
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PerRow, Whole, unit_range
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.factors import PerRecordMoments, PerRecordProducts
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.planning import Request, plan_entry
@@ -27,6 +28,8 @@ from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state import PrivateState, Start
 from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.privacy.warn import warn_of_settings
+
+_BOUNDS = (PerRecord, PerRecordGradient, PerRow, Whole, Votes, PerRecordProducts, PerRecordMoments)
 
 
 class PrivateData:
@@ -195,7 +198,12 @@ class PrivateData:
         request = Request(name, sample, bound, times, std, share)
         self._services.ledger.expect_new(name)
         _expect_proven(sample, SAMPLINGS, "sampling")
-        _expect_proven(bound, (PerRecord, PerRecordGradient, PerRow, Whole, Votes), "bound")
+        _expect_proven(bound, _BOUNDS, "bound")
+        if isinstance(bound, PerRecordProducts | PerRecordMoments) and bound.classes not in (None, self.num_classes):
+            raise ValueError(
+                f"mechanism {name!r}: expected a bound of {self.num_classes} classes, as many as the data have, got "
+                f"{bound.classes}; give classes=data.num_classes, or None for one block."
+            )
         if self._services.ledger.unit == "client":
             raise ValueError(
                 f"mechanism {name!r} would protect single records, but the unit is the client: make the mechanism from "

@@ -10,6 +10,8 @@ record that joins or leaves the draw, and for one drawn record that is exchanged
 | Whole | one tensor, any function of the batch, clipped to C | 2C | 2C |
 | Votes (module votes) | numbers of at most k bins per record, which are counted | sqrt(k) | sqrt(2k) |
 
+`dpgen_bench.privacy.factors` has the bounds whose rows are outer products, which are given as factors.
+
 docs/accounting.md, "Sensitivities of the bounds", proves the table. Rows that are not finite count as zero; they are
 replaced before any sum, because 0 * NaN is NaN.
 """
@@ -89,8 +91,37 @@ def call(fn: Callable[..., Tensor], batch: Batch, *more: Tensor) -> Tensor:
     Raises:
         ValueError: unless fn returns a plain tensor.
     """
+    return expect_plain(_call(fn, batch, *more), "what a private function returns")
+
+
+def call_for_parts(fn: Callable[..., Any], batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+    """As `call`, for a function that returns a pair of tensors for each of several parts.
+
+    Raises:
+        ValueError: unless fn returns a dict whose values are pairs of plain tensors.
+    """
+    returned = _call(fn, batch)
+    what = "what a private function returns"
+    if type(returned) is not dict or not all(type(pair) in (tuple, list) for pair in returned.values()):
+        raise ValueError(
+            f"{what}: expected a dict {{part: (u, v)}}, got {type(returned).__name__}; return such a dict."
+        )
+    parts = {}
+    for part, pair in returned.items():
+        if len(pair) != 2:
+            raise ValueError(f"{what}: expected two factors (u, v) for each part, got {len(pair)}; return a pair.")
+        parts[part] = (expect_plain(pair[0], what), expect_plain(pair[1], what))
+    return parts
+
+
+def _call(fn: Callable[..., Any], batch: Batch, *more: Tensor) -> Any:
     rng = {"rng": RecordRng(batch.key, batch.ids)} if names_rng(fn) else {}
-    return expect_plain(fn(*batch.inputs, *more, **rng), "what a private function returns")
+    return fn(*batch.inputs, *more, **rng)
+
+
+def records_in_memory(numbers: int) -> int:
+    """The largest number of records, between 1 and 1000, for which this many numbers each need at most 256 MiB."""
+    return min(_MOST_RECORDS, max(1, _MEMORY_OF_ROWS // (_BYTES_PER_NUMBER * numbers)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,9 +196,7 @@ class PerRecord(Bound):
     @property
     def records_at_once(self) -> int:
         """The largest number of records on which fn is called together."""
-        if self.microbatch is not None:
-            return self.microbatch
-        return min(_MOST_RECORDS, max(1, _MEMORY_OF_ROWS // (_BYTES_PER_NUMBER * math.prod(self.shape))))
+        return self.microbatch or records_in_memory(math.prod(self.shape))
 
     @property
     def sensitivity(self) -> Sensitivity:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -36,13 +37,7 @@ def clip_rows(rows: Tensor, C: float) -> Tensor:
     Raises:
         ValueError: for rows of another dtype, or C out of range.
     """
-    if rows.dtype not in (torch.float64, *_BITS):
-        raise ValueError(
-            f"expected rows of float16, bfloat16, float32 or float64, got {rows.dtype}, for which the "
-            "rounding of clipping is not known; let the function return rows.float()."
-        )
-    if not C >= SMALLEST_C:
-        raise ValueError(f"expected a clipping norm C >= {SMALLEST_C}, got {C!r}; scale the rows up.")
+    _expect_clippable(C, rows.dtype)
     flat = rows.detach().reshape(len(rows), -1) if len(rows) else rows.detach().reshape(0, 1)
     finite = torch.isfinite(flat).all(dim=1, keepdim=True)
     flat = torch.where(finite, flat, torch.zeros_like(flat))
@@ -55,6 +50,51 @@ def clip_rows(rows: Tensor, C: float) -> Tensor:
         if len(original):
             flat[in_float64] = _round_towards_zero(_scale_in_float64(original.double(), C), rows.dtype)
     return flat.reshape(rows.shape)
+
+
+@isolated_from_modes()
+def clip_products(factors: Sequence[tuple[Tensor, Tensor]], C: float) -> list[tuple[Tensor, Tensor]]:
+    """Scale rows that are given as factors: row i is all u[i] v[i]^T of the pairs (u [r, m], v [r, n]) together.
+
+    The squared norm of row i is the sum over pairs of |u[i]|^2 |v[i]|^2. To clip the row, all its u[i] are multiplied
+    by the same factor.
+
+    Guarantees: the norm of each row, in exact arithmetic on the returned factors, is at most C. A row whose norm is
+    below C by a relative 1e-6 or more is returned unchanged, up to the conversion of its factors to float32. A row with
+    a factor that has a NaN, or a number that float32 cannot represent, becomes zero.
+
+    Args:
+        factors: pairs of float16, bfloat16, float32 or float64 tensors with r rows each.
+        C: at least SMALLEST_C; inf clips nothing.
+
+    Returns:
+        the pairs in float64.
+
+    Raises:
+        ValueError: for factors of another dtype, or C out of range.
+    """
+    _expect_clippable(C, *(factor.dtype for pair in factors for factor in pair))
+    # The range of float32 is that in which no product of norms overflows or is denormal in float64.
+    pairs = [(u.detach().float().double(), v.detach().float().double()) for u, v in factors]
+    finite = torch.stack([torch.isfinite(factor).all(dim=1) for pair in pairs for factor in pair]).all(dim=0)[:, None]
+    pairs = [(torch.where(finite, u, 0.0), torch.where(finite, v, 0.0)) for u, v in pairs]
+    if math.isinf(C):
+        return pairs
+    squares = [u.square().sum(dim=1) * v.square().sum(dim=1) for u, v in pairs]
+    norms = torch.stack(squares).sum(dim=0).sqrt()[:, None] * _ROUND_UP
+    scale = torch.where(norms > C, C / norms, torch.ones_like(norms))
+    return [(u * scale, v) for u, v in pairs]
+
+
+def _expect_clippable(C: float, *dtypes: torch.dtype) -> None:
+    for dtype in dtypes:
+        if dtype not in (torch.float64, *_BITS):
+            raise ValueError(
+                f"expected rows of float16, bfloat16, float32 or float64, got {dtype}, for which the "
+                "rounding of clipping is not known; let the function return rows.float()."
+            )
+    if not C >= SMALLEST_C:
+        raise ValueError(f"expected a clipping norm C >= {SMALLEST_C}, got {C!r}; scale the rows up.")
 
 
 def _need_float64(norms: Tensor, factors: Tensor, C: float, dtype: torch.dtype) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dpgen_bench.privacy.allowance import Allowance, AllowanceExhausted
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, PublicRows, Whole
+from dpgen_bench.privacy.factors import PerRecordMoments, PerRecordProducts
 from dpgen_bench.privacy.isolation import public_type
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Entry
@@ -31,7 +32,7 @@ class Mechanism(Allowance):
 
     `PrivateData.mechanism` makes it after the budget was checked; its `Control` stays with the harness. Calling it with
     fn returns the noisy value: a float32 tensor of the bound's shape, or for PerRecordGradient a dict of gradients by
-    parameter name.
+    parameter name, and for PerRecordProducts a dict of matrices by part.
 
     Guarantees: release number `times` + 1 raises; noise and draws are keyed by (run, mechanism, release index), so
     no two queries of a run share noise; an empty draw is released like any other.
@@ -73,7 +74,7 @@ class Mechanism(Allowance):
 
         Returns:
             the noisy value, a float32 tensor of the bound's shape; for PerRecordGradient a dict of gradients by
-            parameter name.
+            parameter name, and for PerRecordProducts a dict of matrices by part.
 
         Raises:
             AllowanceExhausted: after `times` releases.
@@ -117,7 +118,7 @@ class Mechanism(Allowance):
         drawn = self.event.sampling.draw(self._ids, key, index)
         if self._state is not None:
             fn = self._state.wrap(fn, self._state.sampling.shard(key, index), index, key)
-        unbounded: list[Tensor] = []
+        unbounded: list[Any] = []
         if self._services.diagnostics is not None:
             fn = _recording(fn, unbounded)
         if self._services.observer is not None and self._state is None:
@@ -143,15 +144,20 @@ class Mechanism(Allowance):
     def _add_noise(self, exact: Tensor, key: Key) -> Tensor:
         return add_noise(exact, self.std, key)
 
-    def _diagnose(self, index: int, drawn: int, exact: dict[str, Tensor], unbounded: list[Tensor]) -> None:
+    def _diagnose(self, index: int, drawn: int, exact: dict[str, Tensor], unbounded: list[Any]) -> None:
         """Write private values of a release, for debugging on public data; only under diagnostics=unsafe."""
         assert self._services.diagnostics is not None
         norm = float(torch.stack([value.double().norm() for value in exact.values()]).norm())
         self._services.diagnostics.parent.mkdir(parents=True, exist_ok=True)
         with open(self._services.diagnostics, "a") as out:
             row = {"mechanism": self.name, "release": index, "drawn": drawn, "exact_norm": norm}
-            if isinstance(self.bound, PerRow | Whole | PerRecord):  # rows as fn gave them, before they were clipped
+            # Of rows as fn returned them, before they were clipped.
+            norms: list[Tensor] | None = None
+            if isinstance(self.bound, PerRecordProducts):
+                norms = [self.bound.row_norms(factors) for factors in unbounded]
+            elif isinstance(self.bound, PerRow | Whole | PerRecord | PerRecordMoments):
                 norms = [rows.detach().reshape(*rows.shape[:1], -1).norm(dim=1) for rows in unbounded if len(rows)]
+            if norms is not None:
                 row["norms_before_clipping"] = [round(float(norm), 5) for part in norms for norm in part]
             out.write(json.dumps(row) + "\n")
 
@@ -190,11 +196,11 @@ def _expect_stateful(name: str, fn: Callable[..., Any]) -> None:
         ) from error
 
 
-def _recording(fn: Callable[..., Tensor], outputs: list[Tensor]) -> Callable[..., Tensor]:
+def _recording(fn: Callable[..., Any], outputs: list[Any]) -> Callable[..., Any]:
     """A function like fn that also appends its outputs to `outputs`."""
 
     @functools.wraps(fn, updated=())  # keeps the signature, which says whether fn has an argument `rng`
-    def recording(*args: Any, **kwargs: Any) -> Tensor:
+    def recording(*args: Any, **kwargs: Any) -> Any:
         outputs.append(fn(*args, **kwargs))
         return outputs[-1]
 

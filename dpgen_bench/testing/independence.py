@@ -1,9 +1,10 @@
 """Checks that row i of a private function depends on record i and public inputs alone.
 
-The sensitivities of `PerRecord`, `PerRecordGradient` and `Votes` require this, and the sum of clipped rows does not
-show whether it holds. The function of a release is therefore evaluated again: on parts of its draw, on the draw in
-another order, and on draws with other records next to the kept ones. The rows, or the gradients of single losses, are
-compared before they are clipped, so that clipping cannot hide a difference.
+The sensitivities of `PerRecord`, `PerRecordProducts`, `PerRecordMoments`, `PerRecordGradient` and `Votes` require this,
+and the sum of clipped rows does not show whether it holds. The function of a release is therefore evaluated again: on
+parts of its draw, on the draw in another order, and on draws with other records next to the kept ones. The rows, the
+factors of rows, or the gradients of single losses, are compared before they are clipped, so that clipping cannot hide a
+difference.
 
 Matrix products of different shapes round differently. Functions are evaluated in float64 if they allow it, where a
 difference can be distinguished from rounding. In float32, the gradient of a record at the kink of an activation may
@@ -17,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +26,7 @@ from torch import Tensor
 
 from dpgen_bench.privacy.allowance import Allowance
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PublicRows, unit_range
+from dpgen_bench.privacy.factors import PerRecordMoments, PerRecordProducts
 from dpgen_bench.privacy.gradients import clipped_gradient_sum
 from dpgen_bench.privacy.record_rng import RecordRng, names_rng
 from dpgen_bench.privacy.votes import Votes
@@ -35,6 +38,7 @@ MOST_RECORDS = 32  # of a draw that are compared; more would only cost time
 RELATIVE = {torch.float64: 1e-7, torch.float32: 1e-4}  # tolerance, relative to the norm of a row
 DARKENED = (0.999, 0.99, 0.9)  # factors of images; a difference in float32 counts if it appears for each of them
 NO_CLIPPING = 1e12  # a norm that no gradient of a sensible method has, and whose square fits into float32
+ROWS = PerRecord | PerRecordProducts | PerRecordMoments  # bounds whose function returns rows, or factors of rows
 OF_THE_BOUND = 1e-6  # differences below this share of C move no release by more than rounding does
 
 
@@ -60,7 +64,7 @@ def check_row_independence(bench: Bench, first: Tape, releases: int) -> int:
     ) -> None:
         nonlocal checked
         bound = mechanism.bound
-        if not isinstance(bound, PerRecord | PerRecordGradient | Votes) or index not in chosen[mechanism.name]:
+        if not isinstance(bound, ROWS | PerRecordGradient | Votes) or index not in chosen[mechanism.name]:
             return
         if len(batch) == 0:
             chosen[mechanism.name].add(index + 1)  # an empty draw has no rows: take the next one
@@ -106,7 +110,7 @@ class RowComparison:
 
     mechanism: str
     index: int
-    bound: PerRecord | PerRecordGradient | Votes
+    bound: PerRecord | PerRecordProducts | PerRecordMoments | PerRecordGradient | Votes
     fn: Callable[..., Tensor]
     whole: Batch
     public: PublicRows | None
@@ -156,8 +160,8 @@ class RowComparison:
                     self._raise_dependent(f"differ {name}")
 
     def _raise_dependent(self, what: str) -> None:
-        kinds = {PerRecord: "rows, before clipping,", Votes: "votes"}
-        kind = kinds.get(type(self.bound), "per-record gradients, before clipping,")
+        kind = "votes" if isinstance(self.bound, Votes) else "per-record gradients, before clipping,"
+        kind = "rows, before clipping," if isinstance(self.bound, ROWS) else kind
         raise ConformanceError(
             f"{self.where}: {kind} {what}. Row i must depend on record i and public inputs alone, "
             "because the declared sensitivity depends on it: use no mean, count or order of the batch, no randomness "
@@ -306,9 +310,9 @@ class RowComparison:
         more: tuple[Tensor, ...] = ()
         if isinstance(self.bound, Votes):
             return self._call(images, labels, ids).detach()[at.to(labels.device)].sort(dim=1).values
-        if isinstance(self.bound, PerRecord):
+        if isinstance(self.bound, ROWS):
             with torch.enable_grad():  # as in a release: rows may be gradients
-                return self._call(images, labels, ids).detach()[at.to(labels.device)]
+                return _comparable(self.bound, self._call(images, labels, ids))[at.to(labels.device)]
         if self.public is not None:  # they follow the records, with negative ids and a mask
             r = len(self.public[1])
             more = (torch.cat([torch.zeros_like(labels), torch.ones_like(self.public[1])]).bool(),)
@@ -334,11 +338,35 @@ class RowComparison:
         whole = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
         return torch.cat([part.flatten() for part in whole])[None]
 
-    def _call(self, images: Tensor, labels: Tensor, ids: Tensor, *more: Tensor) -> Tensor:
+    def _call(self, images: Tensor, labels: Tensor, ids: Tensor, *more: Tensor) -> Any:
         images, labels = images.clone(), labels.clone()  # the function may change its arguments in place
         if names_rng(self.fn):
             return self.fn(images, labels, *more, rng=RecordRng(self.whole.key, ids))
         return self.fn(images, labels, *more)
+
+
+def _comparable(bound: PerRecord | PerRecordProducts | PerRecordMoments, returned: Any) -> Tensor:
+    """What the function returned, as one tensor [b, ...] of size C for records that are just clipped.
+
+    Rows of outer products are compared by their factors, because the rows can be too large. Factors u and v are first
+    scaled to equal norms, so that a small difference of a factor is a small difference of the row.
+    """
+    if isinstance(bound, PerRecord):
+        return returned.detach()
+    C = bound.C if math.isfinite(bound.C) else 1.0
+    if isinstance(bound, PerRecordMoments):
+        return returned.detach() * (C / bound.radius if math.isfinite(bound.radius) else 1.0)
+    pairs = bound.factors(returned, len(next(iter(returned.values()))[0])).values()
+    columns, finite = [], torch.tensor(True)
+    for factors in pairs:
+        u, v = (factor.detach().double() for factor in factors)
+        a, b = u.norm(dim=1, keepdim=True), v.norm(dim=1, keepdim=True)
+        scale = (a / b).sqrt()
+        columns += [torch.where(a * b > 0.0, factor, 0.0) * C**0.5 for factor in (u / scale, v * scale)]
+        finite = finite.to(u.device) & torch.isfinite(a + b)
+    exact = all(factor.dtype == torch.float64 for factors in pairs for factor in factors)
+    whole = torch.cat(columns, dim=1).to(torch.float64 if exact else torch.float32)
+    return torch.where(finite, whole, math.nan)  # one factor that is not finite makes the row zero
 
 
 def _joined(one: Batch, other: Batch) -> Batch:

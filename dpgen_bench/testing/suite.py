@@ -14,6 +14,7 @@ from dpgen_bench.method import Method
 from dpgen_bench.privacy.accountants.proven import Accountant
 from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient
 from dpgen_bench.privacy.events import Budget, Event, Relation, budget_text
+from dpgen_bench.privacy.factors import PerRecordMoments, PerRecordProducts
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.privacy.votes import Votes
@@ -170,7 +171,8 @@ def _cached_accounting() -> Iterator[None]:
 
 def _has_rows(mechanism: Mechanism) -> bool:
     """Whether the values of a mechanism are sums of rows that each belong to one record."""
-    return isinstance(mechanism.bound, PerRecord | PerRecordGradient | Votes)
+    kinds = PerRecord | PerRecordGradient | PerRecordProducts | PerRecordMoments | Votes
+    return isinstance(mechanism.bound, kinds)
 
 
 def random_data(image_shape: tuple[int, int, int], records: int, num_classes: int, clients: int, seed: int) -> DataSet:
