@@ -28,6 +28,9 @@ from dpgen_bench.utils.validation import check_types
 class Method(Protocol):
     """A method (plugin): one class in one file, named by `_target_` in conf/method/NAME.yaml.
 
+    A method that uses data besides the records (pretrained networks, images, fonts) declares them by an attribute
+    `public_data`, such as `public_data = "fonts"`. The ledger states it, and tables show it in a column.
+
     It may also define `epsilon_claimed(events, delta) -> float | None`, the paper's own count, which is reported next
     to the proven epsilon, and `epsilon_conditional(events, delta) -> (float, text of the assumption) | None`, the
     epsilon under an assumption that is not proven.

@@ -290,3 +290,32 @@ def test_the_boards_own_lines_are_comparable(tmp_path):
     assemble("leaderboard", table, tmp_path)  # raises if they are not
     methods = {row.specs[0].config.method.name for row in table_rows(table, tmp_path)}
     assert methods == {"dpgan", "dp_sinkhorn", "gs_wgan", "dp_merf"}
+
+
+def test_lines_that_are_not_better_than_runs_without_records_say_so(tmp_path):
+    """A run that makes no release proves epsilon 0, and is the lower end of all groups of its data set."""
+    without = f"method=real_data dataset=digits {SHARED} privacy.epsilon=0"  # stands for a method without mechanisms
+    lines = {**LINES, "real_data": without}
+    for name, fid in (("dp_merf", 100.0), ("dpgan", 50.0), ("dp_sinkhorn", 75.0)):
+        ran(tmp_path, name, fid)
+    folder = Store(tmp_path).folder(measured(tmp_path, without, "quick", {"fid": {"fid": 75.0, "seconds_x": 1.0}}, 0))
+    folder.write_json("ledger.json", ledger(0.0, budget={"epsilon": 0.0, **TERMS}))
+    found = places(tmp_path, board(*lines.values()))
+    assert list(found) == ["real_data", "dpgan", "dp_sinkhorn", "dp_merf"]
+    assert [place for place, _ in found.values()] == ["1", "1", "2", "3"]
+    remark = "not better than real_data, which uses no records"
+    assert [remark in status for _, status in found.values()] == [False, False, True, True]
+
+
+def test_data_besides_the_records_is_a_column_where_a_line_has_them(tmp_path):
+    ran(tmp_path, "dp_merf", 100.0)
+    fonts = ran(tmp_path, "dpgan", 50.0, content=ledger(public_data="fonts"))
+    frame = side_by_side(assemble("t", board(*LINES.values()), tmp_path))
+    assert dict(zip(frame["method"], frame["public data"], strict=True)) == {
+        "dpgan": "fonts",
+        "dp_merf": "–",
+        "dp_sinkhorn": "–",
+    }
+    assert list(frame).index("public data") == list(frame).index("relation, δ, by") + 1
+    fonts.write_json("ledger.json", ledger())
+    assert "public data" not in side_by_side(assemble("t", board(*LINES.values()), tmp_path))

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from dpgen_bench.data.datasets import Digits
+from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
+from dpgen_bench.privacy.accountants.proven import epsilon
+from dpgen_bench.privacy.bounds import Whole
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.ledger import Entry, Ledger, unproven_reasons
 from dpgen_bench.privacy.sampling import Full
@@ -20,6 +23,7 @@ from dpgen_bench.runs.soundness import budget_problem, release_problems
 from dpgen_bench.runs.spent import read_spent
 from dpgen_bench.runs.store import Store
 from tests.run_toys import config
+from tests.test_privacy_core import open_data
 
 EVENT = Event(Full(), Sensitivity(1.0, 2.0), 5.0, 1)
 
@@ -205,3 +209,19 @@ def test_a_marked_run_of_any_version_never_looks_proven(key, tmp_path):
     child = Ledger(Budget(10.0), 12, noise="os")
     child.inherit(Ledger.load(folder.path / "ledger.json"), "p")
     assert child.unproven == ["p, from which it was restarted: why"]
+
+
+def test_public_data_are_stated_by_the_ledger_and_inherited(tmp_path):
+    parent, child = Ledger(Budget(1.0), 10, public_data="fonts"), Ledger(Budget(2.0), 10, public_data="a net")
+    assert Ledger.from_dict(parent.to_dict()).public_data == "fonts"
+    child.inherit(parent, "0123456789ab")
+    assert child.to_dict()["public_data"] == "a net, fonts"
+    assert "public_data" not in Ledger(Budget(1.0), 10).to_dict()  # ledgers of other methods are unchanged
+
+
+def test_a_budget_of_zero_allows_no_release_and_proves_zero():
+    data, ledger = open_data(epsilon=0)
+    for options in ({"times": 1}, {"times": 1, "std": 1e9}, {"std": 1e9}, {"times": 1, "share": 0.5}):
+        with pytest.raises(BudgetExceeded, match=r"expected privacy.epsilon > 0 for a method that uses records, got 0"):
+            data.mechanism("sum", sample=Full(), bound=Whole(C=1.0, shape=(1,)), **options)
+    assert epsilon(ledger.events, 1e-5, "replace_one", "pld") == 0.0

@@ -77,8 +77,8 @@ class Budget:
     """The privacy that a run may spend: (epsilon, delta) under one neighbouring relation, bounded by one accountant.
 
     Attributes:
-        epsilon: inf trains without privacy. None is no budget: every mechanism states its noise and its number of
-            releases, and the epsilon that these prove is reported.
+        epsilon: inf trains without privacy, and 0 allows no release at all. None is no budget: every mechanism states
+            its noise and its number of releases, and the epsilon that these prove is reported.
 
     Raises:
         ValueError: for a negative epsilon, a delta outside (0, 1), an unknown relation or accountant.
@@ -90,9 +90,10 @@ class Budget:
     accountant: Literal["rdp", "prv", "pld"] = "pld"
 
     def __post_init__(self) -> None:
-        if self.epsilon is not None and not self.epsilon > 0.0:
+        if self.epsilon is not None and not self.epsilon >= 0.0:
             raise ValueError(
-                f"expected privacy.epsilon > 0 (inf for a non-private run, null for no budget), got {self.epsilon!r}."
+                "expected privacy.epsilon > 0 (inf for a non-private run, null for no budget, 0 for a method that uses "
+                f"no records), got {self.epsilon!r}."
             )
         if self.epsilon is not None and 1e5 < self.epsilon < math.inf:
             raise ValueError(

@@ -168,6 +168,8 @@ class Ledger:
             operating system.
         unproven: reasons why nothing is proven; if there is one, the proven epsilon is infinite.
         warnings: what a reader of epsilon has to know and epsilon does not show; `announce` is called with a new one.
+        public_data: what a generator depends on besides the records, such as "fonts", as the method declares it; None
+            if it uses nothing else. Accountants ignore it, and results with and without it are not comparable.
         failures: private functions that raised; each is a reason in `unproven` until the operator states that records
             did not cause it.
 
@@ -190,6 +192,7 @@ class Ledger:
     warnings: list[str] = field(default_factory=list)
     announce: Callable[[str], None] = lambda _: None
     failures: list[Failure] = field(default_factory=list)
+    public_data: str | None = None
     names_in_use: set[str] = field(default_factory=set)  # of mechanisms, in this process; not on disk
 
     def __post_init__(self) -> None:
@@ -290,6 +293,8 @@ class Ledger:
         self.expect_parent(parent, run_id)
         if parent.entries:
             self.unit, self.records = parent.unit, parent.records
+        declared = [each for each in (self.public_data, parent.public_data) if each]
+        self.public_data = ", ".join(dict.fromkeys(declared)) or None
         for reason in parent.unproven:
             self.mark_unproven(f"{run_id}, from which it was restarted: {reason}")
         stated = [failure for failure in parent.failures if failure.statement is not None]
@@ -352,6 +357,7 @@ class Ledger:
             "noise": {"mode": self.noise, "meaning": NOISE_MODES[self.noise]},
             "diagnostics": self.diagnostics,
             "population": self.population,
+            **({"public_data": self.public_data} if self.public_data else {}),
             "entries": [entry.to_dict() for entry in self.entries.values()],
             "unproven": self.unproven,
             "warnings": self.warnings,
@@ -380,6 +386,7 @@ class Ledger:
             unproven=unproven_reasons(data),
             warnings=data.get("warnings", []),
             failures=[Failure(**failure) for failure in data.get("failures", [])],
+            public_data=data.get("public_data"),
         )
 
     @classmethod

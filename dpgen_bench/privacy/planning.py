@@ -103,6 +103,11 @@ def plan_entry(ledger: Ledger, request: Request, spent: Sequence[Event] | None =
     expect_no_release(ledger, request.name)
     if ledger.budget.epsilon is None:
         return _planned_without_budget(request)
+    if ledger.budget.epsilon == 0.0:
+        raise BudgetExceeded(
+            f"mechanism {request.name!r}: expected privacy.epsilon > 0 for a method that uses records, got 0, which no "
+            "release fits; raise privacy.epsilon."
+        )
     rest = _takes_the_rest(ledger, request)
     spent = ledger.events if spent is None else spent
     budget, sensitivity, times, std = ledger.budget, request.bound.sensitivity, request.times, request.std

@@ -108,8 +108,27 @@ class RunSpec:
         privacy = self.config.privacy
         population = population_of(self.config) if privacy.noise == "os" else None
         return Ledger(
-            self.budget(), records, noise=privacy.noise, diagnostics=privacy.diagnostics, population=population
+            self.budget(),
+            records,
+            noise=privacy.noise,
+            diagnostics=privacy.diagnostics,
+            population=population,
+            public_data=self.public_data(),
         )
+
+    def public_data(self) -> str | None:
+        """What the method declares to use besides the records, such as "fonts"; None if it uses nothing else.
+
+        Raises:
+            ValueError: for a declaration that is no text.
+        """
+        declared = getattr(self.method(), "public_data", None)
+        if declared is not None and (not isinstance(declared, str) or not declared.strip()):
+            raise ValueError(
+                f"expected {self.config.method.name}.public_data to be text, such as 'fonts', or None, got "
+                f"{declared!r}; name the public data that the method uses."
+            )
+        return declared
 
     def protocol_record(self) -> dict[str, Any]:
         """The protocol and EVALUATION_VERSION, which together with the generator determine the metric values."""

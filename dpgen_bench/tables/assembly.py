@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.listing import describe_dataset, is_changed
 from dpgen_bench.tables.leaderboard import ranked
-from dpgen_bench.tables.lines import CONDITIONAL, ILLEGIBLE, SERVER, BuiltTable, Cell, Line
+from dpgen_bench.tables.lines import CONDITIONAL, ILLEGIBLE, PUBLIC_DATA, SERVER, BuiltTable, Cell, Line
 from dpgen_bench.tables.published import NAMING_FIELDS, PublishedRow, published_rows
 from dpgen_bench.tables.ranking import COMPARISON
 from dpgen_bench.tables.reproduction import caveat_of, caveats_of_runs, check_caveats, stated_caveats
@@ -191,7 +191,7 @@ def _head(table: TableSpec, printed: PublishedRow | None, row: TableRow | None) 
     if not printed:
         head["dataset"] = describe_dataset(config) if config else "–"
     if config is None or row is None:
-        blank = ("ε budget", "ε proven", SERVER, "ε claimed", CONDITIONAL, "relation, δ, by")
+        blank = ("ε budget", "ε proven", SERVER, "ε claimed", CONDITIONAL, "relation, δ, by", PUBLIC_DATA)
         return {**head, **dict.fromkeys(blank, "–")}
     privacy = config.privacy
     by = f"{privacy.relation}, {privacy.delta:g}, {privacy.accountant}" + (
@@ -205,6 +205,7 @@ def _head(table: TableSpec, printed: PublishedRow | None, row: TableRow | None) 
         "ε claimed": row.epsilon("claimed"),
         CONDITIONAL: row.epsilon("conditional"),
         "relation, δ, by": "–" if privacy.epsilon == math.inf else by,
+        PUBLIC_DATA: row.public_data or "–",
     }
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from dpgen_bench.privacy.events import budget_text
-from dpgen_bench.tables.lines import CONDITIONAL, SERVER, BuiltTable, Line
+from dpgen_bench.tables.lines import CONDITIONAL, PUBLIC_DATA, SERVER, BuiltTable, Line
 from dpgen_bench.tables.ranking import Standing
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import FORMATS
@@ -20,9 +20,10 @@ from dpgen_bench.tables.spec import FORMATS
 WIDE = 4  # tables with published values and more metrics than this have a line for each metric
 HEADS = (
     *("place", "method", "variant", "reported in", "dataset", "ε printed", "δ printed", "ε budget", "ε proven", SERVER),
-    *("ε claimed", CONDITIONAL, "relation, δ, by"),
+    *("ε claimed", CONDITIONAL, "relation, δ, by", PUBLIC_DATA),
 )
-OPTIONAL = ("variant", "reported in", "δ printed", SERVER, CONDITIONAL)  # columns shown if a line has a value
+# Columns shown if a line has a value.
+OPTIONAL = ("variant", "reported in", "δ printed", SERVER, CONDITIONAL, PUBLIC_DATA)
 
 SPREADS = (
     "`±`: standard deviation over training seeds; `repeats ±`: over drawings of samples from one generator, with "
@@ -78,7 +79,7 @@ def long_frame(built: BuiltTable) -> pd.DataFrame:
     for line in built.lines:
         lines += [_long(built, line, metric) for metric in line.cells]
     frame = pd.DataFrame(lines)
-    blank = ("epsilon_server", "epsilon_conditional")
+    blank = ("epsilon_server", "epsilon_conditional", "public_data")
     unused = [name for name in blank if name in frame and frame[name].isin(["–", ""]).all()]
     return frame.drop(columns=unused)
 
@@ -108,6 +109,7 @@ def _long(built: BuiltTable, line: Line, metric: str) -> dict[str, Any]:
         "delta": float(config.privacy.delta) if config else None,
         "relation": config.privacy.relation if config else "",
         "accountant": config.privacy.accountant if config else "",
+        "public_data": row.public_data if row else "",
         "metric": metric,
         **(comparison if built.published else {}),
         **(_to_best(line.standing) if line.standing else {}),
@@ -148,7 +150,7 @@ def _unrounded(row: TableRow | None, name: str) -> float | str:
     return row.epsilon(name) if value is None else value
 
 
-_EPSILONS = ("ε budget", "ε proven", SERVER, "ε claimed", CONDITIONAL, "relation, δ, by")
+_EPSILONS = ("ε budget", "ε proven", SERVER, "ε claimed", CONDITIONAL, "relation, δ, by", PUBLIC_DATA)
 
 
 def paragraphs(built: BuiltTable) -> list[str]:

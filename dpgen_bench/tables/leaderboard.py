@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,6 +12,8 @@ from dpgen_bench.tables.lines import TO_BEST, Line
 from dpgen_bench.tables.ranking import standings, why_no_place
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import LeaderboardSpec, TableSpec
+
+COSTS = re.compile(r"(seconds|peak_memory|bytes|comm|parameters|steps)_")
 
 
 def ranked(table: TableSpec, board: LeaderboardSpec, lines: Sequence[Line]) -> list[Line]:
@@ -29,6 +32,9 @@ def ranked(table: TableSpec, board: LeaderboardSpec, lines: Sequence[Line]) -> l
       or accountant, or proves nothing, more than the budget, or less than 98% of it (what it would do with all is not
       known).
 
+    The status of a line says if its value is not better than that of the best runs on its data set that use no records
+    (a proven epsilon of 0); for costs it does not.
+
     Raises:
         ValueError: if two lines differ in relation, delta, accountant or protocol, a line is a printed one, or `by` is
             not a metric of the table or is a metric whose direction is unknown.
@@ -44,7 +50,30 @@ def ranked(table: TableSpec, board: LeaderboardSpec, lines: Sequence[Line]) -> l
         epsilon = row.specs[0].config.privacy.epsilon  # lines without a budget have no place and come first
         group = (str(line.head["dataset"]), -1.0 if epsilon is None else float(epsilon))
         groups.setdefault(group, []).append((line, why_unranked(row, by, board.unit)))
-    return [line for group in sorted(groups) for line in _placed(groups[group], by, lower)]
+    placed = [line for group in sorted(groups) for line in _placed(groups[group], by, lower)]
+    return placed if COSTS.match(by) else [_compared_with_no_records(line, placed, by, lower) for line in placed]
+
+
+def _compared_with_no_records(line: Line, placed: Sequence[Line], by: str, lower: bool) -> Line:
+    """The line, with a status that says if it is not better than a line of its data set that uses no records."""
+    sign = 1 if lower else -1
+
+    def value(other: Line) -> float:
+        summary = other.cells[by].measured
+        ranked = summary is not None and other.standing is not None and other.standing.place is not None
+        return sign * summary.mean if summary is not None and ranked else math.inf
+
+    others = [other for other in placed if other.head["dataset"] == line.head["dataset"] and _uses_no_records(other)]
+    best = min(others, key=value, default=line)
+    if _uses_no_records(line) or not value(best) <= value(line) < math.inf or best is line:
+        return line
+    remark = f"; not better than {best.head['method']}, which uses no records"
+    return replace(line, tail={**line.tail, "status": line.tail["status"] + remark})
+
+
+def _uses_no_records(line: Line) -> bool:
+    """Whether the measured runs made no release: their generators are the lower end of what can be learnt."""
+    return line.row is not None and bool(line.row.measured) and line.row.epsilon_value("proven") == 0.0
 
 
 def _placed(group: Sequence[tuple[Line, str]], by: str, lower: bool) -> list[Line]:

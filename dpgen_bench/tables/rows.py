@@ -120,6 +120,14 @@ class TableRow:
         """The privacy unit of the row's epsilons, "record" or "client"; "" while nothing is measured."""
         return next((str(folder.read_json("ledger.json").get("unit", "record")) for folder in self.measured), "")
 
+    @property
+    def public_data(self) -> str:
+        """What the row's method uses besides the records, such as "fonts"; "" for nothing else."""
+        ledgers = [folder.read_json("ledger.json") for folder in self.measured]
+        return next((str(each["public_data"]) for each in ledgers if each.get("public_data")), "") or (
+            self.specs[0].public_data() or ""
+        )
+
     def epsilon_value(self, name: str) -> float | None:
         """The largest epsilon of that name among the measured runs; None if no run has a number for it.
 
