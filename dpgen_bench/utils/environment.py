@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from typing import Any
 
@@ -25,6 +25,7 @@ _PACKAGES = [
     "pytorch-fid",
     "scikit-learn",
     "xgboost",
+    "xgboost-cpu",
     "hydra-core",
     "numpy",
     "scipy",
@@ -53,8 +54,15 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the libraries that training and evaluation compute with."""
-    return {name: metadata.version(name) for name in _PACKAGES}
+    """Versions of the libraries that training and evaluation compute with, of those that are installed.
+
+    On a cluster without network, xgboost may be absent, or its smaller distribution for CPUs may be there instead.
+    """
+    installed = {}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            installed[name] = metadata.version(name)
+    return installed
 
 
 def choose_device(name: str) -> torch.device:
