@@ -98,7 +98,8 @@ def test_the_source_of_a_method_is_what_defines_it(file, text, changes, tmp_path
 
 def test_the_source_of_a_method_is_the_same_in_every_python(tmp_path, monkeypatch):
     """The value is of Python 3.11 and of 3.12, whose syntax trees have one more field."""
-    (tmp_path / "plugin_c.py").write_text("class M:\n    def fit(self, x: int = 1, *more):\n        return f'{x}' or None\n")
+    source = "class M:\n    def fit(self, x: int = 1, *more):\n        return f'{x}' or None\n"
+    (tmp_path / "plugin_c.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     try:
         assert source_fingerprint(importlib.import_module("plugin_c").M) == "ca11bbaff07a1821"
