@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,7 +43,9 @@ class DPNTK(Checked):
     Args:
         width: The number of hidden units of the network; a feature has about width times pixels numbers.
         latent_dim: Dimension of zeta ~ N(0, I).
-        batch_size: b, the number of generated images in each step; their labels are uniform.
+        batch_size: b, the number of generated images in each step.
+        labels: Their labels: "uniform", each drawn independently, or "balanced", each class in turn. Balanced labels
+            have no random class sizes, whose noise in the loss decreases with b.
         steps: Number of training steps of the generator.
         lr: Learning rate of Adam. It is multiplied by `lr_decay` after every `decay_steps` steps.
 
@@ -54,6 +57,7 @@ class DPNTK(Checked):
     width: Count
     latent_dim: Count
     batch_size: Count
+    labels: Literal["uniform", "balanced"]
     steps: Count
     lr: Positive
     lr_decay: Positive
@@ -86,6 +90,8 @@ class DPNTK(Checked):
 
         for t in ctx.steps(ctx.limit(self.steps), net=net, adam=adam, decay=decay):
             zeta, y = ctx.latents(generator, self.batch_size)
+            if self.labels == "balanced":
+                y = torch.arange(self.batch_size, device=y.device) % data.num_classes
             loss = squared_distance(first, last, features(net(zeta, y)), y)
             adam.zero_grad()
             loss.backward()

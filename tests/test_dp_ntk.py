@@ -208,6 +208,22 @@ def test_a_step_descends_on_the_squared_distance_to_the_noisy_target() -> None:
     assert clear > 100
 
 
+def test_balanced_labels_are_each_class_in_turn_and_change_nothing_else() -> None:
+    """The first losses of both settings, with the latents and the target of the same public randomness."""
+    images, y = some_images(12), torch.arange(12) % 4
+    torch.manual_seed(SEED)
+    net = CodeGenerator(3, 4, SHAPE).double()
+    public = torch.Generator().manual_seed(SEED)
+    drawn = NTKFeatures.draw(PIXELS, WIDTH, 4, public, torch.device("cpu"))
+    zeta, uniform = torch.randn(6, 3, generator=public), torch.randint(4, (6,), generator=public)
+    target, target_last = Network(drawn).mean_embedding(images, y, 4)
+    for labels, chosen in (("uniform", uniform), ("balanced", torch.tensor([0, 1, 2, 3, 0, 1]))):
+        _, context, _ = fit(build(DPNTK, **TINY, labels=labels), images, y, 4)
+        first, last = Network(drawn).mean_embedding(net(zeta.double(), chosen), chosen, 4)
+        loss = (target - first).square().sum() + (target_last - last).square().sum()
+        assert context.history[0]["loss"] == pytest.approx(float(loss.detach()), rel=1e-4), labels
+
+
 def test_the_distance_to_the_own_embedding_is_zero_and_a_shift_of_the_target_adds_its_square() -> None:
     images, labels = some_images(9), torch.tensor([0, 0, 2, 2, 2, 1, 0, 1, 2])
     first, last = Network(features(3)).mean_embedding(images, labels, 3)
@@ -227,7 +243,7 @@ def test_the_learning_rate_decays_by_its_factor_after_every_period() -> None:
 def test_the_settings_are_those_of_the_authors_and_the_presets_keep_them() -> None:
     """Golden: the authors' script for MNIST; a feature has 636,010 numbers, of which 628,801 differ."""
     published = DPNTK(
-        width=800, latent_dim=5, batch_size=5000, steps=2000, lr=0.01, lr_decay=0.9, decay_steps=1500
+        width=800, latent_dim=5, batch_size=5000, labels="uniform", steps=2000, lr=0.01, lr_decay=0.9, decay_steps=1500
     )  # fmt: skip
     for name in ("mnist", "fashion_mnist", "mnist_add_remove", "fashion_mnist_add_remove"):
         config = compose_config([f"experiment=dp_ntk/{name}"])
@@ -237,15 +253,15 @@ def test_the_settings_are_those_of_the_authors_and_the_presets_keep_them() -> No
         assert build_spec(config).training["dataset"]["name"] == name.removesuffix("_add_remove")
     for name in ("reduced_mnist", "reduced_fashion_mnist"):
         config = compose_config([f"experiment=dp_ntk/{name}"])
-        assert vars(build_method(config)) == {**vars(published), "batch_size": 500}
+        assert vars(build_method(config)) == {**vars(published), "batch_size": 500, "labels": "balanced"}
         assert config.scale.name == "reduced"
     network = Network(NTKFeatures.draw(784, 800, 10, torch.Generator(), torch.device("cpu")))
     assert sum(p.numel() for p in network.parameters()) == 636_010
     assert 800 * 785 + 801 == 628_801
 
 
-@pytest.mark.parametrize("change", [{"width": 0}, {"decay_steps": 0}, {"lr": -1.0}, {"batch_size": 0}])
+@pytest.mark.parametrize("change", [{"width": 0}, {"decay_steps": 0}, {"lr": -1.0}, {"batch_size": 0}, {"labels": "x"}])
 def test_values_that_are_out_of_range_are_refused(change: dict[str, Any]) -> None:
     ((name, value),) = change.items()
-    with pytest.raises(ValueError, match=rf"method.{name}: expected a number in .*, got {value}"):
+    with pytest.raises(ValueError, match=rf"method.{name}: expected .*, got '?{value}"):
         build(DPNTK, **change)

@@ -5,8 +5,8 @@ With h = LN(relu(W x + b)) and d the gradient of V^T h in W x + b,
 
     d phi / dW = d x^T,   d phi / db = d,   d phi / dV = 1 h^T (k equal rows),   d phi / dc = 1 (k ones).
 
-So phi is an outer product and k copies of a vector, |phi|^2 = |d|^2 (|x|^2 + 1) + k (|h|^2 + 1), and a sum of features is
-a product of two matrices. The k equal rows are stored as one that is multiplied by sqrt(k), which changes no inner
+So phi is an outer product and k copies of a vector, |phi|^2 = |d|^2 (|x|^2 + 1) + k (|h|^2 + 1), and a sum of features
+is a product of two matrices. The k equal rows are stored as one that is multiplied by sqrt(k), which changes no inner
 product of features.
 """
 
