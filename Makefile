@@ -9,7 +9,7 @@ NAME ?= demo
 export DPGEN_RESULTS ?= results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types tests test-portable portable docs test-slow test-gpu tables report sweep bench clean
+.PHONY: help setup demo test check format lint types tests test-portable portable docs browser test-slow test-gpu tables report sweep bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -82,6 +82,12 @@ test-gpu: setup ## run the tests that need a GPU
 
 bench: setup ## measure speed, as ratios within one process, into results/bench
 	$(RUN)/python -m tests.bench
+
+browser: ## install Chromium for the tests of the report, if the machine has no browser (Debian and Ubuntu, as root)
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get; then \
+	    apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium; \
+	  else echo "No browser is installed: the tests of the report in a browser will be skipped."; fi
 
 clean: ## remove the environment and caches, but no results
 	rm -rf site .venv .uv .pytest_cache .ruff_cache .mypy_cache .hypothesis

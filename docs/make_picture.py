@@ -47,7 +47,7 @@ def lines() -> list[dict[str, str]]:
             mean, spread = (float(str(values.loc[metric, key])) for key in ("mean", "std_seeds"))
             line[title] = f"{mean:.1f} ± {spread:.1f}"
         shown.append(line)
-    return sorted(shown, key=lambda line: int(line["place"]))
+    return sorted(shown, key=lambda line: int(line["place"].removeprefix("=")))
 
 
 def grids() -> list[np.ndarray]:

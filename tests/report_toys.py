@@ -36,8 +36,14 @@ def make_run(
     change: dict | None = None,
     steps: int = 200,
     finish: bool = True,
+    proven: float | None = None,
 ) -> RunFolder:
-    """The folder of a finished run as `dpgen run` writes it, without training. `change` sets config keys directly."""
+    """The folder of a finished run as `dpgen run` writes it, without training.
+
+    Args:
+        change: config keys that are set directly.
+        proven: the proven epsilon; None: the budget.
+    """
     config = compose_config([f"results={results}", "data_root=/somewhere", *overrides])
     spec = build_spec(config)
     for key, value in (change or {}).items():
@@ -52,7 +58,7 @@ def make_run(
     ledger.approve(Entry("mean_embedding", {"kind": "PerRecord", "C": 1.0, "rows": 1}, event, 40, "std"))
     budget = "inf" if spec.budget().without_privacy else spec.budget().epsilon
     terms = {key: config.privacy[key] for key in ("delta", "relation", "accountant")}
-    ledger.epsilon = {"proven": budget, "claimed": 12.5, "conditional": None, **terms}
+    ledger.epsilon = {"proven": budget if proven is None else proven, "claimed": 12.5, "conditional": None, **terms}
     ledger.epsilon["table"] = {"add_remove": {"rdp": 9.5, "pld": 8.25}, "replace_one": {"rdp": "inf", "pld": 16.5}}
     folder.write_json("ledger.json", ledger.to_dict())
     machine = {"device": "cpu", "system": "Linux-somehost", "hostname": "somehost", "cores": 2}

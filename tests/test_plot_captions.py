@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from dpgen_bench.plots.captions import caption
-from dpgen_bench.plots.draw import draw, drawings
+from dpgen_bench.plots.draw import drawings
 from dpgen_bench.tables.rows import TableRow
 from tests.plot_cases import make_run, row_of, write_log, write_samples
-from tests.test_plots import DPGAN, drawn, n_d_rows, table, texts
+from tests.test_plots import DPGAN, drawn, n_d_rows, table
 
 
 def of_paper(results: Path, plot: Any, lines: Sequence[TableRow], **more: Any) -> str:
-    """All texts of a paper's figure."""
-    (_, svg) = draw(
-        "made", table(plot, **{"title": "A paper, Figure 3, FID", "protocol": "quick", **more}), lines, results
-    )
-    return " ".join(texts(svg))
+    """The caption of a paper's figure."""
+    of_figure = table(plot, **{"title": "A paper, Figure 3, FID", "protocol": "quick", **more})
+    (one,) = drawings("made", of_figure, lines, results)
+    return " ".join(one.caption)
 
 
 def test_only_a_paper_s_figure_at_its_scale_by_its_protocol_may_be_a_reproduction(tmp_path: Path) -> None:
@@ -27,7 +26,7 @@ def test_only_a_paper_s_figure_at_its_scale_by_its_protocol_may_be_a_reproductio
     make_run(tmp_path, reduced, {"fid": 4.0})
     plot, rows = {"kind": "curve", "x": "method.n_d", "y": "fid"}, [row_of(tmp_path, line)]
     caption_text = of_paper(tmp_path, plot, rows)
-    assert "scale paper; protocol quick; 1 seed each; ε proven ∞" in caption_text
+    assert "Scale paper; protocol quick; 1 seed each; ε proven ∞" in caption_text
     assert "Not a reproduction" not in caption_text
     for more, why in (
         ({"title": "Leaderboard"}, "no paper has this picture."),
@@ -38,7 +37,7 @@ def test_only_a_paper_s_figure_at_its_scale_by_its_protocol_may_be_a_reproductio
     ):
         assert f"Not a reproduction: {why}" in of_paper(tmp_path, plot, rows, **more)
     mixed = of_paper(tmp_path, {**plot, "series": "scale.name"}, [*rows, row_of(tmp_path, reduced)])
-    assert "scale paper, demo; protocol quick" in mixed
+    assert "Scale paper, demo; protocol quick" in mixed
     assert "Not a reproduction: not all lines are of scale paper (1 demo of 2)." in mixed
     folder.write_json("ledger.json", {**folder.read_json("ledger.json"), "budget": {"epsilon": 5.0}})
     assert "Not a reproduction: a ledger does not prove what its run" in of_paper(
@@ -61,8 +60,8 @@ def test_a_log_leaves_out_damaged_runs(tmp_path: Path) -> None:
 def test_a_caption_does_not_ask_damaged_runs(tmp_path: Path) -> None:
     (row,) = n_d_rows(tmp_path, (1,))
     (row.folders[0].path / "ledger.json").write_text('{"unit": ')
-    assert "; 1 seed each; ε proven 9.5" in caption(table(None), [row], {0: row.folders}, "")
-    assert caption(table(None), [row], {0: row.folders[:1]}, "how").endswith("how")
+    assert "; 1 seed each; ε proven 9.5" in " ".join(caption(table(None), [row], {0: row.folders}, ""))
+    assert caption(table(None), [row], {0: row.folders[:1]}, "how") == ("how",)
 
 
 def test_a_drawing_counts_the_rows_that_are_in_it(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def sample_panels(
 ) -> list[list[tuple[str, str, bool]]]:
     """Of each panel of a sample grid, row by row: its title, the words in it, and whether images are drawn."""
     figures: list[Any] = []
-    monkeypatch.setattr(draw_module, "_save", lambda figure, stem, title: figures.append(figure) or [])
+    monkeypatch.setattr(draw_module, "_save", lambda picture, stem, title: figures.append(picture.figure) or [])
     draw("made", table({"kind": "samples", "per_class": 1}, **more), rows, results)
     panels: dict[int, list[tuple[str, str, bool]]] = {}
     for panel in figures[0].axes:
@@ -49,12 +49,12 @@ def test_sample_grids_have_a_column_for_a_method_and_a_row_for_an_epsilon(
     first, second, third = sample_panels(tmp_path, monkeypatch, rows, settings=["steps"])
     absent = "no samples"
     assert first == [
-        (f"dpgan, digits {absent}", "ε budget 1: not in this table", False),
-        (f"dp_merf, digits, T = 200 {absent}", "ε budget 1: not run", False),
+        (f"DPGAN, Digits {absent}", "ε budget 1: not in this table", False),
+        (f"DP-MERF, Digits, T = 200 {absent}", "ε budget 1: not run", False),
     ]
-    assert [(title.split(",")[0], images) for title, _, images in second] == [("dpgan", True), ("dp_merf", False)]
-    assert second[0][0] == "dpgan, digits, T = 300 ε proven 10, seed 0"
-    assert [(title.split(",")[0], images) for title, _, images in third] == [("dpgan", True), ("dp_merf", True)]
+    assert [(title.split(",")[0], images) for title, _, images in second] == [("DPGAN", True), ("DP-MERF", False)]
+    assert second[0][0] == "DPGAN, Digits, T = 300 ε proven 10, seed 0"
+    assert [(title.split(",")[0], images) for title, _, images in third] == [("DPGAN", True), ("DP-MERF", True)]
 
 
 def test_rows_of_one_epsilon_never_share_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_rows_of_one_epsilon_never_share_a_cell(tmp_path: Path, monkeypatch: pyt
     for row in rows:
         write_samples(row.folders[0])
     with_names = sample_panels(tmp_path, monkeypatch, rows, settings=["n_d"])
-    assert [title.split(" ε")[0] for title, _, _ in with_names[0]] == [f"dpgan, digits, n_D = {n}" for n in (1, 2, 3)]
+    assert [title.split(" ε")[0] for title, _, _ in with_names[0]] == [f"DPGAN, Digits, n_D = {n}" for n in (1, 2, 3)]
     (without,) = sample_panels(tmp_path, monkeypatch, rows)  # nothing tells them apart, and none is dropped
     assert [images for _, _, images in without] == [True] * 3
 
@@ -80,7 +80,7 @@ def test_a_montage_has_a_column_for_each_class(tmp_path: Path) -> None:
 def test_accuracies_start_at_zero_and_show_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Digits have ten classes; calibrated accuracies and FIDs have no common level of chance."""
     drawn_figures = []
-    monkeypatch.setattr(draw_module, "_save", lambda figure, stem, title: drawn_figures.append(figure) or [])
+    monkeypatch.setattr(draw_module, "_save", lambda picture, stem, title: drawn_figures.append(picture.figure) or [])
     line = f"{DPGAN} privacy.epsilon=10"
     make_run(tmp_path, line, {"acc_mlp_pct": 91.0, "acc_mlp_calibrated_pct": 95.0, "fid": 9.0}, proven=9.9)
     plot = {"kind": "privacy_utility", "y": ["acc_mlp_pct", "acc_mlp_calibrated_pct", "fid"]}
@@ -103,8 +103,8 @@ def test_lines_without_a_place_in_a_leaderboard_have_hollow_markers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At ε = 1 one of two seeds is measured, at 5 more than 5 is proven; other tables have no places."""
-    drawn_figures: list[Any] = []
-    monkeypatch.setattr(draw_module, "_save", lambda figure, stem, title: drawn_figures.append(figure) or [])
+    pictures: list[Any] = []
+    monkeypatch.setattr(draw_module, "_save", lambda picture, stem, title: pictures.append(picture) or [])
     rows = []
     for budget, seeds, proven in ((1, (0, 1), 0.999), (5, (0,), 6.0), (10, (0,), 9.99)):
         lines = [f"{DPGAN} privacy.epsilon={budget} seed={seed}" for seed in seeds]
@@ -114,13 +114,13 @@ def test_lines_without_a_place_in_a_leaderboard_have_hollow_markers(
     draw("made", table(plot), rows, tmp_path)
     draw("made", table(plot, leaderboard={"by": "fid"}), rows, tmp_path)
     hollow = [
-        {x for line in figure.axes[0].lines if line.get_markerfacecolor() == "white" for x in line.get_xdata()}
-        for figure in drawn_figures
+        {x for line in one.figure.axes[0].lines if line.get_markerfacecolor() == "white" for x in line.get_xdata()}
+        for one in pictures
     ]
     assert hollow == [set(), {0.999, 6.0}]
-    captions = [" ".join(figure.get_supxlabel().split()) for figure in drawn_figures]
+    captions = [" ".join(one.caption) for one in pictures]
     assert ["Hollow" in words for words in captions] == [False, True]
-    assert "Hollow: 2 line(s) without a place; the table says why." in captions[1]
+    assert "Hollow: 2 lines without a place; the table says why." in captions[1]
 
 
 def test_levels_of_chance(tmp_path: Path) -> None:

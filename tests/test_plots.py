@@ -12,9 +12,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from dpgen_bench.plots.draw import KINDS, draw
+from dpgen_bench.plots import draw as draw_module
+from dpgen_bench.plots.draw import KINDS, draw, drawings
+from dpgen_bench.plots.errorbars import half_width
 from dpgen_bench.plots.parts import XAxis, averaged, epsilon_text, label_of, order_of, value_of
 from dpgen_bench.tables.plot_spec import PLOT_KINDS, NormsSpec
 from dpgen_bench.tables.rows import TableRow
@@ -23,6 +24,7 @@ from tests.plot_cases import keep_step, make_run, row_of, write_log, write_sampl
 from tests.table_toys import table_of
 
 DPGAN = "experiment=demo/dpgan"
+DC = "http://purl.org/dc/elements/1.1/"
 
 
 def table(plot: Any, **more: Any) -> TableSpec:
@@ -37,18 +39,24 @@ def texts(path: Path) -> list[str]:
 
 
 def drawn(results: Path, plot: Any, rows: Sequence[TableRow], **more: Any) -> tuple[list[str], str]:
-    """The texts of the one plot that is drawn, as a list and joined; both its files are checked."""
-    png, svg = draw("made", table(plot, **more), rows, results)
-    assert (png, svg) == (results / "plots" / "made.png", results / "plots" / "made.svg")
-    assert png.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    with Image.open(png) as picture:
-        picture.load()
-        assert min(picture.size) > 300
-        assert picture.info.get("Software") is None
-    assert "A made table" in texts(svg)
+    """The texts in the one plot that is drawn, and its caption, which is not in it; both its files are checked."""
+    (one,) = drawings("made", table(plot, **more), rows, results)
+    pdf, svg = one.paths
+    assert (pdf, svg) == (results / "plots" / "made.pdf", results / "plots" / "made.svg")
+    content = pdf.read_bytes()
+    assert content.startswith(b"%PDF")
+    assert b"/FontFile2" in content  # TrueType: publishers refuse Type 3
+    width = re.search(rb"/MediaBox \[ ?0 0 ([\d.]+)", content)
+    assert float(width[1]) in (244.8, 504.0)  # one or two columns, in points
+    assert re.search(rb"Matplotlib|CreationDate", content) is None
     assert re.search(rb"Matplotlib v\d|<dc:date>", svg.read_bytes()) is None
-    found = texts(svg)
-    return found, " ".join(found)
+    assert "A made table" not in texts(svg)
+    assert not any(line in texts(svg) for line in one.caption)
+    title, description = (
+        ElementTree.parse(svg).getroot().find(f".//{{{DC}}}{key}") for key in ("title", "description")
+    )
+    assert (title.text, description.text) == ("A made table", " ".join(one.caption))
+    return texts(svg), " ".join(one.caption)
 
 
 def n_d_rows(results: Path, values: Sequence[Any] = (1, 10, "adaptive"), **more: Any) -> list[TableRow]:
@@ -67,13 +75,32 @@ def test_a_curve_says_what_it_shows(tmp_path: Path) -> None:
     assert found.count("adaptive") == 2  # a tick of each panel
     assert {"FID", "accuracy, CNN (%)", "1", "10"} <= set(found)
     for words in (
-        "scale demo; protocol quick; 2 seeds each",
+        "Scale demo; protocol quick; 2 seeds each",
         "ε proven 9.5 (add-remove, δ = 1e-05)",
         "counts 12.3",
         "Not a reproduction: no paper has this picture; scale demo.",
-        "lowest to highest seed",
+        "points of fewer than 3 seeds have no bar",
     ):
         assert words in together
+
+
+def test_bars_are_intervals_over_three_seeds_or_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """t(0.975; 2) = 4.302653: half the width is t s / sqrt(n) with s = 1; two seeds have no bar."""
+    assert half_width([1.0, 2.0, 3.0]) == pytest.approx(4.302653 / math.sqrt(3.0), rel=1e-6)
+    assert math.isnan(half_width([1.0, 3.0]))
+    pictures: list[Any] = []
+    monkeypatch.setattr(draw_module, "_save", lambda picture, stem, title: pictures.append(picture) or [])
+    rows = []
+    for n_d, fids in ((1, (1.0, 2.0, 3.0)), (2, (5.0, 6.0))):
+        lines = [f"{DPGAN} method.n_d={n_d} privacy.epsilon=10 seed={seed}" for seed in range(len(fids))]
+        for line, fid in zip(lines, fids, strict=True):
+            make_run(tmp_path, line, {"fid": fid}, proven=9.5)
+        rows.append(row_of(tmp_path, *lines))
+    draw("made", table({"kind": "curve", "x": "method.n_d", "y": "fid"}), rows, tmp_path)
+    (bars,) = pictures[0].figure.axes[0].collections
+    drawn_bars = [segment[:, 1] for segment in bars.get_segments() if len(segment) and np.isfinite(segment).all()]
+    half = half_width([1.0, 2.0, 3.0])
+    assert drawn_bars == [pytest.approx([2.0 - half, 2.0 + half])]
 
 
 def test_lines_are_named_by_what_sets_them_apart_and_never_join_protocols(tmp_path: Path) -> None:
@@ -114,12 +141,12 @@ def test_privacy_and_utility_has_infinity_at_the_right(tmp_path: Path) -> None:
             make_run(tmp_path, line, {"acc_mlp_pct": 50.0}, proven=proven, claimed=None if method == "dp_merf" else 2.0)
             rows.append(row_of(tmp_path, line))
     found, together = drawn(tmp_path, {"kind": "privacy_utility", "y": "acc_mlp_pct"}, rows)
-    assert {"1", "10", "∞", "dpgan", "dp_merf", "accuracy, MLP (%)"} <= set(found)
+    assert {"1", "10", "∞", "DPGAN", "DP-MERF", "accuracy, MLP (%)"} <= set(found)
     assert "ε proven 1, 10, ∞" in together
     # DP-MERF's runs have no claim, and are left out of an axis of claims; the caption says so.
     claims = {"kind": "privacy_utility", "epsilon": "claimed", "y": "acc_mlp_pct", "series": "privacy.epsilon"}
     found, together = drawn(tmp_path, claims, rows)
-    assert "Left out: 3 row(s) without epsilon_claimed." in together
+    assert "Left out: 3 rows without ε claimed by the paper's count." in together
     assert "ε claimed by the paper's count" in found
 
 
@@ -131,7 +158,7 @@ def test_a_caption_warns_of_relations_that_are_not_comparable(tmp_path: Path) ->
         rows.append(row_of(tmp_path, line))
     plot = {"kind": "privacy_utility", "y": "fid", "series": "privacy.relation"}
     _, together = drawn(tmp_path, plot, rows)
-    assert "Beware: an ε under replace-one does not compare" in together
+    assert "An ε under replace-one is not comparable" in together
 
 
 def test_steps_have_a_second_axis_of_what_was_spent(tmp_path: Path) -> None:
@@ -145,12 +172,12 @@ def test_steps_have_a_second_axis_of_what_was_spent(tmp_path: Path) -> None:
     found, together = drawn(tmp_path, plot, rows)
     assert {"1", "2", "9.5"} <= set(found)  # at 100, at 200, and of the whole run
     assert "ε proven for the steps so far" in found
-    assert "scale demo" in together
+    assert "Scale demo" in together
     # Steps over n_D: 100 and 50 generator steps are at different epsilons, and no axis can say so.
     found, together = drawn(tmp_path, {**plot, "per": "method.n_d", "x_label": "generator steps"}, rows)
     assert "ε proven for the steps so far" not in found
     assert "generator steps" in found
-    assert "Lines differ in what they had spent" in together
+    assert "Lines differ in the ε spent by a step" in together
 
 
 def test_a_log_is_drawn_with_a_damaged_line_and_averaged(tmp_path: Path) -> None:
@@ -175,7 +202,7 @@ def test_samples_stand_by_class_with_epsilon_above(tmp_path: Path) -> None:
     (rows[1].folders[0].path / "samples.npz").write_bytes(b"no archive")
     found, together = drawn(tmp_path, {"kind": "samples", "per_class": 3}, rows, settings=["n_d"])
     assert "ε proven 9.5 (claimed 12.3), seed 1" in found
-    assert "dpgan, digits, n_D = 1" in found
+    assert "DPGAN, Digits, n_D = 1" in found
     assert f"The samples of run {rows[1].folders[0].id} cannot be read" in together
 
 
@@ -192,7 +219,7 @@ def test_norms_are_drawn_for_public_data_alone(tmp_path: Path) -> None:
     found, together = drawn(tmp_path, {"kind": "norms"}, rows)
     assert {"C = 1", "ε proven ∞"} <= set(found)
     assert any("10 rows; median 1.25, 50% clipped" in word for word in found)
-    assert "Left out: 1 run(s) with privacy.noise=os" in together
+    assert "Left out: 1 run with privacy.noise=os" in together
     assert draw("alone", table({"kind": "norms"}), rows[1:], tmp_path) == []
 
 
@@ -200,7 +227,7 @@ def test_bias_and_variance_need_no_run(tmp_path: Path) -> None:
     plot = {"kind": "bias_variance", "p": [0.0, 1.0], "pool": [1, None], "n": 4, "batches": 3}
     found, together = drawn(tmp_path, plot, [])
     assert {"1", "80"} <= set(found)  # images per class
-    assert "No run: gradients over 3 batches of 4 real and 4 generated images of digits" in together
+    assert "No run: gradients over 3 batches of 4 real and 4 generated images of Digits" in together
     assert "Not a reproduction" in together
 
 
@@ -212,7 +239,7 @@ def test_the_same_runs_give_the_same_bytes_under_every_user_style(tmp_path: Path
         write_samples(row.folders[0])
     plot = [{"kind": "curve", "x": "method.n_d", "y": "fid"}, {"kind": "samples", "per_class": 2}]
     files = draw("made", table(plot), rows, tmp_path)
-    assert [path.name for path in files] == ["made-1.png", "made-1.svg", "made-2.png", "made-2.svg"]
+    assert [path.name for path in files] == ["made-1.pdf", "made-1.svg", "made-2.pdf", "made-2.svg"]
     before = [path.read_bytes() for path in files]
     with matplotlib.rc_context({"font.size": 20.0, "svg.fonttype": "path", "lines.linewidth": 9.0}):
         draw("made", table(plot), rows, tmp_path)

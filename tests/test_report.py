@@ -54,52 +54,112 @@ def data_of(html: str) -> dict:
     return json.loads(html[begin : html.index("</script", begin)])
 
 
-def test_seeds_share_a_line_and_epsilons_do_not(bench):
-    lines = collect(bench)["lines"]
-    assert [(line["filters"]["epsilon"], line["cells"]["seeds"]["value"]) for line in lines] == [
-        ("1", 2),
-        ("10", 1),
-        ("inf", 1),
+def board_of(content: dict, epsilon: str, dataset: str = "digits") -> dict:
+    (board,) = [board for board in content["boards"] if (board["dataset"], board["epsilon"]) == (dataset, epsilon)]
+    return board
+
+
+def lines_in(content: dict) -> list[dict]:
+    return [line for board in content["boards"] for line in board["lines"]]
+
+
+def reasons(board: dict, by: str = "fid") -> dict[str, str]:
+    """Why lines have no place, by the id of their first run."""
+    return {board["lines"][number]["runs"][0]["id"]: why for number, why in board["rankings"][by]["others"]}
+
+
+def test_seeds_share_a_line_and_each_epsilon_has_a_board(bench):
+    content = collect(bench)
+    assert [(board["dataset"], board["name"], board["epsilon"]) for board in content["boards"]] == [
+        ("digits", "Digits", "1"),
+        ("digits", "Digits", "10"),
+        ("digits", "Digits", "inf"),
     ]
-    fid = lines[0]["cells"]["fid"]
-    assert fid == {"text": summarise([[10.0], [14.0]]).text(), "value": 12.0}
-    assert fid["text"] == "12.0 ± 2.8"  # sqrt(((10-12)² + (14-12)²) / 1)
-    assert [run["seed"] for run in lines[0]["runs"]] == ["0", "1"]
-    assert lines[2]["filters"]["relation"] == "none (no privacy)"
-    assert lines[2]["cells"]["proven"]["value"] == "inf"
-    assert lines[0]["cells"]["claimed"]["value"] == 12.5
-    assert lines[0]["cells"]["inception_score"] == {"text": "–", "value": None}
+    (line,) = board_of(content, "1")["lines"]
+    assert line["cells"]["fid"] == summarise([[10.0], [14.0]]).text() == "12.0 ± 2.8"  # sqrt(((10-12)² + (14-12)²) / 1)
+    assert (line["method"], line["epsilons"]) == ("DP-MERF", ["12.5 claimed"])
+    assert [run["seed"] for run in line["runs"]] == ["0", "1"]
+    assert line["notes"] == ["demo scale", "2 seeds", "local runs"]
+    assert "inception_score" not in line["cells"]
+    without = board_of(content, "inf")
+    assert without["terms"] == "unit record, protocol quick"
+    assert (without["lines"][0]["proven"], without["lines"][0]["epsilons"]) == ("inf", [])
 
 
-def test_two_protocols_are_two_lines(results):
+def test_two_protocols_are_two_lines_of_which_one_is_compared(results):
     folder = Store(results).runs()[0]
     protocol = {**folder.measurements.all()[0]["protocol"], "name": "mine", "num_samples": 5}
     write_report(folder, protocol, {"fid": 99.0})
-    of_run = [line for line in collect(results)["lines"] if folder.id in [run["id"] for run in line["runs"]]]
-    assert {line["filters"]["protocol"]: len(line["runs"]) for line in of_run}["mine"] == 1
-    assert [line["cells"]["fid"]["value"] for line in of_run if line["filters"]["protocol"] == "mine"] == [99.0]
+    budget = str(folder.config.privacy.epsilon)
+    board = board_of(collect(results), "inf" if budget == "inf" else f"{float(budget):g}")
+    assert len(board["lines"]) == 2
+    assert list(reasons(board).values()) == ["protocol mine, not quick"]
 
 
-def test_lines_say_all_that_they_must_share_to_be_compared(results):
-    """Each run differs from the first of epsilon 1 in one term; the non-private one is bound by no relation."""
-    lines = collect(results)["lines"]
-    first = {key: lines[0]["terms"][key] for key in ("dataset", "delta", "accountant", "relation", "unit", "protocol")}
-    assert first == {
-        **{"dataset": "digits", "delta": "1e-05", "accountant": "pld", "relation": "add_remove", "unit": "record"},
-        "protocol": "quick",
-    }
-    assert lines[0]["terms"]["scale"] == "demo"
-    assert [lines[2]["terms"][key] for key in ("relation", "delta", "accountant")] == [None] * 3
-    for words, key, value in (
-        ("privacy.delta=1e-6", "delta", "1e-06"),
-        ("privacy.accountant=rdp", "accountant", "rdp"),
-        ("privacy.relation=replace_one", "relation", "replace_one"),
-        ("scale=paper", "scale", "paper"),
+def test_lines_that_cannot_be_compared_are_named_with_the_term(results):
+    """Each run differs from those at an epsilon of 1 in one term; the scale is no such term."""
+    for words, why in (
+        ("privacy.delta=1e-6", "δ = 1e-06, not 1e-05"),
+        ("privacy.accountant=rdp", "accountant rdp, not pld"),
+        ("privacy.relation=replace_one", "replace-one, not add-remove"),
+        ("scale=paper", None),
     ):
-        run = make_run(results, DEMO, "privacy.epsilon=1", words).id
-        (line,) = [line for line in collect(results)["lines"] if run in [each["id"] for each in line["runs"]]]
-        assert {name for name in line["terms"] if line["terms"][name] != lines[0]["terms"][name]} == {key}
-        assert line["terms"][key] == value
+        run = make_run(results, DEMO, "privacy.epsilon=1", words)
+        if why is None:  # else this line of one seed would make two with the fixture's
+            assert reasons(board_of(collect(results), "1")).get(run.id) is None
+        else:
+            ledger = run.read_json("ledger.json")
+            assert ledger["budget"]["epsilon"] == 1
+            assert reasons(board_of(collect(results), "1"))[run.id] == why
+    assert board_of(collect(results), "1")["terms"] == (
+        "add-remove, δ = 1e-05, accountant pld, unit record, protocol quick"
+    )
+
+
+def test_lines_are_ranked_by_each_metric_and_the_reasons_are_a_tables(results):
+    """DP-MERF with other features is better in FID and worse in accuracy; ledgers must prove 98% of their budget."""
+    other = make_run(results, DEMO, "privacy.epsilon=10", "method.features=50", fid=3.0)
+    for folder in Store(results).runs():
+        proven = {1.0: 0.99, 10.0: 9.9}.get(float(folder.config.privacy.epsilon), "inf")
+        edit_ledger(folder, proven)
+    board = board_of(collect(results), "10")
+    assert [metric["key"] for metric in board["metrics"]] == ["fid", "acc_mlp_pct", "seconds_total"]
+    first, second = board["rankings"]["fid"]["placed"]
+    assert board["lines"][first[0]]["runs"][0]["id"] == other.id
+    assert (first[1:], second[1:]) == (["1", "best"], ["2", "+6.0"])
+    assert [place for _, place, _ in board["rankings"]["acc_mlp_pct"]["placed"]] == ["1", "1"]  # 80 % both
+    edit_ledger(other, 9.0)
+    assert reasons(board_of(collect(results), "10"))[other.id] == "seed 0: proven 9 leaves a part of 10 unspent"
+    make_run(results, DEMO, "privacy.epsilon=10", "seed=4", finish=False)
+    board = board_of(collect(results), "10")
+    assert sorted(reasons(board).values())[0] == "1 of 2 seeds measured"
+
+
+def edit_ledger(folder: RunFolder, proven: float | str) -> None:
+    ledger = folder.read_json("ledger.json")
+    ledger["epsilon"]["proven"] = proven
+    folder.write_json("ledger.json", ledger)
+
+
+def test_the_page_opens_with_mnist_at_ten_or_else_the_most_lines(results):
+    for folder in Store(results).runs():
+        edit_ledger(folder, {1.0: 0.99, 10.0: 9.9}.get(float(folder.config.privacy.epsilon), "inf"))
+    edit_ledger(make_run(results, DEMO, "privacy.epsilon=1", "method.features=50", fid=3.0), 0.99)
+    assert [board["epsilon"] for board in collect(results)["boards"] if board["start"]] == ["1"]
+    mnist = make_run(results, DEMO, "privacy.epsilon=10", "dataset=mnist", proven=9.0)
+    assert [board["epsilon"] for board in collect(results)["boards"] if board["start"]] == ["1"]  # it has no place
+    edit_ledger(mnist, 9.9)
+    assert [(board["dataset"], board["epsilon"]) for board in collect(results)["boards"] if board["start"]] == [
+        ("mnist", "10")
+    ]
+
+
+def test_real_images_and_runs_without_records_stand_beside_the_board(results):
+    real = make_run(results, "method=real_data", "dataset=digits", "privacy.epsilon=inf", "protocol=quick", fid=1.0)
+    content = collect(results)
+    (upper,) = board_of(content, "1")["upper"]
+    assert upper["runs"] == [{"id": real.id, "seed": "0"}]
+    assert reasons(board_of(content, "inf"))[real.id] == "real images, no generator"
 
 
 def test_two_changed_texts_of_a_protocol_are_two_protocols(results):
@@ -107,26 +167,25 @@ def test_two_changed_texts_of_a_protocol_are_two_protocols(results):
     (measurement,) = folder.measurements.all()
     for number in (5, 6):
         write_report(folder, {**measurement["protocol"], "num_samples": number}, {"fid": 99.0})
-    lines = [line for line in collect(results)["lines"] if folder.id in [run["id"] for run in line["runs"]]]
-    names = {line["terms"]["protocol"] for line in lines}
-    assert len(names) == 3
-    assert sum(name.startswith("quick (changed: ") for name in names) == 2
-    assert {line["filters"]["protocol"] for line in lines} == names
+    (board,) = [board for board in collect(results)["boards"] if len(board["lines"]) == 3]
+    others = [why for _, why in board["rankings"]["fid"]["others"]]
+    assert len({why for why in others if why.startswith("protocol quick (changed: ")}) == 2
 
 
 def test_settings_that_distinguish_lines_are_named(results):
     make_run(results, DEMO, "privacy.epsilon=1", "method.features=50")
-    lines = [line for line in collect(results)["lines"] if line["filters"]["epsilon"] == "1"]
-    assert sorted(line["settings"] for line in lines)[0] != sorted(line["settings"] for line in lines)[1]
-    assert all("features=" in line["settings"] for line in lines)
-    assert all("seed" not in line["settings"] for line in lines)
+    one, other = board_of(collect(results), "1")["lines"]
+    assert {one["settings"], other["settings"]} == {"features = 1000", "features = 50"}
 
 
 def test_a_value_that_is_not_finite_does_not_break_the_page(results):
     make_run(results, DEMO, "privacy.epsilon=3", fid=math.nan)
     make_run(results, DEMO, "privacy.epsilon=4", fid=math.inf)
-    found = {line["filters"]["epsilon"]: line["cells"]["fid"]["value"] for line in data_of(page(results))["lines"]}
-    assert (found["3"], found["4"]) == ("nan", "inf")
+    data = data_of(page(results))
+    for epsilon, text in (("3", "nan"), ("4", "inf")):
+        board = board_of(data, epsilon)
+        assert board["lines"][0]["cells"]["fid"] == text
+        assert board["rankings"]["fid"]["placed"] == []
 
 
 def page(results: Path) -> str:
@@ -140,8 +199,8 @@ def test_copies_count_once(results):
     assert states(content)["a copy"] == "duplicate"
     copy = next(run for run in content["runs"] if run["folder"] == "a copy")
     assert copy["remark"] == f"duplicate of {first.id}"
-    assert (content["head"]["runs"], content["head"]["duplicates"]) == (4, 1)
-    assert sum(len(line["runs"]) for line in content["lines"]) == 4
+    assert content["head"]["runs"] == "4 runs (4 finished), and 1 copy not counted."
+    assert sum(len(line["runs"]) for line in lines_in(content)) == 4
 
 
 def test_a_renamed_folder_is_the_run_it_holds(results):
@@ -153,7 +212,7 @@ def test_a_renamed_folder_is_the_run_it_holds(results):
     run = next(run for run in content["runs"] if run["folder"] == "aa")
     assert run["id"] == first.id
     assert "its folder is called aa" in run["remark"]
-    assert sum(len(line["runs"]) for line in content["lines"]) == 4
+    assert sum(len(line["runs"]) for line in lines_in(content)) == 4
 
 
 def test_a_failed_run_shows_its_error_without_path_and_traceback(results):
@@ -166,7 +225,7 @@ def test_a_failed_run_shows_its_error_without_path_and_traceback(results):
     run = next(run for run in content["runs"] if run["id"] == folder.id)
     assert run["state"] == "failed"
     assert run["remark"] == "during training: FileNotFoundError: expected [path] and [path]"
-    assert not [line for line in content["lines"] if line["filters"]["epsilon"] == "5"]
+    assert "5" not in [board["epsilon"] for board in content["boards"]]
     html = render(content)
     assert not [word for word in ("Traceback", "second line", "somebody", "test_report") if word in html]
 
@@ -228,7 +287,7 @@ def test_a_damaged_run_is_named_and_hides_no_other(results, corrupt):
     assert run["folder"] == folder.id
     assert run["remark"]
     assert str(results) not in render(content)
-    assert content["lines"][0]["cells"]["seeds"]["value"] == 1
+    assert len(board_of(content, "1")["lines"][0]["runs"]) == 1
 
 
 def test_a_damaged_report_is_no_damaged_run(results):
@@ -237,14 +296,19 @@ def test_a_damaged_report_is_no_damaged_run(results):
     content = collect(results)
     run = next(run for run in content["runs"] if run["id"] == folder.id)
     assert run["state"] == "finished"
-    assert run["remarks"] == ["1 of its measurements cannot be read and are ignored"]
-    assert "not measured" in [line["filters"]["protocol"] for line in content["lines"]]
+    assert run["remarks"] == ["1 measurement cannot be read and is ignored"]
+    whys = [
+        why for board in content["boards"] for ranking in board["rankings"].values() for _, why in ranking["others"]
+    ]
+    assert "not measured" in whys
 
 
 def test_no_runs_at_all(tmp_path):
     content = collect(tmp_path)
-    assert (content["head"]["runs"], content["lines"], content["runs"], content["plots"]) == (0, [], [], [])
-    none = "0 of the figures here count as reproductions of printed ones. No finished run is of a paper's scale."
+    assert (content["head"]["runs"], content["boards"], content["runs"], content["plots"]) == ("0 runs.", [], [], [])
+    none = (
+        "0 values of the tables below count as reproductions of printed values. No finished run is of a paper's scale."
+    )
     assert content["head"]["reproduction"] == none
     assert data_of(page(tmp_path))["runs"] == []
     with pytest.raises(ValueError, match="expected a folder of results"):
@@ -288,7 +352,7 @@ def test_the_same_runs_give_the_same_bytes(bench, tmp_path):
 
 def test_the_page_counts_reproductions_even_if_there_are_none(results):
     """A run at a paper's scale is not a reproduction if its protocol differs or if no printed row names it."""
-    sentence = "0 of the figures here count as reproductions of printed ones."
+    sentence = "0 values of the tables below count as reproductions of printed values."
     assert collect(results)["head"]["reproduction"] == f"{sentence} No finished run is of a paper's scale."
     make_run(results, "method=dp_merf")
     assert collect(results)["head"]["reproduction"] == sentence
@@ -296,14 +360,14 @@ def test_the_page_counts_reproductions_even_if_there_are_none(results):
 
 
 def test_the_page_says_of_what_the_reproductions_are(tmp_path):
-    finished = [SimpleNamespace(config=OmegaConf.create({"scale": {"name": "paper"}}))]
+    finished = [SimpleNamespace(config=OmegaConf.create({"scale": {"name": "paper"}}), state="finished")]
     real = _describe_reproductions(finished, Counter(real_data=4))
     assert real.endswith("They are of real data, of which no generator is trained.")
     assert _describe_reproductions(finished, Counter(real_data=4, dpgan=2)) == (
-        "6 of the figures here count as reproductions of printed ones. By method: dpgan 2, real_data 4."
+        "6 values of the tables below count as reproductions of printed values. By method: DPGAN 2, Real data 4."
     )
     assert _describe_reproductions(finished, Counter(dpgan=1)).startswith(
-        "1 of the figures here counts as a reproduction of"
+        "1 value of the tables below counts as a reproduction of"
     )
 
 

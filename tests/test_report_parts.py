@@ -11,7 +11,8 @@ from PIL import Image
 
 from dpgen_bench.plots.draw import KINDS
 from dpgen_bench.report import page as report
-from dpgen_bench.report.lines import leaderboard
+from dpgen_bench.report.boards import boards_content, boards_of
+from dpgen_bench.report.drawings import COMPUTED
 from dpgen_bench.report.page import build_report, collect, render
 from dpgen_bench.report.runs import panel, read_runs
 from dpgen_bench.report.text import plain, small_picture
@@ -131,26 +132,21 @@ def test_pictures_are_small_and_keep_their_appearance(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "why", "terms"),
+    ("changed", "why"),
     [
-        (
-            {"relation": "replace_one"},
-            "its ledger counts by relation replace_one, not add_remove",
-            {"relation": "add_remove / replace_one"},
-        ),
-        ({"delta": 1e-3}, "its ledger counts by delta 0.001, not 1e-05", {"delta": "1e-05 / 0.001"}),
-        ({"accountant": "rdp"}, "its ledger counts by accountant rdp, not pld", {"accountant": "pld / rdp"}),
-        ({"proven": 2.5}, "proven 2.5 is above 1", {}),
-        ({"unproven": ["noise was drawn twice"]}, "nothing is proven: noise was drawn twice", {}),
-        ({"budget": 3.0}, "its ledger has a budget of 3, not 1", {}),
+        ({"relation": "replace_one"}, "add-remove / replace-one, not add-remove"),
+        ({"delta": 1e-3}, "δ = 1e-05 / 0.001, not 1e-05"),
+        ({"accountant": "rdp"}, "accountant pld / rdp, not pld"),
+        ({"proven": 2.5}, "seed 1: proven 2.5 is above 1"),
+        ({"unproven": ["noise was drawn twice"]}, "seed 1: nothing is proven: noise was drawn twice"),
+        ({"budget": 3.0}, "seed 1: its ledger has a budget of 3, not 1"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) and value else "",
 )
-def test_a_line_whose_ledger_differs_from_its_config_is_marked(tmp_path, changed, why, terms):
+def test_a_line_whose_ledger_differs_from_its_config_has_no_place(tmp_path, changed, why):
     """The second of two seeds has another ledger; the ledger counts, and no other line is comparable."""
-    folders = [make_run(tmp_path, DEMO, "privacy.epsilon=1", f"seed={seed}") for seed in (0, 1)]
-    (before,) = leaderboard(read_runs(tmp_path))
-    assert "detail" not in before["cells"]["proven"]
+    folders = [make_run(tmp_path, DEMO, "privacy.epsilon=1", f"seed={seed}", proven=0.99) for seed in (0, 1)]
+    others = [make_run(tmp_path, DEMO, "privacy.epsilon=1", f"method.features={n}", proven=0.99) for n in (50, 60)]
     folder = folders[1]
     ledger = folder.read_json("ledger.json")
     for key, value in changed.items():
@@ -160,11 +156,14 @@ def test_a_line_whose_ledger_differs_from_its_config_is_marked(tmp_path, changed
             ledger["budget"]["epsilon"] = value
         else:
             (ledger if key == "unproven" else ledger["epsilon"])[key] = value
+    (before,) = boards_content(boards_of(read_runs(tmp_path)))
+    assert len(before["rankings"]["fid"]["placed"]) == 3
     folder.write_json("ledger.json", ledger)
-    (line,) = leaderboard(read_runs(tmp_path))
-    assert line["cells"]["proven"]["detail"] == f"not as configured: seed 1: {why}"
-    assert line["terms"] == {**before["terms"], **terms}
-    assert all(word in line["cells"]["relation"]["text"] for word in terms.values())
+    (board,) = boards_content(boards_of(read_runs(tmp_path)))
+    ((number, reason),) = board["rankings"]["fid"]["others"]
+    assert board["lines"][number]["runs"][0]["id"] == folders[0].id
+    assert reason == why
+    assert len(board["rankings"]["fid"]["placed"]) == len(others)
 
 
 def test_table_cells_show_the_difference_and_caveats(tmp_path, monkeypatch):
@@ -174,7 +173,7 @@ def test_table_cells_show_the_difference_and_caveats(tmp_path, monkeypatch):
     content = collect(tmp_path)
     (table,) = content["tables"]
     (row,) = table["rows"]
-    cells = dict(zip(table["metrics"], row["cells"], strict=True))
+    cells = dict(zip("abcdefg", row["cells"], strict=True))
     assert [cells[name]["size"] for name in "abcdefg"] == [0, 1, 2, 3, None, None, None]
     assert [cells[name]["difference"] for name in "abcdefg"] == ["+4.0", "−10.0", "+3.0", "+30.0", "", "", ""]
     assert [cells[name]["unlike"] for name in "abcd"] == ["", "†1", "†1", "†2"]
@@ -184,7 +183,7 @@ def test_table_cells_show_the_difference_and_caveats(tmp_path, monkeypatch):
     assert table["head"] == ["method"]  # no line has a value in the other column
     sentence = content["head"]["reproduction"]
     assert sentence.startswith(
-        "1 of the figures here counts as a reproduction of a printed one."
+        "1 value of the tables below counts as a reproduction of printed values."
     )  # a, but none with a †
     html = render(content)
     assert "<b>title" not in html
@@ -233,14 +232,14 @@ def test_plots_are_drawn_from_the_runs_that_are_there_and_never_from_old_files(t
     make_run(tmp_path, DEMO, "privacy.epsilon=1", fid=77.0)
     (one,) = collect(tmp_path)["plots"]
     assert (one["name"], one["title"]) == ("t", "FID & <over> ε")
-    assert one["source"] == "drawn from 1 of the 2 line(s) of table t"
+    assert "1 seed each; ε proven 1" in " ".join(one["caption"])
     assert "earlier day" not in svg_of(one)
     make_run(tmp_path, DEMO, "privacy.epsilon=10", fid=55.0)
     html = build_report(tmp_path).read_text()
     (two,) = collect(tmp_path)["plots"]
     assert two["picture"] != one["picture"]
-    assert "ε proven 1, 10" in " ".join(svg_of(two).split())
-    assert 'alt="Plot t: FID &amp; &lt;over&gt; ε"' in html
+    assert "ε proven 1, 10" in " ".join(two["caption"])
+    assert 'alt="t: FID &amp; &lt;over&gt; ε"' in html
     assert two["picture"] in html
     assert [path.read_text() for path in (tmp_path / "plots").iterdir()] == [old]
 
@@ -275,8 +274,6 @@ def test_plots_without_runs_are_those_of_the_tables(tmp_path, monkeypatch):
         **{"alone": True, "several-2": True},  # several-1 is of a kind that is drawn from runs, of which there are none
         **{"torn": False, "wrong": False},
     }
-    assert plots["alone"]["source"].startswith("computed from data, without a run; the file in results/plots")
-    assert content["computed"] == ["alone", "several-2"]
-    assert "made, except alone, several-2: computed from data" in " ".join(render(content).split())
+    assert plots["alone"]["caption"] == plots["several-2"]["caption"] == [COMPUTED]
     assert plots["torn"]["title"].startswith("cannot be read")
     assert plots["wrong"]["title"].startswith("cannot be drawn (ValueError: expected samples, got none)")

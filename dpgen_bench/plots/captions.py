@@ -1,15 +1,15 @@
-"""The title of a plot and its caption, which describes the runs in it and why it is not a reproduction."""
+"""The caption of a plot, which pages show below it: the runs in the plot, and why it is not a reproduction."""
 
 from __future__ import annotations
 
 import math
 import re
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpgen_bench.plots.parts import epsilon_text
+from dpgen_bench.runs.display import counted
 from dpgen_bench.runs.listing import epsilon_number, is_changed
 from dpgen_bench.runs.soundness import budget_problem
 from dpgen_bench.runs.store import ReadableRun
@@ -25,10 +25,14 @@ PRINTED = re.compile(r"\b(Figure|Table) [A-Z]?\d")  # in the title of a table th
 
 @dataclass(frozen=True)
 class Picture:
-    """A plot that is drawn. lines: how many rows of the table are in it."""
+    """A plot that is drawn, without a title and a caption in it.
+
+    lines: how many rows of the table are in it. caption: its paragraphs.
+    """
 
     figure: Figure
     lines: int
+    caption: tuple[str, ...]
 
 
 def finished(
@@ -38,13 +42,14 @@ def finished(
     folders: Mapping[int, Sequence[ReadableRun]],
     how: str,
 ) -> Picture:
-    """The plot with the table's title above and the `caption` below."""
-    write_below(figure, table.title, caption(table, rows, folders, how))
-    return Picture(figure, len(_sound(rows, folders)))
+    """The plot with its `caption`."""
+    return Picture(figure, len(_sound(rows, folders)), caption(table, rows, folders, how))
 
 
-def caption(table: TableSpec, rows: Sequence[TableRow], folders: Mapping[int, Sequence[ReadableRun]], how: str) -> str:
-    """The caption of a plot: scale, protocol, seeds and epsilons of its runs, and why it is not a reproduction.
+def caption(
+    table: TableSpec, rows: Sequence[TableRow], folders: Mapping[int, Sequence[ReadableRun]], how: str
+) -> tuple[str, ...]:
+    """The paragraphs of a plot's caption: how to read it; scale, protocol, seeds and epsilons; why no reproduction.
 
     Args:
         folders: the runs that are drawn, by the place of their row in `rows`. Damaged runs are left out.
@@ -52,13 +57,14 @@ def caption(table: TableSpec, rows: Sequence[TableRow], folders: Mapping[int, Se
     """
     sound = _sound(rows, folders)
     if not sound:
-        return how
+        return (how,)
     drawn, runs = [row for row, _ in sound], [folder for _, several in sound for folder in several]
     seeds = sorted({len(several) for _, several in sound})
     scales = _different(row.specs[0].config.scale.name for row in drawn)
-    parts = [f"scale {', '.join(scales)}"]
+    parts = [f"Scale {', '.join(scales)}"]
     parts.append(f"protocol {', '.join(_different(row.protocol for row in drawn))}")
-    parts.append(f"{_range(seeds)} seed{'' if seeds == [1] else 's'} each")
+    each = counted(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
+    parts.append(f"{each} each")
     private = [row.specs[0].config.privacy for row in drawn if row.specs[0].config.privacy.epsilon != math.inf]
     parts.append(f"ε proven {_epsilons(runs, 'proven')}")
     if private:
@@ -68,10 +74,10 @@ def caption(table: TableSpec, rows: Sequence[TableRow], folders: Mapping[int, Se
         parts.append(f"claimed by the papers' counts {claimed}")
     lines = ["; ".join(parts) + "."]
     if {str(privacy.relation) for privacy in private} == {"add_remove", "replace_one"}:
-        lines.append("Beware: an ε under replace-one does not compare with one under add-remove.")
+        lines.append("An ε under replace-one is not comparable with one under add-remove.")
     if reasons := _no_reproduction(table, sound):
         lines.append(f"Not a reproduction: {'; '.join(reasons)}.")
-    return "\n".join([*lines, how])
+    return how, *lines
 
 
 def _sound(
@@ -116,14 +122,6 @@ def _stated_caveats(table: TableSpec) -> list[str]:
     return _different(" ".join(reason.split()) for reason in reasons)
 
 
-def write_below(figure: Figure, title: str, text: str) -> None:
-    """Write the title above all panels and the text below them, both wrapped to the figure's width."""
-    width = float(figure.get_figwidth())
-    figure.suptitle(textwrap.fill(title, int(9.5 * width)), fontsize=11)
-    wrapped = [textwrap.fill(line, int(15.5 * width)) for line in text.splitlines() if line]
-    figure.supxlabel("\n".join(wrapped), fontsize=7.5, x=0.01, ha="left")
-
-
 def _epsilons(runs: Sequence[ReadableRun], name: str, finite: bool = False) -> str:
     """The runs' epsilons of that name, each once; only the lowest and the highest of more than five."""
     numbers = {epsilon_number(folder.read_json("ledger.json").get("epsilon"), name) for folder in runs}
@@ -136,7 +134,3 @@ def _epsilons(runs: Sequence[ReadableRun], name: str, finite: bool = False) -> s
 
 def _different(values: Iterable[Any]) -> list[str]:
     return list(dict.fromkeys(str(value) for value in values))
-
-
-def _range(numbers: Sequence[int]) -> str:
-    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpgen_bench.plots.bias_variance import bias_variance as estimate
-from dpgen_bench.plots.captions import Picture, finished, write_below
+from dpgen_bench.plots.captions import Picture, finished
 from dpgen_bench.plots.parts import (
     COLOURS,
+    TWO_COLUMNS,
     Style,
     check_keys,
     proven_text,
@@ -20,6 +21,7 @@ from dpgen_bench.plots.parts import (
 )
 from dpgen_bench.runs.config import build_dataset, compose_config
 from dpgen_bench.runs.diagnostics import read_norms
+from dpgen_bench.runs.display import counted, dataset_name
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.tables.plot_spec import BiasVarianceSpec, NormsSpec
 from dpgen_bench.tables.rows import TableRow
@@ -59,14 +61,14 @@ def norms(spec: NormsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
                 break
     if not shown:
         return None
-    figure = Figure(figsize=(9.0, 1.4 + 2.8 * len(shown)), layout="constrained")
+    figure = Figure(figsize=(TWO_COLUMNS, 0.2 + 2.3 * len(shown)), layout="constrained")
     for panels, (row, folder, name, releases) in zip(figure.subplots(len(shown), 2, squeeze=False), shown, strict=True):
         _draw_norms(panels, releases, _clipping_norm(folder, name))
         title = f"{row_name(row, table, spec.series)}: {name}"
-        panels[0].set_title(f"{textwrap.fill(title, 60)}\n{proven_text(folder)}", fontsize=9)
+        panels[0].set_title(f"{textwrap.fill(title, 48)}\n{proven_text(folder)}", fontsize=8)
     how = "Computed from training records, which no ε covers: for public data only. First seed of each row."
     if left_out:
-        how += f" Left out: {left_out} run(s) with privacy.noise=os."
+        how += f" Left out: {counted(left_out, 'run')} with privacy.noise=os."
     rows_shown = {id(row): row for row, _, _, _ in shown}  # a row may have several mechanisms
     runs = {id(row): folder for row, folder, _, _ in shown}
     drawn = {i: [runs[key]] for i, key in enumerate(rows_shown)}
@@ -88,13 +90,13 @@ def _draw_norms(panels: Sequence[Axes], releases: dict[int, np.ndarray], C: floa
     histogram.set(xlabel="norm before clipping", ylabel="rows")
     clipped = f", {np.mean(values > C):.0%} clipped" if math.isfinite(C) and len(values) else ""
     median = f"median {np.median(values):.3g}" if len(values) else "none finite"
-    histogram.set_title(f"{len(values):,} rows; {median}{clipped}", fontsize=9)
+    histogram.set_title(f"{len(values):,} rows; {median}{clipped}", fontsize=8)
     if math.isfinite(C):
         look: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 0.9}
         course.axhline(C, label=f"C = {C:g}", **look)
         histogram.axvline(C, **look)
     course.set_ylim(bottom=0.0)
-    course.legend(fontsize=7.5)
+    course.legend()
 
 
 def _clipping_norm(folder: RunFolder, mechanism: str) -> float:
@@ -111,25 +113,25 @@ def bias_variance(spec: BiasVarianceSpec, table: TableSpec, rows: Sequence[Table
 
     records = build_dataset(compose_config([f"dataset={spec.dataset}"])).load("train")
     frame = estimate(records.images.float() / 127.5 - 1.0, records.labels, spec)
-    figure = Figure(figsize=(8.6, 4.2), layout="constrained")
+    figure = Figure(figsize=(TWO_COLUMNS, 2.7), layout="constrained")
     panels, style = figure.subplots(1, 2), Style()
     for pool, line in frame.groupby("pool"):
         look: dict[str, Any] = style[str(pool)]
         for panel, column in zip(panels, ("bias", "variance"), strict=True):
-            panel.plot(line["p"], line[column], label=str(pool), linewidth=1.3, markersize=5, **look)
+            panel.plot(line["p"], line[column], label=str(pool), linewidth=1.2, markersize=4.5, **look)
     panels[0].set_ylabel(r"bias / $\sqrt{\mathrm{variance\ at\ } p = 1}$")
     panels[1].set_ylabel(r"variance / variance at $p = 1$")
     for panel in panels:
         panel.set_xlabel("$p$")
         panel.set_ylim(bottom=0.0)
         panel.grid(alpha=0.25, linewidth=0.6)
-    panels[1].legend(title="images per class\nof the generator", fontsize=8, title_fontsize=8)
-    text = (
+    panels[1].legend(title="images per class\nof the generator")
+    caption = (
         f"No run: gradients over {spec.batches} batches of {spec.n} real and {spec.n} generated images of "
-        f"{spec.dataset} ({len(records.labels):,} training images, half of them real, the generator's with noise of "
-        f"deviation {spec.noise:g}), which no ε covers.\nNot a reproduction: the paper's lines are generators trained "
-        "on MNIST with different p; here they are pools of held-out images, from collapsed (1 image per class) to "
-        "diverse. One estimate from all batches, no repeats: hence no error bars."
+        f"{dataset_name(spec.dataset)} ({len(records.labels):,} training images, half of them real, the "
+        f"generator's with noise of deviation {spec.noise:g}), which no ε covers.",
+        "Not a reproduction: the paper's lines are generators trained on MNIST with different p; here they are pools "
+        "of held-out images, from collapsed (1 image per class) to diverse. There is one estimate from all batches, "
+        "without repeats, so there are no error bars.",
     )
-    write_below(figure, table.title, text)
-    return Picture(figure, 0)
+    return Picture(figure, 0, caption)

@@ -1,6 +1,7 @@
-"""Draw a table's plots as results/plots/NAME.png and .svg.
+"""Draw a table's plots as results/plots/NAME.pdf and .svg, one or two columns of a paper wide.
 
-The same runs give the same bytes: the style does not depend on matplotlibrc, and no file has a date or a version.
+A plot has no title and no caption in it; its files keep both as metadata, and pages show them next to it. The same runs
+give the same bytes: the style does not depend on matplotlibrc, and no file has a date or a version.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpgen_bench.plots import diagnostics, kinds
 from dpgen_bench.plots.captions import Picture
@@ -18,10 +19,6 @@ from dpgen_bench.tables.plot_spec import PlotSpec
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import TableSpec
 from dpgen_bench.utils.files import atomic
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 # The function that draws each kind of `tables.plot_spec.PLOT_KINDS`; it gets an entry of that kind alone.
 KINDS: dict[str, Callable[[Any, TableSpec, Sequence[TableRow]], Picture | None]] = {
@@ -40,8 +37,15 @@ STYLE: dict[str, Any] = {
     "axes.spines.top": False,
     "figure.facecolor": "white",
     "font.family": "DejaVu Sans",  # comes with matplotlib, so it is the same on each machine
-    "font.size": 9.0,
+    "axes.labelsize": 8.0,
+    "axes.titlesize": 8.0,
+    "font.size": 8.0,
+    "legend.fontsize": 7.5,
     "legend.frameon": False,
+    "legend.title_fontsize": 7.5,
+    "xtick.labelsize": 7.0,
+    "ytick.labelsize": 7.0,
+    "pdf.fonttype": 42,  # TrueType, which can be edited; publishers refuse Type 3
     "mathtext.fontset": "dejavusans",
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "dpgen_bench",
@@ -50,10 +54,11 @@ STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A plot that was written. lines: how many rows of the table are in it."""
+    """A plot that was written. lines: how many rows of the table are in it. caption: its paragraphs."""
 
     paths: tuple[Path, ...]
     lines: int
+    caption: tuple[str, ...]
 
 
 def draw(name: str, table: TableSpec, rows: Sequence[TableRow], results: Path) -> list[Path]:
@@ -64,7 +69,7 @@ def draw(name: str, table: TableSpec, rows: Sequence[TableRow], results: Path) -
 def drawings(
     name: str, table: TableSpec, rows: Sequence[TableRow], results: Path, skip: Collection[str] = ()
 ) -> list[Drawing]:
-    """Write the table's plots as PNG and SVG: NAME, or NAME-1, NAME-2, ... if there are several.
+    """Write the table's plots as PDF and SVG: NAME, or NAME-1, NAME-2, ... if there are several.
 
     If no run has values for an entry of `plot`, nothing is written for it, and existing files are kept.
 
@@ -87,7 +92,7 @@ def drawings(
             picture = KINDS[spec.kind](spec, table, _chosen(spec, rows))
             if picture is not None:
                 stem = results / "plots" / stem_of(name, number, len(table.plot))
-                written.append(Drawing(tuple(_save(picture.figure, stem, table.title)), picture.lines))
+                written.append(Drawing(tuple(_save(picture, stem, table.title)), picture.lines, picture.caption))
     return written
 
 
@@ -107,15 +112,16 @@ def _several(value: Any) -> list[Any]:
     return list(value) if isinstance(value, tuple) else [value]
 
 
-def _save(figure: Figure, stem: Path, title: str) -> list[Path]:
+def _save(picture: Picture, stem: Path, title: str) -> list[Path]:
+    caption = " ".join(picture.caption)
     metadata: dict[str, dict[str, Any]] = {
-        "png": {"Software": None, "Title": title},
-        "svg": {"Date": None, "Creator": None, "Title": title},
+        "pdf": {"CreationDate": None, "Creator": None, "Producer": None, "Title": title, "Subject": caption},
+        "svg": {"Date": None, "Creator": None, "Title": title, "Description": caption},
     }
     paths = []
     for kind, entries in metadata.items():
         path = stem.with_name(f"{stem.name}.{kind}")
         with atomic(path) as temporary:
-            figure.savefig(temporary, format=kind, dpi=150, metadata=entries)
+            picture.figure.savefig(temporary, format=kind, metadata=entries)
         paths.append(path)
     return paths

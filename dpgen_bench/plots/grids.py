@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpgen_bench.plots.captions import Picture, finished
-from dpgen_bench.plots.parts import check_keys, order_of, proven_text, row_name, same, text_of
+from dpgen_bench.plots.parts import ONE_COLUMN, TWO_COLUMNS, check_keys, order_of, proven_text, row_name, same, text_of
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.store import ReadableRun
 from dpgen_bench.tables.plot_spec import SamplesSpec
@@ -49,8 +49,9 @@ def samples(spec: SamplesSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pi
     across = min(len(columns), most)
     bands = math.ceil(len(columns) / across)
     wide = max(block.shape[1] / block.shape[0] for block in blocks)
-    height = max(0.55 + 3.0 / wide, 1.2)
-    figure = Figure(figsize=(0.7 + 3.1 * across, 1.3 + height * bands * len(budgets)), layout="constrained")
+    width = ONE_COLUMN if across == 1 else TWO_COLUMNS
+    height = (width / across - 0.1) / wide + 0.45  # of a grid and its title
+    figure = Figure(figsize=(width, max(height, 0.9) * bands * len(budgets)), layout="constrained")
     panels = figure.subplots(bands * len(budgets), across, squeeze=False)
     for panel in panels.ravel():
         panel.set(xticks=[], yticks=[])
@@ -64,11 +65,11 @@ def samples(spec: SamplesSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pi
             title = row_name(rows[i], table, apart) if i is not None else name
             _draw_grid(panel, title, block, folder, f"ε budget {text_of(budget)}: {why}", blocks[0].shape)
             if number % across == 0:
-                panel.set_ylabel(f"ε budget {text_of(budget)}", fontsize=9)
-    how = "Columns of a grid: classes in their order; rows: the first samples of each, not chosen."
+                panel.set_ylabel(f"ε budget {text_of(budget)}")
+    how = "A grid has a column for each class and shows its first samples, which were not chosen."
     shown = {i: [folder] for i, (_, folder, _) in enumerate(grids) if folder is not None}
     damaged = [why for block, _, why in grids if block is None and why.startswith(UNREADABLE)]
-    return finished(figure, table, rows, shown, "\n".join([how, *(f"{why}." for why in damaged)]))
+    return finished(figure, table, rows, shown, " ".join([how, *(f"{why}." for why in damaged)]))
 
 
 def _budget(row: TableRow) -> float | str:
@@ -117,14 +118,14 @@ def _draw_grid(
     panel: Axes, name: str, block: np.ndarray | None, folder: ReadableRun | None, why: str, shape: tuple[int, ...]
 ) -> None:
     """Draw one grid with its name; without samples, an empty frame of that shape with the reason in it."""
-    title = textwrap.fill(name, 46)
+    title = textwrap.fill(name, 36)
     if block is not None and folder is not None:
         panel.imshow(
             block[:, :, 0] if block.shape[2] == 1 else block, cmap="gray", vmin=0, vmax=255, interpolation="none"
         )
-        panel.set_title(f"{title}\n{proven_text(folder)}, seed {folder.config.seed}", fontsize=8)
+        panel.set_title(f"{title}\n{proven_text(folder)}, seed {folder.config.seed}", fontsize=6.5)
         return
     panel.imshow(np.full((*shape[:2], 3), 245, np.uint8))
-    panel.set_title(f"{title}\nno samples", fontsize=8, color="0.35")
+    panel.set_title(f"{title}\nno samples", fontsize=6.5, color="0.35")
     text = textwrap.fill(why, 44, max_lines=4)
-    panel.text(0.5, 0.5, text, ha="center", va="center", fontsize=8, color="0.35", transform=panel.transAxes)
+    panel.text(0.5, 0.5, text, ha="center", va="center", fontsize=6.5, color="0.35", transform=panel.transAxes)

@@ -10,11 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpgen_bench.plots.captions import Picture
+from dpgen_bench.plots.errorbars import BANDS, POINTS, Point, draw_band, draw_points
 from dpgen_bench.plots.panels import Grid
 from dpgen_bench.plots.parts import (
     XAxis,
@@ -25,6 +26,7 @@ from dpgen_bench.plots.parts import (
     same,
     value_of,
 )
+from dpgen_bench.runs.display import counted
 from dpgen_bench.runs.kept import trajectory
 from dpgen_bench.runs.store import ReadableRun
 from dpgen_bench.runs.values import metric_values
@@ -41,7 +43,7 @@ MOST = 1000  # points of one line of a log; more would be closer than a pixel
 
 
 def curve(spec: CurveSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
-    """Metrics of finished runs over a config key or an epsilon; error bars span the seeds.
+    """Metrics of finished runs over a config key or an epsilon; error bars are 95% intervals over seeds.
 
     Raises:
         ValueError: if two rows of one line have the same x, so that `series` does not tell them apart.
@@ -69,16 +71,17 @@ def curve(spec: CurveSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
                     "name under `series` what they differ in."
                 )
             measured = [(value_of(member.row, x), member, _by_seed(member.row, y)) for member in points.values()]
-            shown_points = [(value, seeds, hollow[member.number]) for value, member, seeds in measured if seeds]
-            _draw_points(panel, axis, shown_points, grid.style[line], line)
+            shown_points = [Point(value, seeds, hollow[member.number]) for value, member, seeds in measured if seeds]
+            draw_points(panel, axis, shown_points, grid.style[line], line)
             drawn |= {member.number: member.row.measured for _, member, seeds in measured if seeds}
         axis.apply(panel)
         panel.set_xlabel(spec.x_label or label_of(x))
-    how = "Points: means over seeds; bars: lowest to highest seed."
+    how = POINTS
     if left_out:
-        how += f" Left out: {len(left_out)} row(s) without {x}."
+        how += f" Left out: {counted(len(left_out), 'row')} without {label_of(x, plain=True)}."
     if any(hollow[number] for number in drawn):
-        how += f" Hollow: {sum(hollow[number] for number in drawn)} line(s) without a place; the table says why."
+        number = sum(hollow[number] for number in drawn)
+        how += f" Hollow: {counted(number, 'line')} without a place; the table says why."
     return grid.finish(spec, table, drawn, how)
 
 
@@ -91,32 +94,6 @@ def _is_unranked(table: TableSpec, row: TableRow) -> bool:
 def _by_seed(row: TableRow, y: str) -> list[float]:
     """The metric of each measured seed that has it, averaged over repeats."""
     return [fmean(values[y]) for values in row.known if values.get(y)]
-
-
-def _draw_points(
-    panel: Axes, axis: XAxis, points: Sequence[tuple[Any, list[float], bool]], style: Mapping[str, str], label: str
-) -> None:
-    """Draw one line. Points at numbers are joined; those at texts and infinity, right of them, are not.
-
-    Args:
-        points: for each, its x, its values by seed, and whether its marker is hollow.
-    """
-    ordered = sorted((axis.place(value), seeds, hollow) for value, seeds, hollow in points)
-    joined = [point for point in ordered if axis.parted is None or point[0] < axis.parted]
-    separate = [point for point in ordered if point not in joined]
-    if not axis.numbers:
-        joined, separate = [], ordered
-    for part, dashes in ((joined, style["linestyle"]), (separate, "none")):
-        if part:
-            places, means = [place for place, _, _ in part], [fmean(seeds) for _, seeds, _ in part]
-            low = [fmean(seeds) - min(seeds) for _, seeds, _ in part]
-            high = [max(seeds) - fmean(seeds) for _, seeds, _ in part]
-            look = {**style, "linestyle": dashes, "label": label, "markersize": 5, "linewidth": 1.3}
-            panel.errorbar(places, means, yerr=[low, high], capsize=2.5, elinewidth=0.9, **look)  # type: ignore[arg-type]
-    if hollow_ones := [(place, fmean(seeds)) for place, seeds, hollow in ordered if hollow]:
-        look = {"color": style["color"], "marker": style["marker"], "linestyle": "none"}
-        # Drawn over the filled markers, which the legend shows.
-        panel.plot(*zip(*hollow_ones, strict=True), markerfacecolor="white", markersize=5, zorder=3, **look)  # type: ignore[arg-type]
 
 
 def privacy_utility(spec: PrivacyUtilitySpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
@@ -169,7 +146,7 @@ def steps(spec: StepsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
                         seeds.setdefault(x, []).append(fmean(values[y]))
                         if math.isfinite(epsilon):
                             spent.setdefault(x, []).append(epsilon)
-            _draw_band(panel, seeds, grid.style[member.line], member.line, marks=True)
+            draw_band(panel, seeds, grid.style[member.line], member.line, marks=True)
         panel.set_xlabel(spec.x_label or ("steps" if per is None else f"steps / {label_of(per)}"))
         panel.xaxis.set_major_formatter("{x:,.0f}")
         if spec.log_x:
@@ -177,9 +154,9 @@ def steps(spec: StepsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
             panel.xaxis.set_minor_formatter("")
         # A second axis for epsilon needs one epsilon per step, nearly equal for all lines of the panel.
         apart |= not _second_axis(panel, spent)
-    how = "Lines: means over seeds; bands: lowest to highest seed. Points: generators kept along the way."
+    how = f"{BANDS} Points are generators that were kept during training."
     if apart:
-        how += " Lines differ in what they had spent by a step, hence no axis of it."
+        how += " Lines differ in the ε spent by a step, so there is no axis of it."
     drawn = {number: [folder for folder, _ in trajectories[i]] for number, i in enumerate(kept)}
     return grid.finish(spec, table, drawn, how)
 
@@ -189,20 +166,6 @@ def _unit(row: TableRow, per: str) -> float:
     if not isinstance(value, float | int) or isinstance(value, bool) or value <= 0:
         raise ValueError(f"expected a number > 0 for the key plot.per={per} in each row, got {value!r}.")
     return float(value)
-
-
-def _draw_band(
-    panel: Axes, seeds: Mapping[float, list[float]], style: Mapping[str, str], label: str, marks: bool
-) -> None:
-    """Draw the mean over seeds at each x, and a band from the lowest to the highest seed."""
-    if not seeds:
-        return
-    places = sorted(seeds)
-    look: dict[str, Any] = {**style, **({"markersize": 4} if marks else {"marker": "none"})}
-    panel.plot(places, [fmean(seeds[x]) for x in places], label=label, linewidth=1.3, **look)
-    if any(len(values) > 1 for values in seeds.values()):
-        low, high = [min(seeds[x]) for x in places], [max(seeds[x]) for x in places]
-        panel.fill_between(places, low, high, color=style["color"], alpha=0.18, linewidth=0)
 
 
 def _second_axis(panel: Axes, spent: Mapping[float, Sequence[float]]) -> bool:
@@ -249,10 +212,10 @@ def log(spec: LogSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | 
             length = min(len(scalars) for scalars in several)
             chosen = np.unique(np.append(np.arange(0, length, math.ceil(length / MOST)), length - 1))
             seeds = {float(t + 1): [float(scalars[t]) for scalars in several] for t in chosen}
-            _draw_band(panel, seeds, grid.style[member.line], member.line, marks=False)
+            draw_band(panel, seeds, grid.style[member.line], member.line, marks=False)
         panel.set_xlabel(spec.x_label or "row of the log")
         panel.xaxis.set_major_formatter("{x:,.0f}")
-    how = "Lines: means over seeds; bands: lowest to highest seed."
+    how = BANDS
     if spec.ema is not None:
         how += f" Exponential moving averages with decay {spec.ema:g}."
     drawn = {number: folders[i] for number, i in enumerate(kept)}

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpgen_bench.plots.captions import Picture, finished
 from dpgen_bench.plots.chance import chance_levels, draw_chance, is_accuracy
-from dpgen_bench.plots.parts import Style, check_keys, label_of, order_of, rank, text_of, value_of
+from dpgen_bench.plots.parts import (
+    ONE_COLUMN,
+    TWO_COLUMNS,
+    Style,
+    check_keys,
+    label_of,
+    rank,
+    text_at,
+    text_of,
+    value_of,
+)
 from dpgen_bench.runs.store import ReadableRun
 from dpgen_bench.tables.plot_spec import LinesSpec
 from dpgen_bench.tables.rows import TableRow
@@ -19,6 +30,8 @@ if TYPE_CHECKING:
 
 
 # Keys that set lines apart even if `series` does not name them: a line never joins two protocols or scales.
+ACROSS = {1: 1, 2: 2, 4: 2}  # panels side by side for a number of metrics; otherwise three
+HEIGHT = 2.1  # inches of a panel
 ALWAYS = ("method.name", "dataset.name", "scale.name", "protocol.name")
 
 
@@ -54,25 +67,26 @@ class Grid:
         self.members = [Member(i, row, self._panel(row), _line_name(row, series, extra)) for i, row in enumerate(rows)]
         for member in sorted(self.members, key=lambda member: [rank(value_of(member.row, key)) for key in series]):
             _ = self.style[member.line]  # colours in the order of the values
-        columns = order_of(value_of(row, self.key) for row in rows) if self.key else [None]
-        self.columns = [text_of(value) for value in columns]
-        shape = (len(self.ys), len(self.columns)) if self.key else (1, len(self.ys))
-        size = (max(1.2 + 3.5 * shape[1], 6.5), 1.6 + 2.9 * shape[0])
-        self.figure = Figure(figsize=size, layout="constrained")
-        axes = self.figure.subplots(*shape, squeeze=False)
-        self.panels: dict[tuple[str, str], Axes] = {
-            (y, column): axes[i][j] if self.key else axes[0][i]
-            for i, y in enumerate(self.ys)
-            for j, column in enumerate(self.columns)
-        }
+        key = self.key
+        ordered = sorted(rows, key=lambda row: rank(value_of(row, key))) if key else rows[:1]
+        self.columns = list(dict.fromkeys(map(self._panel, ordered)))
+        across = len(self.columns) if self.key else ACROSS.get(len(self.ys), 3)
+        places = [(y, column) for y in self.ys for column in self.columns]
+        down = math.ceil(len(places) / across)
+        width = ONE_COLUMN if across == 1 else TWO_COLUMNS
+        self.figure = Figure(figsize=(width, 0.3 + HEIGHT * down), layout="constrained")
+        axes = self.figure.subplots(down, across, squeeze=False).ravel()
+        for spare in axes[len(places) :]:
+            spare.remove()
+        self.panels: dict[tuple[str, str], Axes] = dict(zip(places, axes, strict=False))
 
     def _panel(self, row: TableRow) -> str:
-        return text_of(value_of(row, self.key)) if self.key else text_of(None)
+        return text_at(row, self.key) if self.key else ""
 
     def finish(
         self, spec: LinesSpec, table: TableSpec, drawn: Mapping[int, Sequence[ReadableRun]], how: str
     ) -> Picture:
-        """Add titles, labels, scales, the legend and the caption, after the lines are drawn.
+        """Add titles, labels, scales and the legend, and write the caption, after the lines are drawn.
 
         Args:
             drawn: the runs that are drawn, by the number of their row.
@@ -82,7 +96,7 @@ class Grid:
             panel.set_ylabel(spec.y_label or label_of(y))
             panel.grid(alpha=0.25, linewidth=0.6)
             if self.key:
-                panel.set_title(f"{label_of(self.key)}: {column}", fontsize=9)
+                panel.set_title(f"{label_of(self.key)}: {column}")
             if not panel.lines and not panel.collections:
                 panel.text(0.5, 0.5, "nothing measured", ha="center", va="center", transform=panel.transAxes)
             levels = chance_levels(y, [member.row for member in self.members if member.panel == column or not self.key])
@@ -97,14 +111,19 @@ class Grid:
                 handles.setdefault(label, handle)  # the first handle of a label is the one with a line
         names = [name for name in self.style.names if name in handles]
         if len(names) > 1 or self.legend:
-            shown, place = [handles[name] for name in names], "outside right center"
-            self.figure.legend(shown, names, title=self.legend or None, loc=place, fontsize=8)  # type: ignore[call-overload]
+            self._draw_legend(names, [handles[name] for name in names])
         return finished(self.figure, table, [member.row for member in self.members], drawn, how)
+
+    def _draw_legend(self, names: Sequence[str], handles: Sequence[Any]) -> None:
+        """Above the panels, in as many columns as fit: a letter of the legend is about 0.065 inches wide."""
+        width = float(self.figure.get_figwidth())
+        columns = max(1, min(len(names), int(width / (0.5 + 0.065 * max(map(len, names))))))
+        self.figure.legend(handles, names, title=self.legend or None, loc="outside upper center", ncols=columns)
 
 
 def _line_name(row: TableRow, series: Sequence[str], extra: Sequence[str]) -> str:
     if series and not extra:
-        return ", ".join(text_of(value_of(row, key)) for key in series)
-    parts = [f"{label_of(key, plain=True)} = {text_of(value_of(row, key))}" for key in series if key not in ALWAYS]
-    parts += [text_of(value_of(row, key)) for key in (*series, *extra) if key in ALWAYS]
-    return ", ".join(parts) or str(row.specs[0].config.method.name)
+        return ", ".join(text_at(row, key) for key in series)
+    parts = [f"{label_of(key, plain=True)} = {text_at(row, key)}" for key in series if key not in ALWAYS]
+    parts += [text_at(row, key) for key in (*series, *extra) if key in ALWAYS]
+    return ", ".join(parts) or text_at(row, "method.name")

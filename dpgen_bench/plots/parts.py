@@ -11,6 +11,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from dpgen_bench.privacy.events import budget_text
+from dpgen_bench.runs.display import dataset_name, method_name
 from dpgen_bench.runs.display import label_of as label_of
 from dpgen_bench.runs.listing import describe_dataset, epsilon_number, format_epsilon
 from dpgen_bench.runs.store import ReadableRun
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; their yellow is too light for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+ONE_COLUMN, TWO_COLUMNS = 3.4, 7.0  # inches, the widths of plots in a page of two columns
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", ":", "-.")
 
@@ -54,6 +56,13 @@ def text_of(value: Any) -> str:
     if isinstance(value, float | int) and not isinstance(value, bool):
         return "∞" if math.isinf(value) else f"{value:g}"
     return str(value)
+
+
+def text_at(row: TableRow, key: str) -> str:
+    """The row's value of a key for readers; methods and data sets have their names."""
+    value = value_of(row, key)
+    named = {"method.name": method_name, "dataset.name": dataset_name}
+    return named[key](str(value)) if key in named else text_of(value)
 
 
 def order_of(values: Iterable[Any]) -> list[Any]:
@@ -195,7 +204,7 @@ def row_name(row: TableRow, table: TableSpec, apart: Iterable[str] = ()) -> str:
     Its spaces within `T = 3` do not break.
     """
     config = row.specs[0].config
-    parts = [str(config.method.name), describe_dataset(config)]
+    parts = [method_name(str(config.method.name)), dataset_name(describe_dataset(config))]
     keys = [*(f"method.{name}" for name in table.settings), *apart]
     parts += [
         f"{label_of(key, plain=True)}\u00a0=\u00a0{text_of(value)}"

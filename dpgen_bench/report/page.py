@@ -6,6 +6,8 @@ private/ folder is read.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,13 +16,17 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from dpgen_bench.report.drawings import COMPUTED, draw_plots
-from dpgen_bench.report.lines import FILTERS, METRIC_COLUMNS, NUMBERS, TERMS, TEXT_COLUMNS, leaderboard
+from dpgen_bench.report.boards import boards_content, boards_of
+from dpgen_bench.report.curves import curves_content
+from dpgen_bench.report.drawings import draw_plots
+from dpgen_bench.report.papers import bar, count_values
 from dpgen_bench.report.runs import Run, panel, read_runs
 from dpgen_bench.report.text import plain
+from dpgen_bench.runs.display import counted, method_name, metric_label, paper_name
 from dpgen_bench.tables.assembly import build
 from dpgen_bench.tables.lines import NOT_COMPARABLE, BuiltTable, Cell
 from dpgen_bench.tables.names import table_names
+from dpgen_bench.tables.ranking import COMPARISON
 from dpgen_bench.tables.rows import load_table, scales_to_build
 from dpgen_bench.utils.errors import describe_error
 from dpgen_bench.utils.files import write_atomic
@@ -45,26 +51,23 @@ def build_report(results: Path, out: Path | None = None) -> Path:
 def collect(results: Path, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """The content of the report as JSON-able values, the same for the same results.
 
-    `head` has counts and remarks; `columns`, `filters`, `terms` and `lines` are the leaderboard; `plots` are drawn from
-    the runs that are shown, except those named in `computed`; `runs` has one panel for each folder.
+    `boards` are the leaderboards, `curves` their plots, `papers` the counts of reproduced values; `plots` are drawn
+    from the runs that are shown; `runs` has one panel for each folder or record.
 
     Args:
         progress: called with a message before each table is built; all tables take minutes.
     """
     runs = read_runs(results)
-    tables, plots, reproductions = _tables(results, runs, progress)
+    tables, plots, papers, reproductions = _tables(results, runs, progress)
+    boards = boards_of(runs)
     content = {
-        "head": _head(runs, reproductions),
-        "columns": [
-            {"key": key, "label": label, "kind": "number" if key in NUMBERS else "word"}
-            for key, label in {**TEXT_COLUMNS, **METRIC_COLUMNS}.items()
-        ],
-        "filters": [{"key": key, "label": label} for key, label in FILTERS.items()],
-        "terms": [{"key": key, "label": label} for key, label in TERMS.items()],
-        "lines": leaderboard(runs),
+        "head": {"runs": _describe_runs(runs), "reproduction": _describe_reproductions(runs, reproductions)},
+        "comparison": COMPARISON,
+        "boards": boards_content(boards),
+        "curves": curves_content(boards),
+        "papers": papers,
         "tables": tables,
         "plots": plots,
-        "computed": [plot["name"] for plot in plots if plot["source"] == COMPUTED],
         "runs": [panel(run) for run in runs],
     }
     values = plain(content)
@@ -82,52 +85,65 @@ def render(content: dict[str, Any]) -> str:
         loader=PackageLoader("dpgen_bench.report", "templates"), autoescape=True, undefined=StrictUndefined
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": True, "allow_nan": False, "separators": (",", ":")}
-    data = {key: content[key] for key in ("columns", "filters", "terms", "lines", "runs")}
-    return environment.get_template("report.html.j2").render(**content, data=data, near=NEAR)
+    templates = environment.loader
+    assert templates is not None
+    script = templates.get_source(environment, "report.js")[0]
+    return environment.get_template("report.html.j2").render(
+        **content,
+        data={key: content[key] for key in ("boards", "runs")},
+        near=NEAR,
+        script=script,
+        script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        sections=SECTIONS,
+    )
 
 
+SECTIONS = (
+    ("leaderboard", "Leaderboard"),
+    ("curves", "Privacy and utility"),
+    ("papers", "Papers"),
+    ("tables", "Tables"),
+    ("plots", "Plots"),
+    ("runs", "Runs"),
+)
 REAL = "real_data"  # the method whose samples are the records themselves
 
 
-def _head(runs: Sequence[Run], reproductions: Counter[str]) -> dict[str, Any]:
-    """Counts of the runs, by state and by scale, and of the values that are reproductions."""
-    counted = [run for run in runs if run.state != "duplicate"]
-    finished = [run for run in runs if run.state == "finished"]
-    scales = Counter(str(run.config.scale.name) for run in finished)
-    return {
-        "runs": len(counted),
-        "duplicates": len(runs) - len(counted),
-        "states": sorted(Counter(run.state for run in counted).items()),
-        "scales": sorted(scales.items()),
-        "reproduction": _describe_reproductions(finished, reproductions),
-    }
+def _describe_runs(runs: Sequence[Run]) -> str:
+    """`3 runs (1 failed, 2 finished), and 1 copy not counted; failed ones first.`"""
+    own = [run for run in runs if run.state != "duplicate"]
+    states = ", ".join(f"{number} {state}" for state, number in sorted(Counter(run.state for run in own).items()))
+    copies = counted(len(runs) - len(own), "copy", "copies")
+    text = counted(len(own), "run") + (f" ({states})" if states else "")
+    return text + (f", and {copies} not counted." if len(runs) > len(own) else ".")
 
 
-def _describe_reproductions(finished: Sequence[Run], reproductions: Counter[str]) -> str:
+def _describe_reproductions(runs: Sequence[Run], reproductions: Counter[str]) -> str:
     """How many values of the tables count as reproductions, and of which methods."""
-    at_scale = [run for run in finished if str(run.config.scale.name) == "paper"]
-    count = f"{reproductions.total()} of the figures here count as reproductions of printed ones."
-    if reproductions.total() == 1:
-        count = "1 of the figures here counts as a reproduction of a printed one."
-    if not at_scale:
-        return f"{count} No finished run is of a paper's scale."
+    number = reproductions.total()
+    counts = "counts as a reproduction" if number == 1 else "count as reproductions"
+    text = f"{counted(number, 'value')} of the tables below {counts} of printed values."
+    if not any(run.state == "finished" and str(run.config.scale.name) == "paper" for run in runs):
+        return f"{text} No finished run is of a paper's scale."
     if not reproductions:
-        return count
+        return text
     if set(reproductions) == {REAL}:
-        return f"{count} They are of real data, of which no generator is trained."
-    return f"{count} By method: {', '.join(f'{name} {number}' for name, number in sorted(reproductions.items()))}."
+        return f"{text} They are of real data, of which no generator is trained."
+    by = ", ".join(f"{method_name(name)} {count}" for name, count in sorted(reproductions.items()))
+    return f"{text} By method: {by}."
 
 
 def _tables(
     results: Path, runs: Sequence[Run], progress: Callable[[str], None]
-) -> tuple[list[dict[str, Any]], list[dict[str, str]], Counter[str]]:
-    """The tables, their plots, and the number of reproductions by the method that was run.
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]], Counter[str]]:
+    """The tables, their plots, the bars of the papers, and the number of reproductions by the method that was run.
 
     Tables without any measured or published value are left out; one that cannot be built has its error instead.
     """
     quick = any(run.sound and str(run.config.scale.name) == "quick" for run in runs)
     tables: list[dict[str, Any]] = []
-    plots: list[dict[str, str]] = []
+    plots: list[dict[str, Any]] = []
+    bars: dict[str, list[dict[str, Any]]] = {}
     reproductions: Counter[str] = Counter()
     names = table_names()
     for number, name in enumerate(names, start=1):
@@ -139,12 +155,15 @@ def _tables(
             tables.append({"name": name, "scale": "", "error": describe_error(error)})
             continue
         tables += [_table(each) for each in built if each.measured or (each.published and each.scale == "paper")]
+        if table.paper and (counts := count_values(built)):
+            bars.setdefault(table.paper, []).append(bar(table, name, counts))
         plots += [plot for each in built for plot in draw_plots(each, table, results)]
         for line in (line for each in built for line in each.lines):
             if number_reproduced := sum(cell.is_reproduction for cell in line.cells.values()):
                 method = str(line.row.specs[0].config.method.name if line.row else line.head["method"])
                 reproductions[method] += number_reproduced
-    return tables, plots, reproductions
+    papers = [{"name": paper_name(paper), "tables": rows} for paper, rows in bars.items()]
+    return tables, plots, papers, reproductions
 
 
 def _table(built: BuiltTable) -> dict[str, Any]:
@@ -185,12 +204,19 @@ def _table(built: BuiltTable) -> dict[str, Any]:
     ]
     return {
         **{"name": built.name, "title": built.title, "note": built.note, "scale": built.scale},
-        **{"error": "", "head": head, "metrics": built.metrics, "tail": tail, "rows": rows},
+        **{
+            "error": "",
+            "head": head,
+            "metrics": [metric_label(name) for name in built.metrics],
+            "tail": tail,
+            "rows": rows,
+        },
         "published": built.published,
         "measured": built.measured,
         "summary": built.count_reproductions(),
         "marks": [[number, reason] for (_, reason), number in marks.items()],
         "remarks": built.remarks,
+        "remarks_title": counted(len(built.remarks), "remark on the runs' samples", "remarks on the runs' samples"),
     }
 
 

@@ -26,6 +26,7 @@ from dpgen_bench.report.text import (
     small_picture,
 )
 from dpgen_bench.runs.config import identify
+from dpgen_bench.runs.display import counted, dataset_name, method_name, metric_label
 from dpgen_bench.runs.identity import is_stale
 from dpgen_bench.runs.listing import (
     describe_claims,
@@ -184,9 +185,10 @@ def values_by_protocol(run: Run) -> list[dict[str, Any]]:
     return [
         {
             "protocol": str(protocol["name"]) + (" (changed)" if is_changed(protocol) else ""),
-            "samples": f"{protocol.get('num_samples', '?')} samples, {len(measurement['repeats'])} drawing(s)",
-            "figures": [
-                [name, described(summarise([values]))] for name, values in sorted(metric_values(measurement).items())
+            "samples": f"{protocol.get('num_samples', '?')} samples, {counted(len(measurement['repeats']), 'drawing')}",
+            "values": [
+                [metric_label(name), described(summarise([values]))]
+                for name, values in sorted(metric_values(measurement).items())
             ],
             "notes": notes(measurement),
         }
@@ -201,11 +203,12 @@ def panel(run: Run) -> dict[str, Any]:
     if not run.sound:
         return content
     config, environment = run.config, run.folder.read_json("environment.json")
-    remarks = [f"{run.unread} of its measurements cannot be read and are ignored"] if run.unread else []
+    unread = counted(run.unread, "measurement cannot be read and is", "measurements cannot be read and are")
+    remarks = [f"{unread} ignored"] if run.unread else []
     return {
         **content,
-        "method": str(config.method.name),
-        "dataset": describe_dataset(config),
+        "method": method_name(str(config.method.name)),
+        "dataset": dataset_name(describe_dataset(config)),
         "seed": str(config.seed),
         "scale": str(config.scale.name),
         "epsilon": run.budget,
@@ -214,11 +217,25 @@ def panel(run: Run) -> dict[str, Any]:
         "settings": [[name, describe_value(value)] for name, value in sorted(_settings(run).items())],
         "ledger": ledger_panel(run),
         "reports": values_by_protocol(run),
-        "cost": [[name, described(summarise([[value]]))] for name, value in sorted(cost_values(run.training).items())],
+        "cost": [
+            [metric_label(name), described(summarise([[value]]))]
+            for name, value in sorted(cost_values(run.training).items())
+        ],
         "environment": _environment(environment),
         "remarks": remarks,
+        "evidence": _evidence(run),
         **_picture(run),
     }
+
+
+def _evidence(run: Run) -> list[str]:
+    """Who measured a recorded run, and who made it again; [] for a run of this machine."""
+    if not isinstance(run.folder, Record):
+        return []
+    content = run.folder.content
+    by = content["measured_by"]
+    lines = [f"Measured by {by['name']}, {by['date']}."]
+    return lines + [f"Made again by {each['name']}, {each['date']}." for each in content.get("verified", [])]
 
 
 def _picture(run: Run) -> dict[str, Any]:
@@ -230,8 +247,8 @@ def _picture(run: Run) -> dict[str, Any]:
         picture = small_picture(path)
     except (OSError, ValueError) as error:
         return {"picture": "", "alt": f"{path.name} cannot be read ({type(error).__name__})"}
-    what = f"{run.config.method.name}, {describe_dataset(run.config)}, ε budget {run.budget}, seed {run.config.seed}"
-    return {"picture": picture, "alt": f"grid of generated samples: {what}"}
+    what = f"{method_name(str(run.config.method.name))}, {describe_dataset(run.config)}, ε budget {run.budget}"
+    return {"picture": picture, "alt": f"grid of generated samples: {what}, seed {run.config.seed}"}
 
 
 def _settings(run: Run) -> dict[str, Any]:

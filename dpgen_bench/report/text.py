@@ -91,3 +91,10 @@ def small_picture(path: Path) -> str:
         return data_uri(kept.getvalue(), "image/png")
     image.save(kept, format="WEBP", quality=60, method=6)
     return data_uri(kept.getvalue(), "image/webp")
+
+
+def describe_time(seconds: float) -> str:
+    """`45 s`, `18 min` or `3.2 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"

@@ -86,6 +86,12 @@ SETTINGS = {
     "restart.checkpoint": "restart from",
     "d_accuracy_on_fakes": "accuracy of the discriminator on fakes",
 }
+PAPERS = {
+    "dpgan_revisited": "Private GANs, Revisited (Bie, Kamath & Zhang, TMLR 2023)",
+    "dp_sinkhorn_final": "DP-Sinkhorn (Cao et al., NeurIPS 2021)",
+    "dp_sinkhorn_earlier": "DP-Sinkhorn, an earlier version",
+    "gs_wgan": "GS-WGAN (Chen, Orekondy & Fritz, NeurIPS 2020)",
+}
 # The metrics with a direction. Numbers of samples, spreads and accuracies on real data have none.
 _LOWER = re.compile(
     r"fid|kid|nn_copies_pct|nn_closer_to_train_pct|(seconds|peak_memory|bytes|comm|parameters|steps)_\w+"
@@ -143,8 +149,22 @@ def method_name(name: str) -> str:
 
 
 def dataset_name(name: str) -> str:
-    """A data set's name for readers: what stands before the colon in the first line of its yaml, or else `name`."""
-    return _titles("dataset", own_folders()).get(name, name)
+    """A data set's name for readers: what stands before the colon in the first line of its yaml, or else `name`.
+
+    A selection of clients in brackets stays: `Debugging task, MNIST (suspected)`.
+    """
+    base, bracket, selection = name.partition(" (")
+    return _titles("dataset", own_folders()).get(base, base) + bracket + selection
+
+
+def paper_name(name: str) -> str:
+    """The name of a paper for readers, by its key in results/published."""
+    return PAPERS.get(name, name)
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 run`, `2 runs`, or with that plural `2 copies`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 @lru_cache

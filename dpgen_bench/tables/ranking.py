@@ -113,11 +113,13 @@ def why_no_place(
         seeds: how many runs the line should have.
         unit: the unit of privacy of the leaderboard.
     """
-    reasons = [
-        f"seed {seed}: {problem}" for seed, ledger, privacy in ledgers if (problem := _problem(ledger, privacy, unit))
-    ]
+    reasons: dict[str, list[str]] = {}
+    for seed, ledger, privacy in ledgers:
+        if problem := _problem(ledger, privacy, unit):
+            reasons.setdefault(problem, []).append(str(seed))
     if reasons:
-        return "; ".join(reasons)
+        parts = (f"seed{'s' if len(of) > 1 else ''} {', '.join(of)}: {problem}" for problem, of in reasons.items())
+        return "; ".join(parts)
     if len(ledgers) < seeds:
         return f"{len(ledgers)} of {seeds} seeds measured"
     name = metric_name(metric)

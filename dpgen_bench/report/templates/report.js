@@ -1,45 +1,37 @@
 "use strict";
-// Texts of runs enter the page as text nodes and attributes only, never as HTML.
-const data = JSON.parse(document.getElementById("data").textContent);
-const runs = new Map();
-for (const run of data.runs) if (!["duplicate", "damaged"].includes(run.state)) runs.set(run.id, run);
 const byId = (id) => document.getElementById(id);
+const data = JSON.parse(byId("data").textContent);
+const runs = new Map(data.runs.filter((run) => run.state !== "damaged" && run.state !== "duplicate").map((run) => [run.id, run]));
 
 function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
-    if (key === "onclick") made.addEventListener("click", value);
+    if (key === "onclick" || key === "onchange") made.addEventListener(key.slice(2), value);
     else if (value !== null) made.setAttribute(key, value);
   }
   made.append(...children.filter((child) => child !== null));
   return made;
 }
 
-// The state of the page, which the address keeps after #: filters, sort order and the open run.
-const state = { filters: {}, sort: "", down: false, run: "" };
+// The state of the page, which the address keeps after #: the leaderboard that is shown and the open run.
+const state = { dataset: "", epsilon: "", by: "", run: "" };
+const start = data.boards.find((board) => board.start) || data.boards[0] || null;
 let shown = null;
 
 function readAddress() {
   const raw = location.hash.slice(1);
   if (raw && !raw.includes("=")) return; // a place in the page
   const params = new URLSearchParams(raw);
-  state.filters = {};
-  for (const { key } of data.filters) if (params.get(key)) state.filters[key] = params.get(key);
-  state.sort = data.columns.some(({ key }) => key === params.get("sort")) ? params.get("sort") : "";
-  state.down = params.get("order") === "down";
-  state.run = params.get("run") || "";
+  for (const key of Object.keys(state)) state[key] = params.get(key) || "";
 }
 
 function address() {
   const params = new URLSearchParams();
-  for (const { key } of data.filters) if (state.filters[key]) params.set(key, state.filters[key]);
-  if (state.sort) params.set("sort", state.sort);
-  if (state.sort && state.down) params.set("order", "down");
-  if (state.run) params.set("run", state.run);
+  for (const [key, value] of Object.entries(state)) if (value) params.set(key, value);
   return params.size ? `#${params}` : "";
 }
 
-// Opening a run adds a step to the history, which Back undoes; a filter does not.
+// Opening a run adds a step to the history, which Back undoes; a switch does not.
 function changed(step = false) {
   const url = location.href.split("#")[0] + address();
   if (step) history.pushState(null, "", url);
@@ -47,92 +39,57 @@ function changed(step = false) {
   show();
 }
 
-const numeric = new Set(data.columns.filter(({ kind }) => kind === "number").map(({ key }) => key));
+const placed = (board) => (board.metrics.length ? board.rankings[board.metrics[0].key].placed.length : 0);
 
-// Finite numbers in order, then infinite ones, then missing ones, in both directions.
-function rank(value) {
-  if (value === null || value === "nan") return 2;
-  return value === "inf" || value === "-inf" ? 1 : 0;
-}
-
-function compare(one, other, key) {
-  const [a, b] = [one.cells[key].value, other.cells[key].value];
-  const sign = state.down ? -1 : 1;
-  if (!numeric.has(key)) return sign * String(a).localeCompare(String(b), "en");
-  return rank(a) - rank(b) || (rank(a) === 0 ? sign * (a - b) : 0);
-}
-
-function visibleLines() {
-  const kept = data.lines.filter((line) =>
-    Object.entries(state.filters).every(([key, value]) => line.filters[key] === value));
-  return state.sort ? kept.slice().sort((a, b) => compare(a, b, state.sort)) : kept;
+// The board of the address; of a data set without that ε, the one with the most places.
+function currentBoard() {
+  const dataset = state.dataset || (start && start.dataset);
+  const boards = data.boards.filter((board) => board.dataset === dataset);
+  const wanted = state.epsilon || (start && start.dataset === dataset ? start.epsilon : "");
+  const most = boards.slice().sort((a, b) => placed(b) - placed(a))[0] || null;
+  return boards.find((board) => board.epsilon === wanted) || most;
 }
 
 function show() {
-  const now = JSON.stringify([state.filters, state.sort, state.down]);
+  const now = JSON.stringify([state.dataset, state.epsilon, state.by]);
   if (now !== shown) { // otherwise the button that opened a run would be replaced and lose the focus
     shown = now;
-    showFilters();
-    const lines = visibleLines();
-    showHead();
-    showLines(lines);
-    showComparable(lines);
-    showSamples(lines);
+    showBoard(currentBoard());
   }
   showRun();
 }
 
-const inOrder = (a, b) => {
-  const [x, y] = [Number(a === "inf" ? Infinity : a), Number(b === "inf" ? Infinity : b)];
-  return Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b, "en") : x === y ? 0 : x - y;
-};
+const budget = (epsilon) => (epsilon === "inf" ? "∞" : epsilon);
 
-function makeFilters() {
-  for (const { key, label } of data.filters) {
-    const select = element("select", { name: key });
-    select.append(element("option", { value: "" }, "all"));
-    const values = [...new Set(data.lines.map((line) => line.filters[key]))].sort(inOrder);
-    for (const value of values) select.append(element("option", { value }, value));
-    select.addEventListener("change", () => {
-      if (select.value) state.filters[key] = select.value;
-      else delete state.filters[key];
-      changed();
-    });
-    byId("filters").append(element("label", {}, label, select));
-  }
-  const clear = () => { state.filters = {}; changed(); };
-  byId("filters").append(element("button", { type: "button", onclick: clear }, "Clear filters"));
-  byId("filters").addEventListener("submit", (event) => event.preventDefault());
+function choices(name, title, options, chosen) {
+  const made = options.map(([value, label]) => {
+    const attributes = { type: "radio", name, value, onchange: () => { state[name] = value; changed(); } };
+    const input = element("input", attributes);
+    input.checked = value === chosen;
+    return element("label", {}, input, element("span", {}, label));
+  });
+  return element("fieldset", { class: "choices" }, element("legend", {}, title), ...made);
 }
 
-function showFilters() {
-  for (const select of byId("filters").querySelectorAll("select")) {
-    const chosen = state.filters[select.name] || "";
-    const known = [...select.options].some((option) => option.value === chosen);
-    if (!known) select.append(element("option", { value: chosen }, `${chosen} (none here)`));
-    select.value = chosen;
-  }
-}
-
-function showHead() {
-  const row = byId("board").tHead.rows[0];
-  if (!row.cells.length) {
-    for (const { key, label } of data.columns) {
-      const sort = () => {
-        state.down = state.sort === key && !state.down;
-        state.sort = key;
-        changed();
-      };
-      const arrow = element("span", { class: "arrow", "aria-hidden": "true" });
-      const button = element("button", { type: "button", onclick: sort }, `${label}\u00a0`, arrow);
-      row.append(element("th", { scope: "col", "data-key": key }, button));
-    }
-    row.append(element("th", { scope: "col" }, "runs"));
-  }
-  for (const cell of row.querySelectorAll("[data-key]")) {
-    const used = cell.dataset.key === state.sort;
-    cell.setAttribute("aria-sort", used ? (state.down ? "descending" : "ascending") : "none");
-    cell.querySelector(".arrow").textContent = used ? (state.down ? "▼" : "▲") : "↕";
+function showSwitches(board, metric) {
+  const focused = document.activeElement && document.activeElement.name;
+  const names = new Map(data.boards.map((each) => [each.dataset, each.name]));
+  const select = element("select", { name: "dataset", onchange: () => {
+    state.dataset = select.value;
+    state.epsilon = "";
+    changed();
+  } });
+  for (const [value, label] of names) select.append(element("option", { value }, label));
+  select.value = board.dataset;
+  const epsilons = data.boards.filter((each) => each.dataset === board.dataset).map(({ epsilon }) => [epsilon, budget(epsilon)]);
+  byId("switches").replaceChildren(
+    element("label", { class: "choice" }, element("span", {}, "Data set"), select),
+    choices("epsilon", "ε budget", epsilons, board.epsilon),
+    ...(board.metrics.length > 1 ? [choices("by", "Ranked by", board.metrics.map(({ key, label }) => [key, label]), metric)] : []),
+  );
+  if (focused) { // the switches are made again, and keep the focus
+    const again = byId("switches").querySelector(`select[name="${focused}"], input[name="${focused}"]:checked`);
+    if (again) again.focus();
   }
 }
 
@@ -144,80 +101,86 @@ const opener = (id, words, title) => element(
   words,
 );
 
-function showLines(lines) {
-  const rows = lines.map((line) => {
-    const row = element("tr");
-    for (const { key } of data.columns) {
-      const text = line.cells[key].text;
-      if (key === "method") {
-        const stale = line.stale ? element("span", { class: "badge" }, "stale") : null;
-        const settings = line.settings ? element("span", { class: "settings" }, line.settings) : null;
-        row.append(element("th", { scope: "row" }, text, stale ? " " : null, stale, settings));
-      } else {
-        const kind = numeric.has(key) ? "number" : key === "relation" || key === "protocol" ? "wide" : null;
-        const { detail } = line.cells[key];
-        const more = detail ? element("span", { class: "settings" }, detail) : null;
-        row.append(element("td", { "data-key": key, class: kind }, together(text), more));
-      }
-    }
-    const buttons = line.runs.map(({ id, seed }) => opener(id, `seed ${seed}`, `open run ${id}, seed ${seed}`));
-    row.append(element("td", { class: "runs" }, ...buttons));
-    return row;
+function thumbnail(line) {
+  const first = runs.get(line.runs[0].id);
+  if (!first || !first.picture) return element("td", { class: "thumb soft" }, "no samples");
+  const button = opener(first.id, element("img", { src: first.picture, alt: `Samples: ${first.method}, ε ${budget(first.epsilon)}` }), `open run ${first.id}`);
+  return element("td", { class: "thumb" }, button);
+}
+
+const cell = (label, key, ...content) => element("td", { "data-label": label, "data-key": key }, element("span", {}, ...content));
+
+const small = (text) => (text ? element("small", {}, text) : null);
+
+function named(line) {
+  const buttons = line.runs.map(({ id, seed }) => opener(id, `seed ${seed}`, `open run ${id}, seed ${seed}`));
+  return element("th", { scope: "row" }, line.method, small(line.settings), small(line.notes.join(" · ")),
+    element("small", { class: "runs" }, ...buttons));
+}
+
+function epsilons(line) {
+  return cell("ε proven", "proven", budget(line.proven), ...line.epsilons.map(small));
+}
+
+function values(line, metrics, by) {
+  return metrics.map(({ key, label }) => {
+    const made = cell(label, key, together(line.cells[key] || "–"));
+    if (key === by) made.classList.add("by");
+    return made;
   });
-  byId("board").tBodies[0].replaceChildren(...rows);
-  byId("count").textContent = data.lines.length
-    ? `${lines.length} of ${data.lines.length} lines`
-    : "No run is finished yet; dpgen run makes one.";
 }
 
-function showComparable(lines) {
-  const several = [];
-  for (const { key, label } of data.terms) {
-    const values = new Set(lines.map((line) => line.terms[key]));
-    values.delete(null); // a run without privacy has no relation, δ or accountant
-    if (values.size > 1) several.push(`${values.size} ${label} (${[...values].sort(inOrder).join(", ")})`);
+const heading = (labels) => element("tr", {}, ...labels.map((label) => element("th", { scope: "col" }, label)));
+
+function showBoard(board) {
+  const table = byId("board");
+  for (const figure of document.querySelectorAll("#curves figure")) figure.hidden = !board || figure.dataset.dataset !== board.dataset;
+  byId("curves-none").hidden = Boolean(document.querySelector("#curves figure:not([hidden])"));
+  table.hidden = byId("others").hidden = !board;
+  if (!board) {
+    byId("terms").textContent = data.boards.length ? "No line of this data set." : "No run is finished yet; dpgen run makes one.";
+    return;
   }
-  const remark = byId("comparable");
-  remark.hidden = !several.length;
-  remark.textContent = several.length
-    ? `Not comparable: these lines are of ${several.join("; ")}. Figures may be compared only on one data set, under one relation, δ, accountant and unit, by one protocol and at one scale.`
-    : "";
+  const metric = board.metrics.find(({ key }) => key === state.by) || board.metrics[0] || { key: "", label: "" };
+  showSwitches(board, metric.key);
+  const { placed: ranked, others } = board.rankings[metric.key] || { placed: [], others: board.lines.map((_, i) => [i, "not measured"]) };
+  const lines = ranked.length === 1 ? "1 line" : `${ranked.length} lines`;
+  const first = ranked.length ? `, ${metric.lower ? "lowest" : "highest"} ${metric.name} first` : " with a place";
+  byId("terms").textContent = `${lines}${first}. Same for all: ${board.terms}.`;
+  const labels = board.metrics.map(({ label }) => label);
+  table.tHead.replaceChildren(heading(["", "Samples", "Method", "ε proven", ...labels, "Difference from the best"]));
+  const end = (text) => (line) => element("tr", { class: "end" }, element("td", { class: "place" }, ""), thumbnail(line), named(line),
+    epsilons(line), ...values(line, board.metrics, ""), cell("Place", "best", text));
+  const upper = board.upper.map(end("upper end, not ranked"));
+  const lower = board.lower.map(end("without records, not ranked"));
+  const rows = ranked.map(([number, place, comparison]) => {
+    const line = board.lines[number];
+    return element("tr", {}, element("td", { class: "place", "data-key": "place" }, place), thumbnail(line), named(line), epsilons(line),
+      ...values(line, board.metrics, metric.key), cell("Difference from the best", "best", comparison));
+  });
+  table.hidden = !rows.length;
+  table.tBodies[0].replaceChildren(...upper, ...rows, ...lower);
+  showOthers(board, others);
 }
 
-function showSamples(lines) {
-  const settings = new Map();
-  for (const line of lines) for (const { id } of line.runs) settings.set(id, line.settings);
-  const wanted = [...settings.keys()].map((id) => runs.get(id));
-  const groups = new Map();
-  for (const run of wanted) {
-    if (!groups.has(run.dataset)) groups.set(run.dataset, new Map());
-    const inside = groups.get(run.dataset);
-    if (!inside.has(run.epsilon)) inside.set(run.epsilon, []);
-    inside.get(run.epsilon).push(run);
-  }
-  const parts = [];
-  for (const dataset of [...groups.keys()].sort(inOrder)) {
-    parts.push(element("h3", {}, dataset));
-    for (const epsilon of [...groups.get(dataset).keys()].sort(inOrder)) {
-      parts.push(element("h4", {}, `ε budget ${epsilon}`));
-      const found = groups.get(dataset).get(epsilon);
-      found.sort((a, b) => inOrder(a.method, b.method) || inOrder(a.seed, b.seed) || inOrder(a.id, b.id));
-      parts.push(element("div", { class: "grids" }, ...found.map((run) => sample(run, settings.get(run.id)))));
-    }
-  }
-  byId("grids").replaceChildren(...(parts.length ? parts : [element("p", {}, "None.")]));
+function showOthers(board, others) {
+  const fold = byId("others");
+  fold.hidden = !others.length;
+  const what = others.length === 1 ? "1 line that cannot be compared" : `${others.length} lines that cannot be compared`;
+  fold.querySelector("summary").textContent = what;
+  const table = byId("others-table");
+  const labels = board.metrics.map(({ label }) => label);
+  table.tHead.replaceChildren(heading(["Samples", "Method", "ε proven", ...labels, "Reason"]));
+  table.tBodies[0].replaceChildren(...others.map(([number, why]) => {
+    const line = board.lines[number];
+    return element("tr", {}, thumbnail(line), named(line), epsilons(line), ...values(line, board.metrics, ""), cell("Reason", "why", why));
+  }));
 }
 
-function sample(run, settings) {
-  const more = settings ? element("span", { class: "caption soft" }, settings) : null;
-  const caption = element("span", { class: "caption" }, `${run.method}, seed ${run.seed}, ${run.scale}`, more);
-  const picture = run.picture
-    ? element("img", { src: run.picture, alt: run.alt, loading: "lazy" })
-    : element("span", { class: "caption" }, run.alt);
-  const button = opener(run.id, picture, `open run ${run.id}`);
-  button.append(caption);
-  return button;
-}
+const inOrder = (a, b) => {
+  const [x, y] = [Number(a === "inf" ? Infinity : a), Number(b === "inf" ? Infinity : b)];
+  return Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b, "en") : x === y ? 0 : x - y;
+};
 
 function showAllRuns() {
   const rank = { failed: 0, damaged: 1, interrupted: 2, preempted: 3, running: 4, empty: 5, duplicate: 6, finished: 7 };
@@ -226,11 +189,11 @@ function showAllRuns() {
   const rows = data.runs.slice().sort(order).map((run) => {
     const whole = runs.get(run.id) === run;
     const name = whole ? opener(run.id, run.id, `open run ${run.id}`) : run.folder;
-    const state = run.state + (run.stale ? ", stale" : "");
-    const badge = run.state === "finished" ? state : element("span", { class: "badge bad" }, state);
-    const words = [run.method, run.dataset, run.epsilon, run.seed, run.scale].map((word) => element("td", {}, word ?? "–"));
-    return element("tr", {}, element("td", { class: "name" }, name), element("td", {}, badge), ...words,
-      element("td", {}, run.remark || ""));
+    const status = run.state + (run.stale ? ", stale" : "");
+    const badge = run.state === "finished" ? status : element("span", { class: "badge bad" }, status);
+    const words = [["Method", run.method], ["Data set", run.dataset], ["ε budget", run.epsilon && budget(run.epsilon)], ["Seed", run.seed], ["Scale", run.scale]];
+    return element("tr", {}, element("th", { class: "name", scope: "row" }, name), cell("State", "state", badge),
+      ...words.map(([label, word]) => cell(label, label, word ?? "–")), cell("Remark", "remark", run.remark || "–"));
   });
   byId("all-runs").tBodies[0].replaceChildren(...rows);
 }
@@ -241,10 +204,10 @@ const pairs = (list) => element("dl", { class: "pairs" },
 const bullets = (lines) => element("ul", {}, ...lines.map((line) => element("li", {}, line)));
 
 function grid({ head, rows }, label) {
-  const top = element("tr", {}, ...head.map((word) => element("th", { scope: "col" }, word)));
-  const body = rows.map((row) => element("tr", {}, ...row.map((word) => element("td", {}, word))));
-  const table = element("table", {}, element("thead", {}, top), element("tbody", {}, ...body));
-  return element("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0" }, table);
+  const body = rows.map((row) => element("tr", {}, ...row.map((word, i) => (i
+    ? element("td", { "data-label": head[i] }, element("span", {}, word))
+    : element("th", { scope: "row" }, word)))));
+  return element("table", { class: "cards", "aria-label": label }, element("thead", {}, heading(head)), element("tbody", {}, ...body));
 }
 
 const folded = (title, ...children) => element("details", {}, element("summary", {}, title), ...children);
@@ -268,16 +231,17 @@ function runParts(run) {
   if (command.note) parts.push(element("p", { class: "remark" }, command.note));
   parts.push(element("h3", {}, "Status"));
   parts.push(element("p", {}, run.state + (run.stale ? ", stale" : "") + (run.remark ? `: ${run.remark}` : "")));
+  for (const line of run.evidence) parts.push(element("p", {}, line));
   for (const remark of run.remarks) parts.push(element("p", { class: "remark" }, remark));
-  parts.push(element("h3", {}, "Privacy ledger"), ...ledgerParts(run.ledger));
-  parts.push(element("h3", {}, "Figures"));
-  if (!run.reports.length) parts.push(element("p", {}, "Not measured."));
-  for (const report of run.reports) {
-    parts.push(element("h4", {}, `${report.protocol}: ${report.samples}`), pairs(report.figures));
-    if (report.notes.length) parts.push(bullets(report.notes));
-  }
   parts.push(element("h3", {}, "Samples"));
   parts.push(run.picture ? element("img", { src: run.picture, alt: run.alt }) : element("p", {}, run.alt));
+  parts.push(element("h3", {}, "Metrics"));
+  if (!run.reports.length) parts.push(element("p", {}, "Not measured."));
+  for (const report of run.reports) {
+    parts.push(element("h4", {}, `${report.protocol}: ${report.samples}`), pairs(report.values));
+    if (report.notes.length) parts.push(bullets(report.notes));
+  }
+  parts.push(element("h3", {}, "Privacy ledger"), ...ledgerParts(run.ledger));
   if (run.cost.length) parts.push(element("h3", {}, "Cost"), pairs(run.cost));
   if (run.environment.length) parts.push(element("h3", {}, "Environment"), pairs(run.environment));
   parts.push(element("h3", {}, "Settings"), folded("All that the run's id is made of, besides its seed", pairs(run.settings)));
@@ -294,7 +258,7 @@ function showRun() {
   const run = runs.get(state.run);
   dialog.dataset.run = state.run;
   byId("run-title").textContent = run
-    ? `${run.method}, ${run.dataset}, ε budget ${run.epsilon}, seed ${run.seed} (${run.id})`
+    ? `${run.method}, ${run.dataset}, ε budget ${budget(run.epsilon)}, seed ${run.seed} (${run.id})`
     : `No run ${state.run} in this report`;
   byId("run-body").replaceChildren(...(run ? runParts(run) : [element("p", {}, "It may be damaged, a copy, or of another results folder.")]));
   if (!dialog.open) dialog.showModal();
@@ -309,21 +273,28 @@ byId("run").addEventListener("close", () => {
   changed();
 });
 
-for (const link of document.querySelectorAll('nav a[href^="#"], .skip')) {
+for (const link of document.querySelectorAll('a[href^="#"]')) {
   link.addEventListener("click", (event) => { // the address is reserved for the state of the page
     event.preventDefault();
     const place = byId(link.getAttribute("href").slice(1));
+    if (!place) return;
+    if (place.matches("details")) place.open = true;
     place.scrollIntoView();
-    place.focus({ preventScroll: true });
+    (place.querySelector(":scope > summary") || place).focus({ preventScroll: true });
+  });
+}
+
+function searched(input, entries, textOf, none) {
+  byId(input).addEventListener("input", () => {
+    const query = byId(input).value.trim().toLowerCase();
+    for (const entry of entries()) entry.hidden = !textOf(entry).toLowerCase().includes(query);
+    if (none) byId(none).hidden = !entries().length || entries().some((entry) => !entry.hidden);
   });
 }
 
 const tables = [...document.querySelectorAll("details.table")];
-byId("table-search").addEventListener("input", () => {
-  const query = byId("table-search").value.trim().toLowerCase();
-  for (const table of tables) table.hidden = !table.dataset.name.includes(query);
-  byId("tables-none").hidden = !tables.length || tables.some((table) => !table.hidden);
-});
+searched("table-search", () => tables, (table) => table.dataset.name, "tables-none");
+searched("run-search", () => [...byId("all-runs").tBodies[0].rows], (row) => row.textContent);
 const setOpen = (open) => { for (const table of tables) if (!table.hidden) table.open = open; };
 byId("tables-open").addEventListener("click", () => setOpen(true));
 byId("tables-close").addEventListener("click", () => setOpen(false));
@@ -331,7 +302,7 @@ addEventListener("beforeprint", () => setOpen(true));
 
 addEventListener("popstate", () => { readAddress(); show(); });
 addEventListener("hashchange", () => { readAddress(); show(); });
-makeFilters();
+byId("switches").addEventListener("submit", (event) => event.preventDefault());
 showAllRuns();
 readAddress();
 show();

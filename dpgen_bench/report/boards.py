@@ -1,0 +1,159 @@
+"""The report's leaderboards: one for each data set and epsilon, ranked by each metric that the page offers.
+
+The places and the comparison with the best line are those of `tables.ranking`, as in a table's leaderboard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dpgen_bench.privacy.events import budget_text
+from dpgen_bench.report.lines import TIME, Line, line_content, lines_of, varying_settings
+from dpgen_bench.report.runs import Run
+from dpgen_bench.runs.display import dataset_name, direction, metric_label, metric_name
+from dpgen_bench.tables.ranking import Standing, standings
+
+# Metrics by which the page ranks: FID, then the first two accuracies that the lines have, then the time.
+DISTANCES = ("fid",)
+ACCURACIES = ("acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct", "acc_avg_pct")
+MOST_ACCURACIES = 2
+START = ("mnist", "10")  # the board that the page opens with, if it has a ranked line
+TERMS = {"relation": "", "delta": "δ = ", "accountant": "accountant ", "unit": "unit ", "protocol": "protocol "}
+
+
+@dataclass(frozen=True)
+class Board:
+    """The lines of one data set and one budget.
+
+    Args:
+        metrics: those by which the lines are ranked.
+        terms: what all lines with a place share.
+        rankings: for each metric the standing of each line and why it has no place; "" if it has one.
+        upper_end, lower_end: lines of real images, and of methods without records (ε = 0), by the same protocol.
+    """
+
+    dataset: str
+    epsilon: str
+    lines: tuple[Line, ...]
+    metrics: tuple[str, ...]
+    terms: dict[str, str]
+    rankings: dict[str, list[tuple[Standing, str]]]
+    upper_end: tuple[Line, ...]
+    lower_end: tuple[Line, ...]
+
+    @property
+    def placed(self) -> int:
+        """How many lines have a place by the first metric."""
+        first = self.rankings[self.metrics[0]] if self.metrics else []
+        return sum(standing.place is not None for standing, _ in first)
+
+
+def boards_of(runs: Sequence[Run]) -> list[Board]:
+    """The boards of all runs, by data set and epsilon."""
+    groups: dict[tuple[str, str], list[Line]] = {}
+    lines = lines_of(runs)
+    for line in lines:
+        groups.setdefault((line.dataset, line.first.budget), []).append(line)
+    ordered = sorted(groups, key=lambda group: (group[0], _budget(group[1])))
+    return [_board(*group, groups[group], [line for line in lines if line.dataset == group[0]]) for group in ordered]
+
+
+def _budget(text: str) -> tuple[bool, float]:
+    return (True, 0.0) if text == budget_text(None) else (False, float(text))
+
+
+def _board(dataset: str, epsilon: str, lines: Sequence[Line], of_dataset: Sequence[Line]) -> Board:
+    terms = _main_terms(lines, Counter(line.protocol for line in of_dataset))
+    unit = terms.get("unit", "record")
+    comparable = [line for line in lines if line.terms == terms]
+    metrics = tuple(_metrics(comparable))
+    rankings = {}
+    for metric in metrics:
+        reasons = [
+            line.why_no_line() or _other_terms(line.terms, terms) or line.why_no_place(metric, unit) for line in lines
+        ]
+        values = [None if why else line.values[metric] for line, why in zip(lines, reasons, strict=True)]
+        found = standings(values, lower=direction(metric) == "lower")
+        rankings[metric] = list(zip(found, reasons, strict=True))
+    near = [line for line in of_dataset if line.protocol == terms["protocol"] and not line.first.stale]
+    upper = tuple(line for line in near if line.is_real)
+    lower = tuple(line for line in near if line.first.budget == "0" and epsilon != "0")
+    return Board(dataset, epsilon, tuple(lines), metrics, terms, rankings, upper, lower)
+
+
+def _main_terms(lines: Sequence[Line], protocols: Counter[str]) -> dict[str, str]:
+    """The terms that the most lines share; among equals, those with the protocol of most lines of the data set."""
+    counted = [line for line in lines if not line.why_no_line()] or lines
+    numbers = Counter(str(line.terms) for line in counted)
+
+    def order(terms: dict[str, str]) -> tuple[Any, ...]:
+        return -numbers[str(terms)], -protocols[terms["protocol"]], str(terms)
+
+    return min((line.terms for line in counted), key=order)
+
+
+def _metrics(lines: Sequence[Line]) -> list[str]:
+    known = {name for line in lines for name in line.values}
+    distances = [name for name in DISTANCES if name in known]
+    accuracies = [name for name in ACCURACIES if name in known][:MOST_ACCURACIES]
+    return [*distances, *accuracies, *([TIME] if TIME in known else [])]
+
+
+def _other_terms(terms: dict[str, str], main: dict[str, str]) -> str:
+    """In which terms a line differs from the board's; "" if in none."""
+    keys = [key for key in TERMS if terms.get(key) != main.get(key)]
+    return "; ".join(f"{_term(key, terms)}, not {_term(key, main).removeprefix(TERMS[key])}" for key in keys)
+
+
+def _term(key: str, terms: dict[str, str]) -> str:
+    text = terms.get(key, "none")
+    return TERMS[key] + (text.replace("_", "-") if key == "relation" else text)
+
+
+def boards_content(boards: Sequence[Board]) -> list[dict[str, Any]]:
+    """The boards as JSON-able values. `start` marks the one that the page opens with."""
+    lines = [line for board in boards for line in board.lines]
+    settings = {id(line): text for line, text in zip(lines, varying_settings(lines), strict=True)}
+    start = _start(boards)
+    return [
+        {
+            "dataset": board.dataset,
+            "name": dataset_name(board.dataset),
+            "epsilon": board.epsilon,
+            "start": board is start,
+            "terms": ", ".join(_term(key, board.terms) for key in board.terms),
+            "metrics": [
+                {"key": key, "label": _label(key), "name": metric_name(key), "lower": direction(key) == "lower"}
+                for key in board.metrics
+            ],
+            "lines": [line_content(line, settings[id(line)]) for line in board.lines],
+            "upper": [line_content(line, "") for line in board.upper_end],
+            "lower": [line_content(line, "") for line in board.lower_end],
+            "rankings": {metric: _ranking(board.rankings[metric]) for metric in board.metrics},
+        }
+        for board in boards
+    ]
+
+
+def _label(metric: str) -> str:
+    return "Time" if metric == TIME else metric_label(metric)  # the cell has the unit
+
+
+def _ranking(found: Sequence[tuple[Standing, str]]) -> dict[str, Any]:
+    """The numbers of the lines in the order of their places, each with its place and comparison; then all others."""
+    placed = [(number, standing) for number, (standing, _) in enumerate(found) if standing.place is not None]
+    placed.sort(key=lambda pair: pair[1].place or math.inf)
+    return {
+        "placed": [[number, standing.place_text, standing.comparison] for number, standing in placed],
+        "others": [[number, why] for number, (standing, why) in enumerate(found) if standing.place is None],
+    }
+
+
+def _start(boards: Sequence[Board]) -> Board | None:
+    """MNIST at an epsilon of 10 if it has a ranked line, or else the board with the most ranked lines."""
+    named = [board for board in boards if (board.dataset, board.epsilon) == START and board.placed]
+    return next(iter(named or sorted(boards, key=lambda board: -board.placed)), None)
