@@ -265,10 +265,11 @@ class Context:
 
 
 def fit_method(method: Method, data: PrivateData, ctx: Context) -> Generator:
-    """What `method.fit(data, ctx)` returns, which is checked to be a generator.
+    """What `method.fit(data, ctx)` returns, which is checked to be a generator of images like the data's.
 
     Raises:
         TypeError: If `fit` is missing, cannot be called with (data, ctx), or returns anything else.
+        ValueError: If the generator makes images of another shape or number of classes.
         RuntimeError: If `fit` ends the process (`sys.exit`), which would end a run or check without any result.
         Preempted: As `Context.steps`.
         BaseException: The error of the method.
@@ -306,6 +307,7 @@ def fit_method(method: Method, data: PrivateData, ctx: Context) -> Generator:
             f"expected fit to return a generator such as NetGenerator, got {got}; end {name}.fit with a statement "
             "`return generator`."
         )
+    expect_images_of(generator, data)
     return generator
 
 

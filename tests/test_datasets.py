@@ -202,6 +202,14 @@ def test_damaged_mnist_names_the_path_and_the_command(small_mnist, corruption):
     assert len(Mnist(root=str(root)).load("test")) == 20
 
 
+def test_all_damaged_files_of_mnist_are_named_at_once(small_mnist):
+    raw = small_mnist[0] / "MNIST" / "raw"
+    for name in ("train-labels-idx1-ubyte", "t10k-images-idx3-ubyte"):
+        (raw / name).write_bytes(b"broken")
+    with pytest.raises(ValueError, match=r"train-labels-idx1-ubyte is damaged.* neither are those of t10k-images-idx3"):
+        Mnist(root=str(small_mnist[0])).load("train")
+
+
 def test_fashion_mnist_in_the_folder_of_mnist_is_refused(small_mnist):
     root, _, _ = small_mnist
     (root / "MNIST").rename(root / "FashionMNIST")

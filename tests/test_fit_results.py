@@ -166,6 +166,7 @@ class ExitingMetric:
     ("target", "message"),
     [
         ("Returns\nresult: none", "TypeError: expected fit to return a generator such as NetGenerator, got None"),
+        ("Returns\nresult: two classes", "ValueError: expected the generator that fit returns to have num_classes=10"),
         ("Returns\nresult: exits", "RuntimeError: expected fit to return a generator such as NetGenerator, got System"),
         ("NoFit", "TypeError: expected NoFit to have a method `fit(self, data, ctx)`, got none"),
         ("NoArguments", "TypeError: expected NoArguments.fit to take the arguments (data, ctx), got fit()"),

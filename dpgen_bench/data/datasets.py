@@ -142,9 +142,13 @@ class Mnist(DatasetSpec):
         from torchvision.datasets.utils import check_integrity
 
         path = self.require(Path(self.root) / self.folder / "raw" / name)
-        if not check_integrity(str(path), self.md5[name]):
-            raise self.damaged_error(path, f"its MD5 checksum is not {self.md5[name]} ({path.stat().st_size} bytes)")
-        return path
+        if check_integrity(str(path), self.md5[name]):
+            return path
+        problem = f"its MD5 checksum is not {self.md5[name]} ({path.stat().st_size} bytes)"
+        # The other files, too, so that all can be mended at once.
+        others = {path.with_name(other): md5 for other, md5 in self.md5.items() if other != name}
+        also = [other.name for other, md5 in others.items() if other.exists() and not check_integrity(str(other), md5)]
+        raise self.damaged_error(path, problem + (f", and neither are those of {', '.join(also)}" if also else ""))
 
     def identity(self) -> dict[str, Any]:
         return {"name": self.name, "image_shape": list(self.image_shape), "preprocessing": PREPROCESSING}
