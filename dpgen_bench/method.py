@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -262,6 +262,40 @@ class Context:
                 a checkpoint (see `training.plain`).
         """
         return self._loop.steps(total, phase, stateful)
+
+
+def train_generator(
+    ctx: Context,
+    generator: NetGenerator,
+    loss: Callable[[int, Tensor, Tensor], Tensor],
+    *,
+    steps: int,
+    batch_size: int,
+    lr: float,
+    lr_decay: float,
+    decay_steps: int,
+) -> None:
+    """Train `generator.net` by Adam on a loss of its images, for methods that make all releases before training.
+
+    Args:
+        loss: loss(t, images [b, c, h, w], labels [b]) of step t. It is logged, so it must be a function of releases and
+            public inputs alone.
+        steps: The number of steps, which the scale may limit.
+        batch_size: b, the number of generated images in a step; their labels are uniform.
+        lr: Learning rate of Adam, which is multiplied by `lr_decay` after every `decay_steps` steps.
+    """
+    net = generator.net
+    adam = torch.optim.Adam(net.parameters(), lr=lr)
+    decay = torch.optim.lr_scheduler.StepLR(adam, decay_steps, lr_decay)
+    for t in ctx.steps(ctx.limit(steps), net=net, adam=adam, decay=decay):
+        z, labels = ctx.latents(generator, batch_size)
+        value = loss(t, net(z, labels), labels)
+        adam.zero_grad()
+        value.backward()
+        adam.step()
+        decay.step()
+        if t % 50 == 0:
+            ctx.log(loss=float(value.detach()))
 
 
 def fit_method(method: Method, data: PrivateData, ctx: Context) -> Generator:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator
-from dpgen_bench.method import Context
+from dpgen_bench.method import Context, train_generator
 from dpgen_bench.nets.code_generator import CodeGenerator
 from dpgen_bench.privacy.bounds import PerRecord
 from dpgen_bench.privacy.sampling import Full
@@ -85,18 +85,19 @@ class DPMERF(Checked):
         target = noisy_sum / data.n
 
         generator = NetGenerator.build(CodeGenerator, data, ctx.device, latent_dim=self.latent_dim)
-        net = generator.net
-        adam = torch.optim.Adam(net.parameters(), lr=self.lr)
-        decay = torch.optim.lr_scheduler.StepLR(adam, self.decay_steps, self.lr_decay)
 
-        for t in ctx.steps(ctx.limit(self.steps), net=net, adam=adam, decay=decay):
-            zeta, y = ctx.latents(generator, self.batch_size)
-            generated = embed(net(zeta, y)).T @ one_hot(y) / self.batch_size  # 1/b sum_j e(G(zeta_j, y_j), y_j)
-            loss = (target - generated).square().sum()
-            adam.zero_grad()
-            loss.backward()
-            adam.step()
-            decay.step()
-            if t % 50 == 0:
-                ctx.log(loss=float(loss.detach()))
+        def loss(t: int, images: Tensor, labels: Tensor) -> Tensor:
+            generated = embed(images).T @ one_hot(labels) / len(images)  # 1/b sum_j e(G(zeta_j, y_j), y_j)
+            return (target - generated).square().sum()
+
+        train_generator(
+            ctx,
+            generator,
+            loss,
+            steps=self.steps,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            lr_decay=self.lr_decay,
+            decay_steps=self.decay_steps,
+        )
         return generator

@@ -161,6 +161,7 @@ def protocol(name: str):
         ("dpgan_revisited", 60_000, "uniform", "uint8", 1, {"cnn", "fid"}),
         ("dp_sinkhorn", 60_000, "uniform", "uint8", 5, {"logreg", "mlp", "cnn", "fid"}),
         ("dp_sinkhorn_authors", 60_000, "uniform", "uint8", 5, {"logreg", "mlp", "cnn", "fid"}),
+        ("dp_hp", 6_000, "balanced", "none", 1, (THIRTEEN - {"cnn"}) | {"average"}),
         ("gs_wgan", 60_000, "balanced", "none", 1, THIRTEEN | {"average", "inception_score", "fid"}),
     ],
 )
@@ -171,7 +172,7 @@ def test_protocols_have_their_settings_and_metrics(name, num_samples, labels, ro
     built = build_metrics(config)
     assert set(built) == metrics
     if "average" in built:
-        assert set(built["average"].of) == THIRTEEN
+        assert set(built["average"].of) == THIRTEEN & metrics
     for key in THIRTEEN & metrics:
         assert built[key].name == key
 
