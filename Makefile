@@ -9,7 +9,7 @@ NAME ?= demo
 export DPGEN_RESULTS ?= results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types tests test-portable portable docs browser test-slow test-gpu tables report sweep bench clean
+.PHONY: help setup demo test check format lint types tests test-portable portable docs browser test-slow test-gpu tables tables-check report sweep bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -28,13 +28,17 @@ setup: .venv/.locked ## create the virtual environment from the lock file
 
 demo: setup ## execute the runs of the demo table, on digits that need no download, and write the table (six minutes)
 	$(RUN)/dpgen sweep demo
-	$(RUN)/dpgen tables demo --overwrite
+	$(RUN)/dpgen tables demo
 
 sweep: setup ## execute the runs that a table lacks: make sweep NAME=demo
 	$(RUN)/dpgen sweep $(NAME)
 
 tables: setup ## write every table and plot to results/tables and results/plots
 	$(RUN)/dpgen tables --all
+
+tables-check: setup ## make the tables again from the records alone, and compare them with the committed ones
+	folder=$$(mktemp -d) && mkdir -p $$folder/tables results/records && cp -R results/records $$folder && \
+	  $(RUN)/dpgen tables --all --no-plots --results $$folder && diff -r $$folder/tables results/tables && rm -r $$folder
 
 report: setup ## write all results to one HTML file, results/report.html
 	$(RUN)/dpgen report

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from omegaconf import OmegaConf
 
 from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.store import Store
+from dpgen_bench.tables.lines import BuiltTable
 from dpgen_bench.tables.rows import TableRow, lines_of, parent_ids, rows_of
 from dpgen_bench.tables.spec import TableSpec, parse_table
 
@@ -106,6 +108,19 @@ def ledger(privacy, **epsilon) -> dict[str, Any]:
         "unproven": [],
         "epsilon": values_by_key,
     }
+
+
+def every_column(built: BuiltTable) -> pd.DataFrame:
+    """All that a table knows of its lines as text: what names them, each metric, and how it was measured."""
+    lines = []
+    for line in built.lines:
+        values: dict[str, str] = {}
+        for metric, cell in line.cells.items():
+            values |= {metric: cell.text}
+            if built.published:
+                values |= {f"{metric} published": cell.printed, f"Δ {metric}": cell.distance}
+        lines.append({**line.head, **values, **line.tail})
+    return pd.DataFrame(lines).fillna("–")
 
 
 def line_for(built, **of):

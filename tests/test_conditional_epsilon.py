@@ -16,7 +16,8 @@ from dpgen_bench.runs.epsilon import account_run
 from dpgen_bench.runs.overview import overview, row
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.assembly import assemble
-from dpgen_bench.tables.formats import long_frame, side_by_side
+from dpgen_bench.tables.formats import long_frame
+from dpgen_bench.tables.layout import lay_out
 from dpgen_bench.tables.rows import load_table
 from tests.shard_cases import DELTA, unit
 from tests.table_toys import fake_run
@@ -78,17 +79,17 @@ def test_tables_show_conditional_epsilons_if_a_row_has_one(tmp_path) -> None:
     table = replace(load_table("demo"), sweeps=("experiment=demo/dp_merf privacy.epsilon=10", "experiment=demo/dpgan"))
     one = fake_run(tmp_path, ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"], 90.0)
     built = assemble("demo", table, tmp_path)
-    assert "ε conditional" not in side_by_side(built)
+    assert not [note for note in lay_out(built).notes if "conditional ε" in note]
     assert "epsilon_conditional" not in long_frame(built)
     folder = Store(tmp_path).folder(one)
     before = row(overview(folder))
     epsilons = {"proven": 610.34, "claimed": 9.9926, "conditional": {"epsilon": 329.42, "assumption": "if so"}}
     folder.write_json("ledger.json", {"entries": [], "epsilon": epsilons})
     built = assemble("demo", table, tmp_path)
-    frame = side_by_side(built)
-    names = list(frame.columns)
-    assert names[names.index("ε claimed") + 1] == "ε conditional"
-    assert list(frame["ε conditional"]) == ["329", "–"]
+    layout = lay_out(built)
+    (epsilon, *_), (unmade, *_) = (row[1] for row in layout.parts[0].rows)
+    assert (epsilon.text, unmade.text) == ("9.99 → 610", "10 (budget)")
+    assert "conditional ε: 329" in [layout.notes[number - 1] for number in epsilon.notes]
     assert set(long_frame(built)["epsilon_conditional"]) == {329.42, "–"}
     assert "ε conditional: if so" in built.rows[0].notes()
     assert [cell for cell in row(overview(folder)) if cell not in before] == ["610", "9.99 (329 conditional)"]

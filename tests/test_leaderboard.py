@@ -11,11 +11,11 @@ import pytest
 from dpgen_bench.runs.display import direction
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables.assembly import assemble
-from dpgen_bench.tables.formats import long_frame, side_by_side
+from dpgen_bench.tables.formats import long_frame
 from dpgen_bench.tables.ranking import Standing, signed, standings
 from dpgen_bench.tables.rows import load_table
 from dpgen_bench.tables.spec import LeaderboardSpec
-from tests.table_toys import measured, table_of, table_rows
+from tests.table_toys import every_column, measured, table_of, table_rows
 
 SHARED = "privacy.relation=replace_one privacy.accountant=pld privacy.delta=1e-5"
 LINES = {name: f"experiment=demo/{name} {SHARED} privacy.epsilon=10" for name in ("dp_merf", "dpgan", "dp_sinkhorn")}
@@ -48,7 +48,7 @@ def ran(results: Path, name: str, fid: float, seed: int = 0, content: dict | Non
 
 
 def places(results: Path, table) -> dict[str, tuple[str, str]]:
-    frame = side_by_side(assemble("t", table, results))
+    frame = every_column(assemble("t", table, results))
     return {line["method"]: (line["place"], line["status"]) for line in frame.to_dict("records")}
 
 
@@ -69,7 +69,7 @@ def test_equal_values_share_a_place(tmp_path):
 
 
 def compared(results: Path, table) -> dict[str, tuple[str, str]]:
-    frame = side_by_side(assemble("t", table, results))
+    frame = every_column(assemble("t", table, results))
     return {line["method"]: (line["place"], line["difference from the best"]) for line in frame.to_dict("records")}
 
 
@@ -120,7 +120,7 @@ def test_differences_have_a_sign():
 def test_each_epsilon_has_its_own_places(tmp_path):
     ran(tmp_path, "dp_merf", 50.0)
     table = board(*LINES.values(), LINES["dp_merf"].replace("epsilon=10", "epsilon=1"))
-    frame = side_by_side(assemble("t", table, tmp_path))
+    frame = every_column(assemble("t", table, tmp_path))
     assert list(frame["ε budget"]) == ["1", "10", "10", "10"]
     assert list(frame["place"]) == ["–", "1", "–", "–"]
     assert set(frame["status"]) == {"measured", "not run"}
@@ -199,7 +199,7 @@ def test_a_run_without_the_metric_gets_no_place(tmp_path):
     run_id = measured(tmp_path, LINES["dpgan"], "quick", {"mlp": {"acc_mlp_pct": 90.0}})
     Store(tmp_path).folder(run_id).write_json("ledger.json", ledger())
     assert places(tmp_path, board(LINES["dpgan"])) == {
-        "dpgan": ("–", "none of these figures measured; no place: FID was not measured")
+        "dpgan": ("–", "no metric of this table was measured; no place: FID was not measured")
     }
 
 
@@ -303,14 +303,14 @@ def test_lines_that_are_not_better_than_runs_without_records_say_so(tmp_path):
     found = places(tmp_path, board(*lines.values()))
     assert list(found) == ["real_data", "dpgan", "dp_sinkhorn", "dp_merf"]
     assert [place for place, _ in found.values()] == ["1", "1", "2", "3"]
-    remark = "not better than real_data, which uses no records"
+    remark = "not better than Real data, which uses no records"
     assert [remark in status for _, status in found.values()] == [False, False, True, True]
 
 
 def test_data_besides_the_records_is_a_column_where_a_line_has_them(tmp_path):
     ran(tmp_path, "dp_merf", 100.0)
     fonts = ran(tmp_path, "dpgan", 50.0, content=ledger(public_data="fonts"))
-    frame = side_by_side(assemble("t", board(*LINES.values()), tmp_path))
+    frame = every_column(assemble("t", board(*LINES.values()), tmp_path))
     assert dict(zip(frame["method"], frame["public data"], strict=True)) == {
         "dpgan": "fonts",
         "dp_merf": "–",
@@ -318,4 +318,4 @@ def test_data_besides_the_records_is_a_column_where_a_line_has_them(tmp_path):
     }
     assert list(frame).index("public data") == list(frame).index("relation, δ, by") + 1
     fonts.write_json("ledger.json", ledger())
-    assert "public data" not in side_by_side(assemble("t", board(*LINES.values()), tmp_path))
+    assert "public_data" not in long_frame(assemble("t", board(*LINES.values()), tmp_path))

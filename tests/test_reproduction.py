@@ -52,8 +52,8 @@ def test_a_value_that_is_not_finite_has_no_difference_and_does_not_count(tmp_pat
     built = assemble("t", a_table({"of": ROW, "run": RUN}), tmp_path)
     cell = line_for(built, **ROW).cells["fid"]
     assert (cell.difference, cell.distance, cell.is_reproduction, cell.caveat) == (None, "–", False, "no finite number")
-    assert built.count_reproductions().startswith("0 of 8 printed figures")
-    assert "1 otherwise" in built.count_reproductions()
+    assert built.count_reproductions().startswith("Of 8 published values, 0 were")
+    assert "1 in another way" in built.count_reproductions()
 
 
 def test_caveats_of_the_yaml_are_shown(tmp_path):
@@ -61,7 +61,7 @@ def test_caveats_of_the_yaml_are_shown(tmp_path):
     measured(tmp_path, RUN, "dpgan_revisited", VALUES)
     line = the_line(tmp_path, {"run": RUN, "caveat": "T is our choice"})
     assert caveat(line)["fid"] == "T is our choice"
-    assert line.cells["fid"].distance == "+8.2 †"
+    assert line.cells["fid"].distance == "+8.2"
     line = the_line(tmp_path, {"run": RUN, "caveat": "T is our choice"}, caveat="classifiers stop early there")
     assert caveat(line)["fid"] == "classifiers stop early there; T is our choice"
 

@@ -6,16 +6,19 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from omegaconf import OmegaConf
 
 from dpgen_bench.report.written import write_table
-from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.compose import compose_cached, compose_config
+from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.overview import overview, row
 from dpgen_bench.runs.statistics import t_interval
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.assembly import assemble
-from dpgen_bench.tables.formats import long_frame, side_by_side
-from dpgen_bench.tables.rows import expand, load_table
-from tests.table_toys import fake_run, table_of
+from dpgen_bench.tables.formats import long_frame
+from dpgen_bench.tables.names import table_names
+from dpgen_bench.tables.rows import expand, jobs_of, lines_of, load_table, parent_ids, spec_of_job
+from tests.table_toys import every_column, fake_run, table_of
 
 
 def test_expansion_is_hydras_own():
@@ -36,7 +39,7 @@ def test_a_table_separates_repeats_from_seeds_and_leaves_out_other_protocols(tmp
     fake_run(tmp_path, [*first, "seed=1"], [91.0, 97.0])
     other = build_spec(compose_config([*first, "protocol.num_samples=1000"])).protocol_record()
     fake_run(tmp_path, ["experiment=demo/dp_merf", "privacy.epsilon=1", "protocol=quick", "seed=0"], 99.0, other)
-    one, ten, *_ = side_by_side(assemble("demo", table, tmp_path)).to_dict("records")
+    one, ten, *_ = every_column(assemble("demo", table, tmp_path)).to_dict("records")
     assert ten["acc_logreg_pct"] == "92.0 ± 2.8 (repeats ± 3.2)"
     assert (one["acc_logreg_pct"], one["seeds"]) == ("–", "0")
     assert one["status"] == "0 measured, 1 finished but not measured so, 1 not run"
@@ -47,7 +50,7 @@ def test_a_run_that_two_sweeps_name_is_one_run(tmp_path):
     fake_run(tmp_path, [*run.split(), "protocol=quick", "seed=0"], 90.0)
     sweeps = [f"{run} seed=0", f"{run} seed=0,1", f"{run} seed=0 protocol=quick protocol.repeats=3"]
     table = table_of(sweeps=sweeps, metrics=["acc_logreg_pct"])
-    once, thrice = side_by_side(assemble("demo", table, tmp_path)).to_dict("records")
+    once, thrice = every_column(assemble("demo", table, tmp_path)).to_dict("records")
     assert (once["acc_logreg_pct"], once["seeds"], once["status"]) == ("90.0", "1", "1 measured, 1 not run")
     assert (thrice["acc_logreg_pct"], thrice["seeds"]) == ("–", "0")
 
@@ -61,7 +64,7 @@ def test_a_cell_names_the_number_of_seeds_that_have_the_metric(tmp_path):
     run.measurements.write(measurement)
     table = replace(load_table("demo"), sweeps=("experiment=demo/dp_merf privacy.epsilon=10 seed=0,1",))
     built = assemble("demo", table, tmp_path)
-    (line,) = side_by_side(built).to_dict("records")
+    (line,) = every_column(built).to_dict("records")
     assert line["acc_logreg_pct"] == "90.0 (1 of 2 seeds)"
     assert "logreg: failed: no" in built.rows[0].notes()
     assert "not measured: logreg" in "".join(row(overview(run)))
@@ -71,7 +74,7 @@ def test_a_table_shows_the_settings_its_rows_differ_in(tmp_path):
     sweeps = ["experiment=demo/dp_merf method.steps=100,200", "experiment=demo/dpgan"]
     table = table_of(sweeps=sweeps, settings=["steps", "n_d"], metrics=["acc_logreg_pct"])
     built = assemble("demo", table, tmp_path)
-    frame = side_by_side(built)
+    frame = every_column(built)
     assert list(frame["steps"]) == ["100", "200", "900"]
     assert list(frame["n_d"]) == ["–", "–", "1"]
     assert list(long_frame(built)["steps"]) == ["100", "200", "900"]
@@ -85,7 +88,7 @@ def test_a_row_may_name_another_protocol_and_says_so(tmp_path):
         sweeps=["experiment=demo/dp_merf", "experiment=demo/dp_merf protocol=standard_utility"],
         metrics=["acc_logreg_pct"],
     )
-    frame = side_by_side(assemble("demo", table, tmp_path))
+    frame = every_column(assemble("demo", table, tmp_path))
     assert list(frame["protocol"]) == ["quick", "standard_utility"]
 
 
@@ -95,7 +98,7 @@ def test_a_table_with_missing_failed_and_measured_runs(tmp_path):
     fake_run(tmp_path, [*first, "seed=0"], 90.0)
     fake_run(tmp_path, [*first, "seed=1"], 94.0)
     fake_run(tmp_path, ["experiment=demo/dp_merf", "privacy.epsilon=1", "protocol=quick", "seed=0"], None)
-    frame = side_by_side(assemble("demo", table, tmp_path))
+    frame = every_column(assemble("demo", table, tmp_path))
     by = {(line["method"], line["ε budget"]): line for line in frame.to_dict("records")}
     assert list(by) == [
         ("dp_merf", "1"),
@@ -107,12 +110,54 @@ def test_a_table_with_missing_failed_and_measured_runs(tmp_path):
     assert by["dp_merf", "1"]["status"] == "0 measured, 1 failed: train: RuntimeError: no, 1 not run"
     assert by["dpgan", "inf"]["status"] == "not run"
     assert by["dpgan", "inf"]["acc_logreg_pct"] == "–"
-    write_table("demo", tmp_path, "paper", ["md", "csv"], overwrite=True)
+    write_table("demo", tmp_path, "paper", ["md", "csv"])
     assert "- dp_merf digits ε=10: logreg: few" in (tmp_path / "tables" / "demo.md").read_text()
     csv = pd.read_csv(tmp_path / "tables" / "demo.csv")
     (line,) = csv[(csv.metric == "acc_logreg_pct") & (csv.seeds == 2)].to_dict("records")
     assert (line["mean"], line["ci95_over"], line["protocol"]) == (92.0, "seeds", "quick")
     assert (line["ci95_low"], line["ci95_high"]) == pytest.approx(t_interval([90.0, 94.0]))
     before = (tmp_path / "tables" / "demo.md").read_bytes()
-    write_table("demo", tmp_path, "paper", ["md", "csv"], overwrite=True)
+    write_table("demo", tmp_path, "paper", ["md", "csv"])
     assert (tmp_path / "tables" / "demo.md").read_bytes() == before
+
+
+COMPOSED = (
+    ["experiment=demo/dp_merf", "privacy.epsilon=1", "protocol=quick", "method.steps=7"],
+    ["experiment=dp_sinkhorn/mnist", "privacy.epsilon=inf", "method.sigma=null", "method.m=3.0", "seed=4"],
+    ["experiment=quick/dpgan", "privacy.epsilon=10", "restart={run:'0123456789ab',checkpoint:last}"],
+    ["method=dpgan", "+method.new=1"],  # an addition is composed whole
+    ["method=dpgan", "~privacy.epsilon"],
+)
+
+
+@pytest.mark.parametrize("overrides", COMPOSED, ids=lambda overrides: overrides[-1])
+def test_a_cached_composition_is_hydras_own(overrides):
+    expected = compose_config(overrides)
+    for _ in range(2):  # the first one fills the cache
+        config = compose_cached(overrides)
+        assert OmegaConf.to_container(config) == OmegaConf.to_container(expected)
+        assert (list(config), OmegaConf.is_struct(config)) == (list(expected), OmegaConf.is_struct(expected))
+        config.seed = 99  # a copy
+    assert compose_cached(overrides).seed != 99
+
+
+@pytest.mark.parametrize("overrides", [["method.stepz=3"], ["method=nothing"], ["seed.more=1"], ["seed=1,2"]])
+def test_a_cached_composition_refuses_what_hydra_refuses(overrides):
+    with pytest.raises(ValueError, match="expected") as expected:
+        compose_config(overrides)
+    with pytest.raises(ValueError, match="expected") as error:
+        compose_cached(overrides)
+    assert str(error.value) == str(expected.value)
+
+
+@pytest.mark.slow
+def test_runs_of_all_tables_are_those_that_hydra_composes(tmp_path):
+    for name in table_names():
+        table = load_table(name)
+        for scale in ("paper", "quick"):
+            parents = parent_ids(table, tmp_path, scale)
+            for job in (job for line in lines_of(table, scale) for job in jobs_of(line, parents)):
+                spec = build_spec(compose_config([*job, f"results={tmp_path}"]), planned=True)
+                found = spec_of_job(job, tmp_path)
+                assert (found.id, found.training) == (spec.id, spec.training)
+                assert found.config == spec.config

@@ -9,15 +9,17 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from dpgen_bench.report.written import write_table
+from dpgen_bench.report.written import to_html, write_table
 from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables import formats
-from dpgen_bench.tables.assembly import assemble, build
-from dpgen_bench.tables.formats import long_frame, side_by_side, to_csv, to_html, to_latex, to_markdown
+from dpgen_bench.tables.assembly import assemble
+from dpgen_bench.tables.formats import long_frame, to_csv, to_markdown
+from dpgen_bench.tables.latex import to_latex
+from dpgen_bench.tables.layout import lay_out
 from dpgen_bench.tables.names import table_names
 from dpgen_bench.tables.rows import TableRow, jobs_of, lines_of, load_table, parent_ids
-from tests.table_toys import ROW, RUN, a_table, line_for, measured, paper_table, table_of
+from tests.table_toys import ROW, RUN, a_table, every_column, line_for, measured, paper_table, table_of
 
 
 def test_a_published_value_a_measured_value_and_their_difference(tmp_path):
@@ -37,12 +39,13 @@ def test_a_published_value_a_measured_value_and_their_difference(tmp_path):
     assert line.cells["acc_cnn_pct"].printed == "45.0"  # as printed, not 45
     assert line.cells["acc_cnn_pct"].distance == "−5.0"
     assert (line.tail["status"], line.tail["seeds"]) == ("measured", "2")
-    assert (line.head["ε proven"], line.head["ε claimed"], line.head["ε printed"]) == ("9.5", "10", "10")
+    assert (line.head["ε proven"], line.head["ε claimed"], line.head["ε published"]) == ("9.5", "10", "10")
     others = [other for other in built.lines if other is not line]
     assert len(built.lines) == 4
     assert {other.tail["status"] for other in others} == {"not implemented"}
-    assert built.count_reproductions().startswith(
-        "2 of 8 printed figures were measured at the paper's scale and by its protocol; 0"
+    assert built.count_reproductions() == (
+        "Of 8 published values, 2 were measured at the paper's scale and by its protocol, 0 in another way (a note "
+        "says which), and 6 were not measured."
     )
 
 
@@ -52,11 +55,9 @@ def test_another_scale_or_protocol_is_marked_and_never_a_reproduction(tmp_path):
     measured(tmp_path, reduced, "dpgan_revisited", measured_values)
     built = assemble("t", a_table({"of": ROW, "run": reduced}), tmp_path)
     cell = line_for(built, **ROW).cells["fid"]
-    assert (cell.is_reproduction, cell.caveat, cell.distance) == (False, "scale reduced", "+8.2 †")
-    assert [mark for mark in built.footnotes() if "†" in mark] == [
-        "† scale reduced: Our DPGAN, D_lr/G_lr=5; n_D=1; B=128; sigma=1, MNIST, 10"
-    ]
-    assert "0 of 8 printed figures were measured at the paper's scale" in built.count_reproductions()
+    assert (cell.is_reproduction, cell.caveat, cell.distance) == (False, "scale reduced", "+8.2")
+    assert lay_out(built).notes[-1] == "No reproduction: scale reduced."
+    assert "0 were measured at the paper's scale" in built.count_reproductions()
     assert set(long_frame(built).query("mean == mean")["reproduction"]) == {"no"}
 
 
@@ -73,7 +74,7 @@ def test_what_a_part_of_the_papers_protocol_measured_counts(tmp_path):
     line = line_for(assemble("t", table, tmp_path), **ROW)
     assert line.cells["acc_cnn_pct"].is_reproduction
     assert line.cells["fid"].measured is None
-    assert line.tail["protocol"] == "dpgan_revisited (figures of dpgan_revisited_utility)"
+    assert line.tail["protocol"] == "dpgan_revisited (values of dpgan_revisited_utility)"
     # A value of the whole protocol precedes that of a part.
     measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 1.0}, "cnn": {"acc_cnn_pct": 50.0}})
     assert line_for(assemble("t", table, tmp_path), **ROW).cells["acc_cnn_pct"].measured.mean == 50.0
@@ -111,7 +112,7 @@ def test_fid_by_another_tool_is_not_shown_and_what_the_texts_share_is(tmp_path):
     line = line_for(assemble("t", a_table({"of": ROW, "run": RUN}), tmp_path), **ROW)
     assert line.cells["fid"].measured is None
     assert (line.cells["acc_cnn_pct"].measured.mean, line.cells["acc_cnn_pct"].is_reproduction) == (40.0, True)
-    assert line.tail["protocol"] == "dpgan_revisited (figures of another text of it)"
+    assert line.tail["protocol"] == "dpgan_revisited (values of another text of it)"
     assert line.tail["status"] == "measured in part"
 
 
@@ -196,7 +197,7 @@ def test_a_row_that_cannot_be_run_says_why_and_a_blank_is_illegible(tmp_path):
     line = line_for(built, **lost)
     assert line.tail["status"] == "not run: its loss is unknown"
     assert {cell.printed for cell in line.cells.values()} == {"not legible in the source"}
-    assert "not legible in the source" in to_markdown(built)
+    assert r"\[illegible\]" in to_markdown(built)
 
 
 def test_quick_takes_the_stand_in_or_the_run_at_scale_quick():
@@ -237,10 +238,10 @@ def test_the_four_formats(tmp_path):
     markdown, latex, page = to_markdown(built), to_latex(built), to_html(built)
     header, _, *lines = [line for line in markdown.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in [header, *lines]} == {header.count("|")}
-    assert "| fid printed | fid | Δ fid |" in header
-    assert r"\begin{longtable}" in latex
+    assert header == "| Method | ε claimed → proven | FID\u00a0↓ | Acc. CNN (%)\u00a0↑ |"
+    assert r"| 260.0<br>\[251.8, +8.2\]" in markdown
     assert "D\\_lr/G\\_lr=5" in latex
-    assert "$\\Delta$ fid" in latex
+    assert "50\\% \\& \\textless{}b\\textgreater{}more" in latex
     assert "&lt;b&gt;more&lt;/b&gt;" in page
     assert "<b>" not in page
     csv = pd.read_csv(io.StringIO(to_csv(built)))
@@ -252,26 +253,10 @@ def test_the_four_formats(tmp_path):
 
 def test_lines_without_a_printed_row_precede_the_printed_ones(tmp_path):
     built = assemble("t", a_table({"of": ROW, "why": "no"}, sweeps=[f"{RUN} seed=0"], settings=["steps"]), tmp_path)
-    frame = side_by_side(built)
-    names = ["method", "variant", "steps", "dataset", "ε printed", "δ printed", "ε budget"]
-    assert list(frame.columns)[:7] == names
+    frame = every_column(built)
+    names = ["method", "variant", "steps", "dataset", "ε published", "δ published", "ε budget"]
     assert list(frame.iloc[0][names]) == ["dp_merf", "–", "200", "digits", "–", "–", "10"]
     assert list(frame.iloc[1][names])[1:] == ["D_lr/G_lr=1; n_D=1; B=128; sigma=1", "–", "MNIST", "10", "1e-05", "–"]
-
-
-def test_a_bar_in_a_cell_does_not_end_it(tmp_path):
-    table = table_of(sweeps=[RUN], metrics=["fid"])
-    built = assemble("t", table, tmp_path)
-    built.lines[0].tail["status"] = "a|b"
-    (line,) = [line for line in to_markdown(built).splitlines() if "dp_merf" in line]
-    assert r"a\|b" in line
-
-
-def test_with_many_metrics_each_has_a_line(tmp_path):
-    built = build("gs_wgan_tablea1", tmp_path)
-    frame = side_by_side(built)
-    assert {"figure", "printed", "here", "Δ"} <= set(frame)
-    assert len(frame) == 182  # as many as the paper's Table A1 prints, accuracies and calibrated ones
 
 
 def test_files_are_the_same_again_and_of_the_formats_asked_for(tmp_path, monkeypatch):
@@ -280,16 +265,16 @@ def test_files_are_the_same_again_and_of_the_formats_asked_for(tmp_path, monkeyp
     monkeypatch.setattr("dpgen_bench.tables.names.CONF", tmp_path / "conf")
     assert table_names() == ["toy8"]
     measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 260.0}})
-    wrote = write_table("toy8", tmp_path, "paper", formats.FORMATS, overwrite=True, quiet=True)
+    wrote = write_table("toy8", tmp_path, "paper", formats.FORMATS, quiet=True)
     assert [path.suffix for path in wrote] == [".md", ".tex", ".csv", ".html"]
     before = [path.read_bytes() for path in wrote]
     for path in (tmp_path / "runs").rglob("*"):
         path.touch()
-    write_table("toy8", tmp_path, "paper", formats.FORMATS, overwrite=True, quiet=True)
+    write_table("toy8", tmp_path, "paper", formats.FORMATS, quiet=True)
     assert [path.read_bytes() for path in wrote] == before
-    assert write_table("toy8", tmp_path, "quick", ["md", "csv"], overwrite=True, quiet=True) == []
+    assert write_table("toy8", tmp_path, "quick", ["md", "csv"], quiet=True) == []
     with pytest.raises(ValueError, match="expected formats md,tex,csv,html, got pdf"):
-        write_table("toy8", tmp_path, "paper", ["pdf"], overwrite=True)
+        write_table("toy8", tmp_path, "paper", ["pdf"])
 
 
 def test_names_come_with_numbers_as_numbers():

@@ -243,9 +243,7 @@ def _tables(add: Add) -> None:
         ),
         "formats",
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="also overwrite files with values of runs that are not in the results"
-    )
+    parser.add_argument("--no-plots", action="store_true", help="write the tables without their plots")
     _folders(parser, default_results())
 
 
@@ -275,7 +273,6 @@ def _report(add: Add) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="the file to write (default: report.html in the folder of results)"
     )
-    parser.add_argument("--overwrite", action="store_true", help="also overwrite a report of runs that are missing now")
     _folders(parser, default_results())
 
 

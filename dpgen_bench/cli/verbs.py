@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -213,14 +212,14 @@ def tables(options: argparse.Namespace) -> int:
         for name in names:
             load_table(name)  # raises for an unknown name before anything is written
         for name in names:
-            write_table(name, options.results, scale, options.format, options.overwrite)
+            write_table(name, options.results, scale, options.format, plots=not options.no_plots)
         return 0
     quick, all_names, failed = has_quick_runs(options.results), table_names(), 0
     for number, name in enumerate(all_names, start=1):
         print(f"[{number}/{len(all_names)}] {name}", file=sys.stderr, flush=True)
         try:
             for each in scales_to_build(load_table(name), quick):
-                write_table(name, options.results, each, options.format, options.overwrite, quiet=True)
+                write_table(name, options.results, each, options.format, quiet=True, plots=not options.no_plots)
         except Exception as error:  # an error in one table must not prevent the others
             failed = print_error(error)
     return failed
@@ -233,35 +232,12 @@ def _take_scale(arguments: list[str]) -> tuple[list[str], str]:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the report, unless it would lose runs."""
+    """Write the report."""
     from dpgen_bench.report.page import build_report
-    from dpgen_bench.runs.records import record_paths
 
     _expect_folder(options.results)
-    path = options.out or options.results / "report.html"
-    existing = {folder.id for folder in Store(options.results).runs()} | record_paths(options.results).keys()
-    if not options.overwrite and (missing := _runs_shown(path) - existing):
-        print(
-            f"dpgen: kept {path}: it shows {len(missing)} runs that are not in {options.results / 'runs'} "
-            f"({min(missing)}, ...); use --overwrite to replace it, or --out to write another file",
-            file=sys.stderr,
-        )
-        return 0
     print(build_report(options.results, options.out))
     return 0
-
-
-def _runs_shown(path: Path) -> set[str]:
-    """Folders of the runs with values that an existing report shows; none if the file is missing or no report."""
-    if not path.is_file():
-        return set()
-    text = path.read_text(errors="replace")
-    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    try:
-        shown = json.loads(match[1])["runs"] if match else []
-        return {run["folder"] for run in shown if run["state"] in ("finished", "damaged", "duplicate")}
-    except (ValueError, KeyError, TypeError):
-        return set()
 
 
 def _expect_folder(results: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -56,6 +58,33 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
             f"expected yaml files of UTF-8 text in {' and '.join(map(str, roots))}, got other bytes ({error}); save "
             "the file as text."
         ) from None
+
+
+def compose_cached(overrides: Sequence[str]) -> DictConfig:
+    """`compose_config`, but choices of yamls are composed once, and settings are added to a copy of the result.
+
+    Hydra needs a quarter of a second to compose yamls, and it sets values last, so that the config is the same.
+    Overrides for which it may not be are composed whole: those that add or delete a key, and those that are refused.
+    """
+    parsed = [parse_override(text) for text in overrides]
+    roots = _roots(None)
+    choices = [each.input_line for each in parsed if any((root / each.key_or_group).is_dir() for root in roots)]
+    settings = [each for each in parsed if each.input_line not in choices]
+    if all(each.type is OverrideType.CHANGE and not each.is_sweep_override() and not each.package for each in settings):
+        config = copy.deepcopy(_composed(tuple(map(str, choices)), own_folders()))
+        try:
+            for each in settings:
+                OmegaConf.update(config, each.key_or_group, each.value(), merge=True)
+            return config
+        except (OmegaConfBaseException, ValueError, TypeError):
+            pass  # composed whole, Hydra's error says which override is wrong
+    return compose_config(overrides)
+
+
+@cache
+def _composed(overrides: tuple[str, ...], _: tuple[Path, ...]) -> DictConfig:
+    """The config of these overrides, cached for each value of `own_folders`."""
+    return compose_config(overrides)
 
 
 def expect_composable(overrides: Sequence[str], multirun: bool) -> None:

@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.listing import describe_dataset, is_changed
 from dpgen_bench.tables.leaderboard import ranked
-from dpgen_bench.tables.lines import CONDITIONAL, ILLEGIBLE, PUBLIC_DATA, SERVER, BuiltTable, Cell, Line
+from dpgen_bench.tables.lines import CONDITIONAL, ILLEGIBLE, NOTHING, PUBLIC_DATA, SERVER, BuiltTable, Cell, Line
 from dpgen_bench.tables.published import NAMING_FIELDS, PublishedRow, published_rows
 from dpgen_bench.tables.ranking import COMPARISON
 from dpgen_bench.tables.reproduction import caveat_of, caveats_of_runs, check_caveats, stated_caveats
@@ -75,7 +75,7 @@ def _assemble(name: str, table: TableSpec, results: Path, scale: str) -> BuiltTa
     if note and printed and scale == "quick":
         note = f"Of the paper's own runs, for which these stand in: {note}"
     remarks = _remarks([line.row for line in lines if line.row is not None])
-    return BuiltTable(name, table.title, note, scale, metrics, lines, remarks, bool(printed))
+    return BuiltTable(name, table.title, note, scale, metrics, lines, remarks, bool(printed), table.settings)
 
 
 def _printed_rows(table: TableSpec) -> list[PublishedRow]:
@@ -163,7 +163,7 @@ def _line(
     expected = [cell for cell in cells.values() if printed is None or cell.published is not None or cell.illegible]
     missing = [cell for cell in expected if cell.measured is None]
     if tail["status"] == "measured" and missing:
-        tail["status"] = "measured in part" if len(missing) < len(expected) else "none of these figures measured"
+        tail["status"] = "measured in part" if len(missing) < len(expected) else NOTHING
     tail["status"] += "".join(f"; {reason}" for reason in (row.budget_problems() if row else ()))
     return Line(_head(table, printed, row), cells, tail, row, printed)
 
@@ -178,8 +178,8 @@ def _head(table: TableSpec, printed: PublishedRow | None, row: TableRow | None) 
             "variant": printed.variant,
             "reported in": printed.reported_in,
             "dataset": printed.dataset,
-            "ε printed": printed.epsilon or ILLEGIBLE,
-            "δ printed": printed.delta,
+            "ε published": printed.epsilon or ILLEGIBLE,
+            "δ published": printed.delta,
         }
         head = {key: value or "–" for key, value in head.items()}
         if "this paper" in head["reported in"]:
@@ -219,7 +219,7 @@ def _tail(row: TableRow | None, why: str) -> dict[str, str]:
     return {
         "seeds": str(len(row.measured)),
         "scale": row.scale,
-        "protocol": row.protocol + changed + (f" (figures of {', '.join(parts)})" if parts else ""),
+        "protocol": row.protocol + changed + (f" (values of {', '.join(parts)})" if parts else ""),
         "status": row.status(),
     }
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dpgen_bench.runs.display import direction
+from dpgen_bench.runs.display import direction, method_name
 from dpgen_bench.tables.lines import TO_BEST, Line
 from dpgen_bench.tables.ranking import standings, why_no_place
 from dpgen_bench.tables.rows import TableRow
@@ -67,7 +67,7 @@ def _compared_with_no_records(line: Line, placed: Sequence[Line], by: str, lower
     best = min(others, key=value, default=line)
     if _uses_no_records(line) or not value(best) <= value(line) < math.inf or best is line:
         return line
-    remark = f"; not better than {best.head['method']}, which uses no records"
+    remark = f"; not better than {method_name(best.head['method'])}, which uses no records"
     return replace(line, tail={**line.tail, "status": line.tail["status"] + remark})
 
 

@@ -10,6 +10,8 @@ from dpgen_bench.tables.published import PublishedRow, print_number
 from dpgen_bench.tables.ranking import Standing
 from dpgen_bench.tables.rows import TableRow
 
+NONE = "–"
+NOTHING = "no metric of this table was measured"  # the status of a run that was measured by another protocol's metrics
 TO_BEST = "difference from the best"  # a leaderboard's column
 SERVER, CONDITIONAL = "ε against the server", "ε conditional"  # columns that are shown where a row has them
 PUBLIC_DATA = "public data"  # as above: what a method uses besides the records
@@ -62,14 +64,12 @@ class Cell:
 
     @property
     def distance(self) -> str:
-        """The difference with its sign, such as `+2.3`, and with † where the values are not comparable."""
+        """The difference with its sign, such as `+2.3`."""
         if self.difference is None or self.measured is None:
-            return "–"
+            return NONE
         size = format_value(abs(self.difference), max(abs(self.measured.mean), abs(self.published or 0.0)))
         zero = float(size.replace(",", "")) == 0.0
-        return ("0" if zero else ("+" if self.difference > 0 else "−") + size) + (
-            f" {NOT_COMPARABLE}" if self.caveat else ""
-        )
+        return "0" if zero else ("+" if self.difference > 0 else "−") + size
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,12 @@ class Line:
 
 @dataclass(frozen=True)
 class BuiltTable:
-    """A table with its values. `published`: it shows the published values next to the measured ones."""
+    """A table with its values.
+
+    Args:
+        published: it shows the published values next to the measured ones.
+        settings: the settings of methods that are columns.
+    """
 
     name: str
     title: str
@@ -105,6 +110,12 @@ class BuiltTable:
     lines: list[Line]
     remarks: list[str]
     published: bool
+    settings: tuple[str, ...] = ()
+
+    @property
+    def heading(self) -> str:
+        """The title, which says where short runs stand in for a paper's."""
+        return self.title + (" · stand-ins (scale=quick)" if self.scale == "quick" and self.published else "")
 
     @property
     def rows(self) -> list[TableRow]:
@@ -121,21 +132,6 @@ class BuiltTable:
         cells = [cell for line in self.lines for cell in line.cells.values() if cell.published is not None]
         reproduced, others = sum(cell.is_reproduction for cell in cells), sum(bool(cell.caveat) for cell in cells)
         return (
-            f"{reproduced} of {len(cells)} printed figures were measured at the paper's scale and by its protocol; "
-            f"{others} otherwise ({NOT_COMPARABLE}: no reproduction), {len(cells) - reproduced - others} not."
+            f"Of {len(cells)} published values, {reproduced} were measured at the paper's scale and by its protocol, "
+            f"{others} in another way (a note says which), and {len(cells) - reproduced - others} were not measured."
         )
-
-    def footnotes(self) -> list[str]:
-        """What * and † in the cells stand for, with the lines that each note or reason is about."""
-        lines_of: dict[str, dict[str, None]] = {}
-        for line in self.lines:
-            name = ", ".join(dict.fromkeys(v for k, v in line.head.items() if k in _NAMING and v != "–"))
-            for cell in line.cells.values():
-                if cell.note and (cell.published is not None or cell.illegible):
-                    lines_of.setdefault(f"* {cell.note}", {})[name] = None
-                if cell.caveat:
-                    lines_of.setdefault(f"{NOT_COMPARABLE} {cell.caveat}", {})[name] = None
-        return [f"{note}: {'; '.join(names)}" for note, names in lines_of.items()]
-
-
-_NAMING = ("method", "variant", "dataset", "ε printed")

@@ -14,11 +14,12 @@ from pathlib import Path
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dpgen_bench.runs.catalogue import catalogue
-from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
+from dpgen_bench.runs.compose import compose_cached
+from dpgen_bench.runs.config import SEEDS, RunSpec, build_spec, compose_config
 from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, epsilon_number, format_epsilon
 from dpgen_bench.runs.measurements import Measurement
 from dpgen_bench.runs.records import readable_run
@@ -367,20 +368,22 @@ def differing_settings(one: RunSpec, other: RunSpec) -> list[str]:
 
 
 def spec_of_job(overrides: Sequence[str], results: Path) -> RunSpec:
-    """The run that the overrides of a job describe. A run from which it restarts need not exist yet.
-
-    Hydra needs a quarter of a second to compose a config, so overrides that differ in the seed alone are composed once.
-    """
+    """The run that the overrides of a job describe. A run from which it restarts need not exist yet."""
     seeds = [each.split("=", 1)[1] for each in overrides if re.fullmatch(r"seed=\d+", each)]
     others = tuple(each for each in overrides if not re.fullmatch(r"seed=\d+", each))
-    config = copy.deepcopy(_composed(others, own_folders()))
-    config.results = str(results)
-    if seeds:
-        config.seed = int(seeds[-1])
-    return build_spec(config, planned=True)
+    seed = int(seeds[-1]) if seeds else None
+    if seed is not None and seed >= SEEDS:  # refused there
+        return build_spec(compose_config(overrides), planned=True)
+    spec = _without_seed(others, str(results), own_folders())
+    seed = spec.seed if seed is None else seed
+    config = copy.deepcopy(spec.config)
+    config.seed = seed
+    return RunSpec(config, {**spec.training, "seed": seed})
 
 
 @cache
-def _composed(overrides: tuple[str, ...], _: tuple[Path, ...]) -> DictConfig:
-    """The config of these overrides, cached for each value of `own_folders`."""
-    return compose_config([*overrides])
+def _without_seed(overrides: tuple[str, ...], results: str, _: tuple[Path, ...]) -> RunSpec:
+    """The run of these overrides with the default seed, which no other setting depends on; cached for `own_folders`."""
+    config = compose_cached(overrides)
+    config.results = results
+    return build_spec(config, planned=True)

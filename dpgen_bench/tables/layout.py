@@ -1,0 +1,217 @@
+"""Lay a table out for readers, as a paper prints it: rows are methods, groups of columns are data sets and metrics.
+
+A cell has the value that was measured here and, below it in brackets, the published value and the difference. What
+qualifies a value is a numbered note. `formats` writes the layout; the CSV has the long form instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TypeVar
+
+from dpgen_bench.runs.display import direction, label_of, metric_label
+from dpgen_bench.tables.blocks import Best, Block, Text, best_values, cell_block, epsilon_block, name_block
+from dpgen_bench.tables.lines import NONE, TO_BEST, BuiltTable, Line
+from dpgen_bench.tables.naming import budget_of, dataset_of, group_of, method_of, rank_of
+from dpgen_bench.tables.notes import Notes, Shared, paragraphs
+
+MOST_COLUMNS = 9
+WIDTH = 120  # characters of a table in a terminal
+WIDEST_NAME = 26  # characters of the column of methods, whose texts are folded
+
+Pair = tuple[str, str]  # a data set and a metric, which have a column
+Plan = tuple[list[Pair], list[int] | None]  # of a part: its pairs and, where these are rows, which methods are columns
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its group (the data set, or "" where all columns share it) and its heading."""
+
+    group: str
+    head: Block
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a table that fits a page.
+
+    Args:
+        title: its data set; "" if the columns have several.
+        breaks: numbers of the rows before which a reader expects a rule, such as those at another epsilon.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Block, ...], ...]
+    breaks: tuple[int, ...] = ()
+
+    def groups(self) -> list[tuple[str, int]]:
+        """The groups of columns that stand next to each other, with the number of their columns."""
+        return [(name, len(list(several))) for name, several in groupby(column.group for column in self.columns)]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A table for readers. `notes` are numbered from 1, and `remarks` are about single runs."""
+
+    name: str
+    title: str
+    parts: tuple[Part, ...]
+    paragraphs: tuple[str, ...]
+    notes: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    def heading_of(self, part: Part) -> str:
+        """The data set of a part where the table's title does not say it; "" elsewhere."""
+        return part.title if len(self.parts) > 1 or part.title.lower() not in self.title.lower() else ""
+
+
+def lay_out(built: BuiltTable, width: int = WIDTH) -> Layout:
+    """The table for readers, in parts of at most `MOST_COLUMNS` columns and, where words allow it, `width` characters.
+
+    A part that would be wider is split by data set. What is still wider has a row for each metric if its methods are
+    few, and is otherwise split by metric.
+    """
+    draft = _Draft(built, Shared(built), best_values(built))
+    notes = Notes()
+    parts = [draft.part(pairs, notes, turned) for pairs, turned in draft.plan(width)]
+    below = paragraphs(built, draft.shared, bool(draft.best.values))
+    return Layout(built.name, built.heading, tuple(parts), tuple(below), tuple(notes.texts), tuple(built.remarks))
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A table that is being laid out."""
+
+    built: BuiltTable
+    shared: Shared
+    best: Best
+
+    def plan(self, width: int) -> list[Plan]:
+        """The columns of values of each part and, where its rows are metrics, the methods that are its columns."""
+        lines = self.built.lines
+        datasets = list(dict.fromkeys(map(dataset_of, lines)))
+        pairs = [(data, metric) for data in datasets for metric in self.built.metrics if _is_used(lines, data, metric)]
+        if not pairs:
+            return []
+        apart = any("place" in line.head for line in lines)  # each data set has places of its own
+        if self._fits((pairs, None), width) and not (apart and len(datasets) > 1):
+            return [(pairs, None)]
+        plans: list[Plan] = []
+        for data in datasets:
+            if of_data := [pair for pair in pairs if pair[0] == data]:
+                plans += self._split(of_data, width)
+        return plans
+
+    def _split(self, pairs: list[Pair], width: int) -> list[Plan]:
+        """The parts of one data set."""
+        rows = list(range(len(self.part(pairs, Notes()).rows)))
+        upright: list[list[Plan]] = [[(chunk, None) for chunk in _chunks(pairs, n + 1)] for n in range(len(pairs))]
+        turned: list[list[Plan]] = [[(pairs, chunk) for chunk in _chunks(rows, n + 1)] for n in range(len(rows))]
+        fitting = [
+            next((plans for plans in ways if all(self._fits(plan, width) for plan in plans)), ways[-1])
+            for ways in (upright, turned)
+        ]
+        return min(fitting, key=len)  # of equally many parts those whose rows are methods
+
+    def _fits(self, plan: Plan, width: int) -> bool:
+        part = self.part(plan[0], Notes(), plan[1])
+        return len(part.columns) <= MOST_COLUMNS and _width(part) <= width
+
+    def part(self, pairs: Sequence[Pair], notes: Notes, turned: Sequence[int] | None = None) -> Part:
+        """The part with a column for each pair; `turned`: with a row for each pair, and these methods as columns."""
+        datasets = list(dict.fromkeys(data for data, _ in pairs))
+        lines = [line for line in self.built.lines if dataset_of(line) in datasets]
+        settings = [name for name in self.built.settings if any(line.head.get(name, NONE) != NONE for line in lines)]
+        # Columns that name a line: the place in a leaderboard, the method, its settings, and its epsilons.
+        with_place, with_best = "place" in lines[0].head, any(line.tail.get(TO_BEST, NONE) != NONE for line in lines)
+        heads = ["#"] if with_place else []
+        heads += ["Method", *(label_of(f"method.{name}", plain=True) for name in settings), "ε claimed → proven"]
+        naming = len(heads)
+        heads += ["Difference from the best"] if with_best else []
+        columns = [Column("", (Text(head),)) for head in heads]
+        group = len(datasets) > 1
+        columns += [Column(data if group else "", (Text(_heading(metric)),)) for data, metric in pairs]
+        rows: list[tuple[Block, ...]] = []
+        breaks, previous = [], None
+        for row in sorted(_rows(lines, settings), key=self._order):
+            first, of_data = row[0], {dataset_of(line): line for line in row}
+            blocks: list[Block] = [(Text(first.head["place"]),)] if with_place else []
+            blocks.append(name_block(row, self.shared, notes))
+            blocks += [(Text(first.head.get(name, NONE)),) for name in settings]
+            blocks.append(epsilon_block(row, notes))
+            blocks += [(Text(first.tail.get(TO_BEST, NONE)),)] if with_best else []
+            blocks += [
+                cell_block(of_data[data], metric, self.best, self.shared, notes) if data in of_data else (Text(""),)
+                for data, metric in pairs
+            ]
+            if rows and self._order(row) != previous:
+                breaks.append(len(rows))
+            previous = self._order(row)
+            rows.append(tuple(blocks))
+        part = Part("" if group else datasets[0], tuple(columns), tuple(rows), tuple(breaks))
+        return part if turned is None else _turned(part, naming, turned)
+
+    def _order(self, row: Sequence[Line]) -> tuple[int, float]:
+        """The section of a row. Budgets divide a table of the bench; a paper's table keeps its printed order."""
+        budget = budget_of(row[0])
+        return rank_of(row[0]), 0.0 if self.built.published else -1.0 if budget is None else budget
+
+
+def _is_used(lines: Sequence[Line], dataset: str, metric: str) -> bool:
+    cells = [line.cells[metric] for line in lines if dataset_of(line) == dataset and metric in line.cells]
+    return any(cell.published is not None or cell.illegible or cell.measured for cell in cells)
+
+
+def _heading(metric: str) -> str:
+    arrow = {"lower": "\u00a0↓", "higher": "\u00a0↑", None: ""}[direction(metric)]
+    return metric_label(metric) + arrow
+
+
+def _rows(lines: Sequence[Line], settings: Sequence[str]) -> list[list[Line]]:
+    """The lines of each row: at most one for each data set, of the same method, variant, settings and epsilon."""
+    rows: dict[tuple[str, ...], list[list[Line]]] = {}
+    for line in lines:
+        printed = line.printed
+        names = [method_of(line), group_of(line), *(line.head.get(name, NONE) for name in settings)]
+        if printed is None:
+            names += [line.tail["scale"], line.tail["protocol"], line.head.get("place", "")]
+        else:
+            names += [printed.variant, printed.reported_in, printed.delta]
+        of_names = rows.setdefault(tuple(names), [])
+        free = next((row for row in of_names if dataset_of(line) not in map(dataset_of, row)), None)
+        if free is None:
+            of_names.append([line])
+        else:
+            free.append(line)
+    return [row for several in rows.values() for row in several]
+
+
+def _width(part: Part) -> int:
+    """Characters of a part in a terminal: a column is as wide as its longest line; headings are folded at spaces."""
+    total = 1
+    for number, column in enumerate(part.columns):
+        words = [word for text in (column.group, *(each.text for each in column.head)) for word in text.split(" ")]
+        longest = max([len(word) for word in words] + [len(text) for row in part.rows for text in row[number]])
+        total += 3 + (min(longest, WIDEST_NAME) if column.head[0].text == "Method" else longest)
+    return total
+
+
+def _chunks(items: Sequence[Item], count: int) -> list[list[Item]]:
+    """The items in at most that many pieces of about the same size."""
+    size = -(-len(items) // count)
+    return [list(items[start : start + size]) for start in range(0, len(items), size)]
+
+
+def _turned(part: Part, naming: int, methods: Sequence[int]) -> Part:
+    """The part with its metrics as rows and these methods as columns, whose headings are the first `naming` columns."""
+    upright = [part.rows[number] for number in methods]
+    heads = [tuple(text for block in row[:naming] for text in block if text.text != NONE) for row in upright]
+    columns = (Column("", (Text("Metric"),)), *(Column("", head) for head in heads))
+    numbers = range(naming, len(part.columns))
+    rows = tuple((part.columns[number].head, *(row[number] for row in upright)) for number in numbers)
+    return Part(part.title, columns, rows)

@@ -1,0 +1,108 @@
+"""Name a table's lines for readers: data set, method and epsilons, and whether a line is an end of the scale."""
+
+from __future__ import annotations
+
+import math
+
+from dpgen_bench.privacy.events import budget_text
+from dpgen_bench.runs.display import dataset_name, method_name
+from dpgen_bench.runs.listing import format_epsilon
+from dpgen_bench.tables.lines import NONE, Line
+
+REAL = "real_data"  # the method whose samples are the records themselves
+REAL_ROWS = ("Real", "Real data")  # and the names of its rows in the papers
+DATASETS = {"FashionMNIST": "Fashion-MNIST"}  # names in results/published that are not the ones for readers
+
+
+def dataset_of(line: Line) -> str:
+    """A line's data set for readers."""
+    if line.printed is not None:
+        return DATASETS.get(line.printed.dataset, line.printed.dataset)
+    name, _, selection = line.head["dataset"].partition(" ")
+    return " ".join(filter(None, [dataset_name(name), selection]))
+
+
+def method_of(line: Line) -> str:
+    """A line's method for readers, as the paper prints it."""
+    if line.printed is not None:
+        return line.printed.method
+    return method_name(str(line.row.specs[0].config.method.name)) if line.row else line.head["method"]
+
+
+def group_of(line: Line) -> str:
+    """The epsilon that a reader compares lines at: the printed one, or else the budget."""
+    if line.printed is not None:
+        return line.printed.epsilon
+    return line.head.get("ε budget", NONE)
+
+
+def budget_of(line: Line) -> float | None:
+    """The epsilon of the budget of a line's runs; None without runs or without a budget."""
+    epsilon = line.row.specs[0].config.privacy.epsilon if line.row else None
+    return None if epsilon is None else float(epsilon)
+
+
+def is_real_data(line: Line) -> bool:
+    """Whether the line measures the records themselves."""
+    if line.row is not None and str(line.row.specs[0].config.method.name) == REAL:
+        return True
+    return line.printed is not None and line.printed.method in REAL_ROWS
+
+
+def uses_no_records(line: Line) -> bool:
+    """Whether the line's runs are proven to reveal nothing: their epsilon is 0."""
+    if line.row is None:
+        return False
+    return line.row.epsilon_value("proven") == 0.0 or line.row.specs[0].config.privacy.epsilon == 0
+
+
+def rank_of(line: Line) -> int:
+    """Real data is the upper end and comes first; what uses no records is the lower end and comes last."""
+    return 0 if is_real_data(line) else 2 if uses_no_records(line) else 1
+
+
+def is_measured(line: Line) -> bool:
+    """Whether a run of the line has values."""
+    return line.row is not None and bool(line.row.measured)
+
+
+def epsilon_of(line: Line) -> str:
+    """`10 → 888`: the epsilon that the paper claims, and the one that the ledgers of the runs prove.
+
+    A line without a claim has a dash in its place, and so has one whose runs are not made. `∞` is without privacy.
+    """
+    row = line.row
+    if line.printed is not None:
+        claimed = _infinite(line.printed.epsilon or NONE)
+    elif is_measured(line) and row is not None:
+        claimed = _infinite(_short(row.epsilon("claimed")))
+    else:
+        budget = _infinite(budget_text(row.specs[0].config.privacy.epsilon)) if row else NONE
+        return budget if budget in ("∞", NONE) else f"{budget} (budget)"
+    proven = _infinite(_short(row.epsilon("proven"))) if row is not None and is_measured(line) else NONE
+    without = row is not None and row.specs[0].config.privacy.epsilon == math.inf
+    if claimed == "∞" or (without and proven == "∞"):
+        return "∞"
+    return proven if proven == "0" and claimed in (NONE, "0") else f"{claimed} → {proven}"
+
+
+def _infinite(text: str) -> str:
+    return {"inf": "∞"}.get(text, text)
+
+
+def _short(text: str) -> str:
+    return "failed" if text.startswith("failed") else text
+
+
+def epsilon_notes(line: Line) -> list[str]:
+    """The other epsilons of a line's runs, and accounting that failed."""
+    row = line.row
+    if row is None or not row.measured:
+        return []
+    texts = []
+    for name, text in (("server", "ε against the server"), ("conditional", "conditional ε")):
+        value = row.epsilon_value(name)
+        if value is not None:
+            texts.append(f"{text}: {_infinite(format_epsilon(value))}")
+    failed = [row.epsilon(name) for name in ("proven", "claimed")]
+    return [*texts, *dict.fromkeys(text for text in failed if text.startswith("failed"))]

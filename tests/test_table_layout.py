@@ -1,0 +1,199 @@
+"""Tables for readers: what a paper prints, in every format, without keys of files and within a page."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dpgen_bench.report.written import to_html
+from dpgen_bench.runs.statistics import Summary
+from dpgen_bench.tables.assembly import assemble, build
+from dpgen_bench.tables.blocks import Text, value_text
+from dpgen_bench.tables.formats import show, to_markdown
+from dpgen_bench.tables.latex import MOST_LINES, PREAMBLE, to_latex
+from dpgen_bench.tables.layout import MOST_COLUMNS, WIDTH, Layout, lay_out
+from dpgen_bench.tables.lines import BuiltTable
+from dpgen_bench.tables.names import table_names
+from dpgen_bench.tables.rows import load_table
+from tests.table_toys import ROW, RUN, a_table, measured, table_of
+
+NOWHERE = Path("no such folder of results")
+# Of each form: two data sets, many metrics, many rows, parameters, settings as columns.
+PAPERS = ("dp_sinkhorn_table1", "gs_wgan_tablea1", "dpgan_table2", "dpgan_table4", "gs_wgan_table1")
+
+
+@cache
+def built_of(name: str) -> BuiltTable:
+    return build(name, NOWHERE)
+
+
+def texts_of(layout: Layout) -> list[str]:
+    blocks = [column.head for part in layout.parts for column in part.columns]
+    blocks += [block for part in layout.parts for row in part.rows for block in row]
+    return [layout.title, *(text.text for block in blocks for text in block), *layout.paragraphs, *layout.notes]
+
+
+def printed_in_terminal(built: BuiltTable, width: int) -> list[str]:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    show(built, console)
+    return console.export_text().splitlines()
+
+
+def column(layout: Layout, heading: str, part: int = 0) -> list[tuple[str, ...]]:
+    """The texts of a column of one part, by the beginning of its heading."""
+    columns = layout.parts[part].columns
+    (number,) = [i for i, each in enumerate(columns) if each.head[0].text.startswith(heading)]
+    return [tuple(text.text for text in row[number]) for row in layout.parts[part].rows]
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_papers_table_fits_and_has_every_published_value(name):
+    layout = lay_out(built_of(name))
+    published = [cell for line in built_of(name).lines for cell in line.cells.values() if cell.published is not None]
+    shown = [text for part in layout.parts for row in part.rows for block in row for text in block]
+    assert len(published) == sum(text.text.startswith("[") and text.text != "[illegible]" for text in shown)
+    assert all(len(part.columns) <= MOST_COLUMNS for part in layout.parts)
+    for width in (WIDTH, 80):
+        assert max(map(len, printed_in_terminal(built_of(name), width))) <= width
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_no_key_of_a_file_reaches_a_reader(name):
+    built = built_of(name)
+    keys = {*built.metrics, "FashionMNIST", "add_remove", "replace_one"}
+    for text in (to_markdown(built), to_latex(built), to_html(built), "\n".join(printed_in_terminal(built, WIDTH))):
+        assert not [key for key in keys if key != "fid" and key in text]
+        assert "fid" not in text.replace("fidelity", "")
+
+
+def test_measured_published_and_difference_stand_in_one_cell_with_their_notes(tmp_path):
+    for seed, fid in ((0, 260.0), (1, 262.0)):
+        measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": fid}, "cnn": {"acc_cnn_pct": 40.0}}, seed)
+    table = a_table({"of": ROW, "run": f"{RUN} seed=0,1", "caveat": {"fid": "T is our choice"}})
+    layout = lay_out(assemble("t", table, tmp_path))
+    place = column(layout, "Method").index(("Our DPGAN", ROW["variant"].replace("sigma", "σ")))
+    assert column(layout, "FID")[place] == ("261.0 ± 1.4", "[251.8, +9.2]")
+    assert column(layout, "Acc. CNN (%)")[place] == ("40.0", "[45.0, −5.0]")
+    assert column(layout, "ε claimed → proven")[place] == ("10 → 9.5",)
+    value, published = layout.parts[0].rows[place][2]
+    assert [layout.notes[number - 1] for number in value.notes] == ["No reproduction: T is our choice."]
+    assert published.notes == ()
+    others = [row[0][0].notes for row in layout.parts[0].rows if row is not layout.parts[0].rows[place]]
+    assert {layout.notes[number - 1] for notes in others for number in notes} == {"Not implemented here."}
+    assert "Runs: scale paper; protocol dpgan_revisited; 2 seeds; ε for a record under" in " ".join(layout.paragraphs)
+
+
+def test_the_best_of_each_epsilon_is_bold_and_real_data_does_not_compete(tmp_path):
+    lines = {name: f"experiment=demo/{name} privacy.epsilon=10" for name in ("dp_merf", "dpgan")}
+    real = "method=real_data privacy.epsilon=inf dataset=digits"
+    for line, fid, accuracy in ((lines["dp_merf"], 50.0, 80.0), (lines["dpgan"], 40.0, 70.0), (real, 1.0, 99.0)):
+        measured(tmp_path, line, "quick", {"fid": {"fid": fid}, "mlp": {"acc_mlp_pct": accuracy}})
+    measured(tmp_path, lines["dpgan"].replace("10", "1"), "quick", {"fid": {"fid": 90.0}})
+    table = table_of(
+        sweeps=[*lines.values(), real, lines["dpgan"].replace("10", "1")], metrics=["fid", "acc_mlp_pct", "kid"]
+    )
+    layout = lay_out(assemble("t", table, tmp_path))
+    assert [name for name, *_ in column(layout, "Method")] == ["Real data", "DPGAN", "DP-MERF", "DPGAN"]
+    assert layout.parts[0].breaks == (1, 2), "the rows of one budget stand together"
+    bold = {(row[0][0].text, text.text) for row in layout.parts[0].rows for block in row for text in block if text.bold}
+    assert bold == {("DPGAN", "40.0"), ("DP-MERF", "80.0")}
+    assert len(layout.parts[0].columns) == 4, "a metric that no run has needs no column"
+    assert layout.heading_of(layout.parts[0]) == "Digits", "the title does not say which data these are"
+    assert "2 seeds" not in " ".join(layout.paragraphs)
+
+
+def test_rows_that_use_no_records_come_last(tmp_path):
+    lines = [f"experiment=demo/{name} privacy.epsilon=10" for name in ("dp_merf", "dpgan")]
+    for line in lines:
+        measured(tmp_path, line, "quick", {"fid": {"fid": 50.0}})
+    built = assemble("t", table_of(sweeps=lines, metrics=["fid"]), tmp_path)
+    first = built.lines[0].row
+    without = [{**folder.read_json("ledger.json"), "epsilon": {"proven": 0.0}} for folder in first.folders]
+    for folder, ledger in zip(first.folders, without, strict=True):
+        folder.write_json("ledger.json", ledger)
+    layout = lay_out(assemble("t", table_of(sweeps=lines, metrics=["fid"]), tmp_path))
+    assert [name for name, *_ in column(layout, "Method")] == ["DPGAN", "DP-MERF"]
+    assert column(layout, "ε claimed → proven") == [("10 → 9.5",), ("0",)]
+
+
+def test_settings_are_columns_and_what_differs_is_a_note(tmp_path):
+    line = "experiment=demo/dp_merf privacy.epsilon=10 method.steps=100,200"
+    measured(tmp_path, line.replace("100,200", "100"), "quick", {"fid": {"fid": 50.0}})
+    measured(tmp_path, line.replace("100,200", "200"), "quick", {"fid": {"fid": 50.0}})
+    other = "experiment=demo/dpgan privacy.epsilon=10 seed=0,1 protocol=standard_2k"
+    for seed in (0, 1):
+        measured(tmp_path, other.partition(" seed")[0], "standard_2k", {"fid": {"fid": 60.0}}, seed)
+    layout = lay_out(assemble("t", table_of(sweeps=[line, other], settings=["steps"], metrics=["fid"]), tmp_path))
+    assert column(layout, "T") == [("100",), ("200",), ("900",)]
+    assert layout.notes == ("Protocol standard_2k; 2 seeds.",)
+    assert [row[0][0].notes for row in layout.parts[0].rows] == [(), (), (1,)]
+
+
+def test_a_table_of_nothing_but_unmade_runs_says_so_once():
+    layout = lay_out(built_of("dp_sinkhorn_table1"))
+    assert "None of its runs has been made yet; `dpgen sweep dp_sinkhorn_table1` makes them." in layout.paragraphs
+    assert not [note for note in layout.notes if "Not run yet" in note]
+    assert lay_out(build("demo", NOWHERE)).parts == ()
+
+
+def test_data_sets_stand_next_to_each_other_where_they_fit():
+    built = built_of("dpgan_table2")
+    both = lay_out(replace(built, metrics=["fid"]))
+    assert [part.groups() for part in both.parts] == [[("", 2), ("MNIST", 1), ("Fashion-MNIST", 1)]]
+    assert [part.title for part in lay_out(built, 100).parts] == ["MNIST", "Fashion-MNIST"]
+    one, two = both.parts[0].rows[0][2:]
+    assert (one, two) == ((Text("[1.0]"),), (Text("[1.5]"),))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "repeats", "text"),
+    [(None, None, "86.0"), (1.8, 0.3, "86.0 ± 1.8"), (None, 0.3, "86.0 (± 0.3)"), (0.0, None, "86.0")],
+)
+def test_spreads(seeds, repeats, text):
+    assert value_text(Summary(86.0, seeds, repeats, None, None, 2, 2)) == text
+
+
+def test_counts_have_no_decimals():
+    assert value_text(Summary(166161.0, 0.0, None, None, None, 2, 1)) == "166,161"
+
+
+# --- LaTeX ---
+
+
+OTHERS = [name for name in table_names() if load_table(name).paper and name not in PAPERS]
+
+
+@pytest.mark.parametrize(
+    "names", [PAPERS, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some papers", "the other papers"]
+)
+def test_a_table_is_ascii_in_latex_and_balanced(names):
+    """A structural check where there is no engine: names are escaped, and a tabular is as wide as its rows."""
+    for name in names:
+        latex = to_latex(built_of(name))
+        assert latex.isascii(), (name, {letter for letter in latex if not letter.isascii()})
+        assert latex.count("{") - latex.count(r"\{") == latex.count("}") - latex.count(r"\}")
+        assert r"\caption{" in latex
+        for body in latex.split(r"\begin{tabular}{")[1:]:
+            columns, _, rows = body.partition("}\n")
+            lines = [line for line in rows.partition(r"\end{tabular}")[0].splitlines() if line.endswith(r"\\")]
+            plain = [line.replace(r"\&", "") for line in lines if "multicolumn" not in line]
+            assert {line.count("&") for line in plain} == {len(columns) - 1}
+            assert len(plain) <= MOST_LINES + 4, "longer than a page"
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex: apt-get install texlive-latex-recommended")
+@pytest.mark.parametrize("name", ["dp_sinkhorn_table1", "gs_wgan_tablea1", "dpgan_table2"])
+def test_latex_compiles_and_fits_its_page(name, tmp_path):
+    (tmp_path / "table.tex").write_text(to_latex(built_of(name)))
+    document = rf"\documentclass{{article}}{PREAMBLE}\begin{{document}}\input{{table}}\end{{document}}"
+    (tmp_path / "document.tex").write_text(document)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-draftmode", "document.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert not [line for line in done.stdout.splitlines() if "Overfull" in line or "Float too large" in line]
