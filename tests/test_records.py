@@ -15,7 +15,6 @@ from PIL import Image
 
 from dpgen_bench.cli import main
 from dpgen_bench.report.runs import read_runs
-from dpgen_bench.report.written import would_lose
 from dpgen_bench.runs import record_checks
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.pictures import MOST_BYTES, montage, thumbnail
@@ -23,7 +22,6 @@ from dpgen_bench.runs.record_checks import record_problems
 from dpgen_bench.runs.recording import add_record, make_record, write_record
 from dpgen_bench.runs.records import Record, read_record, readable_run
 from dpgen_bench.runs.store import RunFolder, Store
-from dpgen_bench.tables.lines import BuiltTable
 from tests.run_toys import config
 
 
@@ -81,29 +79,6 @@ def test_a_clone_reads_the_record_and_a_finished_run_comes_first(finished: RunFo
     shutil.copytree(finished.path, results / "runs" / record.id)
     assert readable_run(results, record.id, protocol) == Store(results).folder(record.id)
     assert [run.folder for run in read_runs(results)] == [Store(results).folder(record.id)]
-
-
-def test_a_table_and_a_report_of_recorded_runs_are_written_again(
-    record: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No value is lost, although no run has a folder; without the record it would be."""
-    results = record.path.parents[2]
-    csv = results / "tables" / "t.csv"
-    csv.parent.mkdir()
-    csv.write_text(f"metric,mean,runs\nbrightness,1.0,{record.id}\n")
-    built = BuiltTable("t", "t", "", "paper", ["brightness"], [], [], False)
-    shown = json.dumps({"runs": [{"folder": record.id, "state": "finished"}]})
-    page = results / "report.html"
-    page.write_text(f'<script type="application/json" id="data">{shown}</script>')
-    made: list[Path] = []
-    monkeypatch.setattr("dpgen_bench.report.page.build_report", lambda folder, out: made.append(folder) or page)
-    assert would_lose(csv, built, results) == ""
-    assert main(["report", "--results", str(results)]) == 0
-    assert made == [results]
-    record.path.unlink()
-    assert "whose runs are not all" in would_lose(csv, built, results)
-    assert main(["report", "--results", str(results)]) == 0
-    assert made == [results]
 
 
 def test_a_run_without_a_record_is_its_folder(finished: RunFolder, tmp_path: Path) -> None:
