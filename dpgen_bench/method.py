@@ -274,6 +274,7 @@ def train_generator(
     lr: float,
     lr_decay: float,
     decay_steps: int,
+    balanced: bool = False,
 ) -> None:
     """Train `generator.net` by Adam on a loss of its images, for methods that make all releases before training.
 
@@ -281,14 +282,17 @@ def train_generator(
         loss: loss(t, images [b, c, h, w], labels [b]) of step t. It is logged, so it must be a function of releases and
             public inputs alone.
         steps: The number of steps, which the scale may limit.
-        batch_size: b, the number of generated images in a step; their labels are uniform.
+        batch_size: b, the number of generated images in a step.
         lr: Learning rate of Adam, which is multiplied by `lr_decay` after every `decay_steps` steps.
+        balanced: The labels are each class in turn. By default they are uniform, drawn independently of each other.
     """
     net = generator.net
     adam = torch.optim.Adam(net.parameters(), lr=lr)
     decay = torch.optim.lr_scheduler.StepLR(adam, decay_steps, lr_decay)
     for t in ctx.steps(ctx.limit(steps), net=net, adam=adam, decay=decay):
         z, labels = ctx.latents(generator, batch_size)
+        if balanced:
+            labels = torch.arange(batch_size, device=labels.device) % generator.num_classes
         value = loss(t, net(z, labels), labels)
         adam.zero_grad()
         value.backward()

@@ -44,6 +44,7 @@ class Case:
 
 
 TINY = 1e-6  # noise at clients is keyed by the message: rounding of the message changes all of the noise
+_NTK: dict[str, Any] = dict(width=20, steps=12, batch_size=8, lr_decay=0.3, decay_steps=4)
 _DPGAN: dict[str, Any] = dict(steps=16, batch_size=8, d_d=4, d_g=4, latent_dim=4, lr_d=5e-3, lr_g=5e-3)
 _SINKHORN: dict[str, Any] = dict(steps=12, batch_size=6, width=4, lr=5e-3)
 _CRITICS: dict[str, Any] = dict(
@@ -64,6 +65,8 @@ CASES = [
     Case("dp_hp", dict(generator="conv", sigma_sum=0.5, sigma_product=2.0, **_HP), 100.0),
     Case("dp_merf", dict(features=60, steps=12, batch_size=8, lr_decay=0.3, decay_steps=4, length_scale2=20.0)),
     Case("dp_merf", dict(features=60, steps=12, batch_size=8, lr_decay=0.3, decay_steps=4, length_scale2=20.0), 10.0),
+    Case("dp_ntk", _NTK),
+    Case("dp_ntk", dict(labels="balanced", **_NTK), 100.0),
     Case("dpgan", dict(n_d=2, **_DPGAN)),
     Case("dpgan", dict(n_d=2, sigma=1.0, **_DPGAN)),
     Case("dpgan", dict(n_d="adaptive", beta=0.7, threshold=0.6, **{**_DPGAN, "steps": 30})),
