@@ -1,6 +1,6 @@
 """Draws the picture of README: the leaderboard at one epsilon, with samples next to each line.
 
-It reads what `dpgen tables leaderboard` wrote: results/tables/leaderboard.csv, and the grids of samples in
+It reads what `dpgen tables leaderboard` wrote, or else results/earlier/leaderboard.csv, and the grids of samples in
 results/plots/leaderboard-2.svg. Run it again after the leaderboard:
 
     .venv/bin/python docs/make_picture.py
@@ -32,7 +32,8 @@ COLUMNS = {  # left ends, as shares of the width
 
 def lines() -> list[dict[str, str]]:
     """The lines of the leaderboard at `EPSILON`, in the order of their places."""
-    table = pd.read_csv(ROOT / "results" / "tables" / "leaderboard.csv", dtype=str)
+    written = ROOT / "results" / "tables" / "leaderboard.csv"
+    table = pd.read_csv(written if written.exists() else ROOT / "results" / "earlier" / "leaderboard.csv", dtype=str)
     table = table[table["epsilon_budget"].astype(float) == EPSILON]
     shown = []
     for (place, method), rows in table.groupby(["place", "method"]):

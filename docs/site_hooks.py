@@ -19,7 +19,15 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
-OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "results/pictures/*", "results/plots/*", "results/tables/*.md")
+OUTSIDE = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "results/pictures/*",
+    "results/plots/*",
+    "results/tables/*.md",
+    "results/earlier/*.md",
+)
 log = logging.getLogger("mkdocs.plugins.site_hooks")  # a warning fails a strict build
 
 
