@@ -119,7 +119,7 @@ def bias_variance(spec: BiasVarianceSpec, table: TableSpec, rows: Sequence[Table
         look: dict[str, Any] = style[str(pool)]
         for panel, column in zip(panels, ("bias", "variance"), strict=True):
             panel.plot(line["p"], line[column], label=str(pool), linewidth=1.2, markersize=4.5, **look)
-    panels[0].set_ylabel(r"bias / $\sqrt{\mathrm{variance\ at\ } p = 1}$")
+    panels[0].set_ylabel("bias / standard deviation at $p = 1$")
     panels[1].set_ylabel(r"variance / variance at $p = 1$")
     for panel in panels:
         panel.set_xlabel("$p$")

@@ -19,6 +19,7 @@ from dpgen_bench.plots.parts import (
     text_at,
     text_of,
     value_of,
+    y_label,
 )
 from dpgen_bench.runs.store import ReadableRun
 from dpgen_bench.tables.plot_spec import LinesSpec
@@ -93,9 +94,9 @@ class Grid:
             how: the meaning of lines and bars, for the caption.
         """
         for (y, column), panel in self.panels.items():
-            panel.set_ylabel(spec.y_label or label_of(y))
+            panel.set_ylabel(y_label(spec.y_label or label_of(y)))
             panel.grid(alpha=0.25, linewidth=0.6)
-            if self.key:
+            if self.key and y == self.ys[0]:
                 panel.set_title(f"{label_of(self.key)}: {column}")
             if not panel.lines and not panel.collections:
                 panel.text(0.5, 0.5, "nothing measured", ha="center", va="center", transform=panel.transAxes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,8 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from dpgen_bench.privacy.events import budget_text
+from dpgen_bench.runs import display
 from dpgen_bench.runs.display import dataset_name, method_name
-from dpgen_bench.runs.display import label_of as label_of
 from dpgen_bench.runs.listing import describe_dataset, epsilon_number, format_epsilon
 from dpgen_bench.runs.store import ReadableRun
 from dpgen_bench.tables.rows import TableRow
@@ -27,6 +28,16 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 ONE_COLUMN, TWO_COLUMNS = 3.4, 7.0  # inches, the widths of plots in a page of two columns
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", ":", "-.")
+
+
+def label_of(name: str, plain: bool = False) -> str:
+    """`display.label_of` without script letters, for which a reader of an SVG needs a font that most lack."""
+    return display.label_of(name, plain).replace(r"\mathcal", "")
+
+
+def y_label(text: str) -> str:
+    """The text of a y axis, wrapped to the height of a panel."""
+    return textwrap.fill(text, 26)
 
 
 def value_of(row: TableRow, key: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpgen_bench.plots.draw import STYLE
 from dpgen_bench.plots.errorbars import POINTS, Point, draw_points
-from dpgen_bench.plots.parts import Style, XAxis
+from dpgen_bench.plots.parts import Style, XAxis, y_label
 from dpgen_bench.report.boards import Board
 from dpgen_bench.report.lines import TIME
 from dpgen_bench.report.text import data_uri
@@ -23,7 +23,7 @@ def curves_content(boards: Sequence[Board]) -> list[dict[str, str]]:
     """A plot for each data set with a method that has places at two budgets: SVG in a data URI, with a caption."""
     content = []
     for dataset in dict.fromkeys(board.dataset for board in boards):
-        of_dataset = _comparable([board for board in boards if board.dataset == dataset and board.placed])
+        of_dataset = comparable([board for board in boards if board.dataset == dataset and board.placed])
         curves = best_lines(of_dataset)
         if any(len(budgets) > 1 for methods in curves.values() for budgets in methods.values()):
             protocols = ", ".join(dict.fromkeys(board.terms["protocol"] for board in of_dataset))
@@ -35,7 +35,7 @@ def curves_content(boards: Sequence[Board]) -> list[dict[str, str]]:
     return content
 
 
-def _comparable(boards: Sequence[Board]) -> list[Board]:
+def comparable(boards: Sequence[Board]) -> list[Board]:
     """The boards with the terms of the one with the most places; without privacy a board has fewer terms."""
     if not boards:
         return []
@@ -73,7 +73,7 @@ def _draw(curves: Curves) -> str:
                 name = method_name(method)
                 draw_points(panel, axis, points, styles[name], name)
             axis.apply(panel)
-            panel.set(xlabel="ε (budget)", ylabel=metric_name(metric))
+            panel.set(xlabel="ε (budget)", ylabel=y_label(metric_name(metric)))
             panel.grid(alpha=0.25, linewidth=0.6)
             if direction(metric) == "lower" or metric.endswith("_pct"):
                 panel.set_ylim(0.0, 1.04 * panel.get_ylim()[1])

@@ -1,0 +1,59 @@
+"""The report's curves of privacy and utility, and its counts of the papers' values."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from dpgen_bench.report.boards import boards_of
+from dpgen_bench.report.curves import best_lines, comparable, curves_content
+from dpgen_bench.report.papers import bar, count_values
+from dpgen_bench.report.runs import read_runs
+from dpgen_bench.tables.lines import Line
+from dpgen_bench.tables.published import PublishedRow
+from tests.report_toys import DEMO, built, cell, make_run, write_report
+from tests.table_toys import a_table
+
+
+def test_curves_join_the_best_line_of_each_method_under_the_same_terms(tmp_path: Path) -> None:
+    """At ε = 10 the second setting is better in FID; at ε = 5 alone the protocol differs, which no curve joins."""
+    make_run(tmp_path, DEMO, "privacy.epsilon=1", fid=40.0, proven=0.99)
+    assert curves_content(boards_of(read_runs(tmp_path))) == []  # a point is no curve
+    make_run(tmp_path, DEMO, "privacy.epsilon=10", fid=30.0, proven=9.9)
+    make_run(tmp_path, DEMO, "privacy.epsilon=10", "method.features=50", fid=20.0, proven=9.9)
+    make_run(tmp_path, DEMO, "privacy.epsilon=inf", fid=10.0)
+    other = make_run(tmp_path, DEMO, "privacy.epsilon=5", fid=1.0, proven=4.99)
+    (measured,) = other.measurements.all()
+    next((other.path / "metrics").glob("*.json")).unlink()
+    write_report(other, {**measured["protocol"], "name": "another"}, {"fid": 1.0})
+    boards = boards_of(read_runs(tmp_path))
+    (content,) = curves_content(boards)
+    assert content["dataset"] == "digits"
+    assert content["caption"].startswith("Digits, protocol quick: ")
+    assert "DP-MERF" in base64.b64decode(content["picture"].split(",", 1)[1]).decode()
+    assert best_lines(comparable(boards))["fid"] == {
+        "dp_merf": {1.0: [[40.0]], 10.0: [[20.0]], float("inf"): [[10.0]]}
+    }
+
+
+def test_a_printed_value_counts_as_the_best_that_was_measured_of_it_at_any_scale() -> None:
+    def row(method: str) -> PublishedRow:
+        return PublishedRow("dpgan_revisited", "1", "MNIST", method, "", "10", "1e-5", "this paper", {})
+
+    def line(method: str, **cells) -> Line:
+        return Line({"method": method}, cells, {}, printed=row(method))
+
+    paper, quick = built("t", "paper"), built("t", "quick")
+    nothing = cell(1.0, None)
+    paper = replace(paper, lines=[line("a", x=cell(1.0, 1.1), y=nothing), line("b", x=nothing, y=cell(None, 2.0))])
+    caveat = cell(1.0, 9.0, "scale quick")
+    quick = replace(quick, lines=[line("a", x=caveat, y=caveat), line("b", x=nothing, y=nothing)])
+    counts = count_values([paper, quick])
+    assert counts == {"full": 1, "some": 1, "none": 2}
+    shown = bar(a_table(), "dpgan_table8", counts)
+    assert shown["text"] == "4 values: 1 reproduced, 1 measured otherwise, 2 not run"
+    assert shown["parts"] == [["full", 0.0, 25.0], ["some", 25.0, 25.0], ["none", 50.0, 50.0]]
+    assert (shown["name"], shown["table"]) == ("Table 8", "dpgan_table8-paper")
+    assert bar(a_table(), "t", Counter(none=1))["text"] == "1 value: 1 not run"
