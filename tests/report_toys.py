@@ -102,5 +102,6 @@ def built(name: str = "t", scale: str = "paper", measured: bool = True, publishe
         "f": cell(None, 7.0),
         "g": cell(5.0, None),
     }
-    head, tail = {"method": "<i>DPGAN", "ε against the server": "–"}, {"status": "not run"}
+    head = {"method": "<i>DPGAN", "dataset": "mnist", "ε against the server": "–"}
+    tail = {"seeds": "–", "scale": "–", "protocol": "–", "status": "not run"}
     return Made(name, "A <b>title", "", scale, list(cells), [Line(head, cells, tail)], ["a remark"], published)

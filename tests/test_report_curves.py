@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dpgen_bench.report.boards import boards_of
-from dpgen_bench.report.curves import best_lines, comparable, curves_content
+from dpgen_bench.report.curves import best_lines, curves_content
 from dpgen_bench.report.papers import bar, count_values
 from dpgen_bench.report.runs import read_runs
 from dpgen_bench.tables.lines import Line
@@ -32,10 +32,12 @@ def test_curves_join_the_best_line_of_each_method_under_the_same_terms(tmp_path:
     (content,) = curves_content(boards)
     assert content["dataset"] == "digits"
     assert content["caption"].startswith("Digits, protocol quick: ")
-    assert "DP-MERF" in base64.b64decode(content["picture"].split(",", 1)[1]).decode()
-    assert best_lines(comparable(boards))["fid"] == {
-        "dp_merf": {1.0: [[40.0]], 10.0: [[20.0]], float("inf"): [[10.0]]}
-    }
+    assert [plot["name"] for plot in content["plots"]] == ["FID", "accuracy, MLP (%)"]
+    for plot in content["plots"]:
+        assert "DP-MERF" in base64.b64decode(plot["picture"].split(",", 1)[1]).decode()
+    curves, protocols = best_lines(boards)
+    assert curves["fid"] == {"dp_merf": {1.0: [[40.0]], 10.0: [[20.0]], float("inf"): [[10.0]]}}
+    assert protocols == ["quick"]
 
 
 def test_a_printed_value_counts_as_the_best_that_was_measured_of_it_at_any_scale() -> None:

@@ -166,30 +166,20 @@ def test_a_line_whose_ledger_differs_from_its_config_has_no_place(tmp_path, chan
     assert len(board["rankings"]["fid"]["placed"]) == len(others)
 
 
-def test_table_cells_show_the_difference_and_caveats(tmp_path, monkeypatch):
+def test_tables_show_differences_and_numbered_notes(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "table_names", lambda: ["t"])
     monkeypatch.setattr(report, "load_table", lambda _: table_of())
     monkeypatch.setattr(report, "build", lambda name, results, scale: built(name, scale))
     content = collect(tmp_path)
-    (table,) = content["tables"]
-    (row,) = table["rows"]
-    cells = dict(zip("abcdefg", row["cells"], strict=True))
-    assert [cells[name]["size"] for name in "abcdefg"] == [0, 1, 2, 3, None, None, None]
-    assert [cells[name]["difference"] for name in "abcdefg"] == ["+4.0", "−10.0", "+3.0", "+30.0", "", "", ""]
-    assert [cells[name]["unlike"] for name in "abcd"] == ["", "†1", "†1", "†2"]
-    assert table["marks"] == [["†1", "scale reduced"], ["‡1", "two readings"], ["†2", "seconds on other machines"]]
-    assert (cells["d"]["printed"], cells["c"]["note"]) == ("-50 ± 0.5", "‡1")
-    assert cells["e"]["printed"] == "not legible in the source"
-    assert table["head"] == ["method"]  # no line has a value in the other column
-    sentence = content["head"]["reproduction"]
-    assert sentence.startswith(
-        "1 value of the tables below counts as a reproduction of printed values."
-    )  # a, but none with a †
+    sentence = content["head"]["reproduction"]  # of the values only a is without a caveat
+    assert sentence.startswith("1 value of the tables below counts as a reproduction of printed values.")
     html = render(content)
     assert "<b>title" not in html
     assert "<i>DPGAN" not in html
-    assert "somebody" not in html
-    assert "100 → 90.0 <b>(−10.0)</b><sup>†1</sup>" in html
+    assert "&lt;i&gt;DPGAN" in html
+    assert "[100, −10.0]" in html
+    assert "No reproduction: scale reduced." in html
+    assert 'data-label="' in html  # the heading of a cell on a phone
 
 
 def test_which_tables_are_shown(tmp_path, monkeypatch, capsys):

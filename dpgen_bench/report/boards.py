@@ -22,7 +22,7 @@ DISTANCES = ("fid",)
 ACCURACIES = ("acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct", "acc_avg_pct")
 MOST_ACCURACIES = 2
 START = ("mnist", "10")  # the board that the page opens with, if it has a ranked line
-TERMS = {"relation": "", "delta": "δ = ", "accountant": "accountant ", "unit": "unit ", "protocol": "protocol "}
+TERMS = {"relation": "", "delta": "δ = ", "accountant": "accountant ", "unit": "unit "}
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Board:
     """The lines of one data set and one budget.
 
     Args:
-        metrics: those by which the lines are ranked.
+        protocols: the metrics by which the lines are ranked, each with the protocol whose values are compared.
         terms: what all lines with a place share.
         rankings: for each metric the standing of each line and why it has no place; "" if it has one.
-        upper_end, lower_end: lines of real images, and of methods without records (ε = 0), by the same protocol.
+        upper_end, lower_end: lines of real images, and of methods without records (ε = 0).
     """
 
     dataset: str
     epsilon: str
     lines: tuple[Line, ...]
-    metrics: tuple[str, ...]
+    protocols: dict[str, str]
     terms: dict[str, str]
     rankings: dict[str, list[tuple[Standing, str]]]
     upper_end: tuple[Line, ...]
@@ -48,7 +48,7 @@ class Board:
     @property
     def placed(self) -> int:
         """How many lines have a place by the first metric."""
-        first = self.rankings[self.metrics[0]] if self.metrics else []
+        first = self.rankings[next(iter(self.protocols))] if self.protocols else []
         return sum(standing.place is not None for standing, _ in first)
 
 
@@ -67,33 +67,32 @@ def _budget(text: str) -> tuple[bool, float]:
 
 
 def _board(dataset: str, epsilon: str, lines: Sequence[Line], of_dataset: Sequence[Line]) -> Board:
-    terms = _main_terms(lines, Counter(line.protocol for line in of_dataset))
-    unit = terms.get("unit", "record")
-    comparable = [line for line in lines if line.terms == terms]
-    metrics = tuple(_metrics(comparable))
+    possible = [line for line in lines if not line.why_no_line()] or lines
+    counts = Counter(str(line.terms) for line in possible)
+    terms = min((line.terms for line in possible), key=lambda each: (-counts[str(each)], str(each)))
+    comparable = [line for line in possible if line.terms == terms]
+    protocols = {metric: _main_protocol(metric, comparable, of_dataset) for metric in _metrics(comparable)}
     rankings = {}
-    for metric in metrics:
+    for metric, protocol in protocols.items():
         reasons = [
-            line.why_no_line() or _other_terms(line.terms, terms) or line.why_no_place(metric, unit) for line in lines
+            line.why_no_line() or _other_terms(line.terms, terms) or line.why_no_place(metric, protocol, terms["unit"])
+            for line in lines
         ]
-        values = [None if why else line.values[metric] for line, why in zip(lines, reasons, strict=True)]
+        values = [None if why else line.values[metric][protocol] for line, why in zip(lines, reasons, strict=True)]
         found = standings(values, lower=direction(metric) == "lower")
         rankings[metric] = list(zip(found, reasons, strict=True))
-    near = [line for line in of_dataset if line.protocol == terms["protocol"] and not line.first.stale]
-    upper = tuple(line for line in near if line.is_real)
-    lower = tuple(line for line in near if line.first.budget == "0" and epsilon != "0")
-    return Board(dataset, epsilon, tuple(lines), metrics, terms, rankings, upper, lower)
+    upper = tuple(line for line in of_dataset if line.is_real and not line.first.stale)
+    lower = tuple(line for line in of_dataset if line.first.budget == "0" != epsilon and not line.first.stale)
+    return Board(dataset, epsilon, tuple(lines), protocols, terms, rankings, upper, lower)
 
 
-def _main_terms(lines: Sequence[Line], protocols: Counter[str]) -> dict[str, str]:
-    """The terms that the most lines share; among equals, those with the protocol of most lines of the data set."""
-    counted = [line for line in lines if not line.why_no_line()] or lines
-    numbers = Counter(str(line.terms) for line in counted)
-
-    def order(terms: dict[str, str]) -> tuple[Any, ...]:
-        return -numbers[str(terms)], -protocols[terms["protocol"]], str(terms)
-
-    return min((line.terms for line in counted), key=order)
+def _main_protocol(metric: str, lines: Sequence[Line], of_dataset: Sequence[Line]) -> str:
+    """The protocol by which most lines of the board have the metric; among equals, most lines of the data set."""
+    here, everywhere = (
+        Counter(protocol for line in several for protocol in line.values.get(metric, ()))
+        for several in (lines, of_dataset)
+    )
+    return min(here, key=lambda protocol: (-here[protocol], -everywhere[protocol], protocol))
 
 
 def _metrics(lines: Sequence[Line]) -> list[str]:
@@ -125,18 +124,29 @@ def boards_content(boards: Sequence[Board]) -> list[dict[str, Any]]:
             "name": dataset_name(board.dataset),
             "epsilon": board.epsilon,
             "start": board is start,
-            "terms": ", ".join(_term(key, board.terms) for key in board.terms),
+            "terms": ", ".join([*(_term(key, board.terms) for key in board.terms), *_protocols(board)]),
             "metrics": [
                 {"key": key, "label": _label(key), "name": metric_name(key), "lower": direction(key) == "lower"}
-                for key in board.metrics
+                for key in board.protocols
             ],
-            "lines": [line_content(line, settings[id(line)]) for line in board.lines],
-            "upper": [line_content(line, "") for line in board.upper_end],
-            "lower": [line_content(line, "") for line in board.lower_end],
-            "rankings": {metric: _ranking(board.rankings[metric]) for metric in board.metrics},
+            "lines": [line_content(line, settings[id(line)], board.protocols) for line in board.lines],
+            "upper": [line_content(line, "", board.protocols) for line in board.upper_end],
+            "lower": [line_content(line, "", board.protocols) for line in board.lower_end],
+            "rankings": {metric: _ranking(board.rankings[metric]) for metric in board.protocols},
         }
         for board in boards
     ]
+
+
+def _protocols(board: Board) -> list[str]:
+    """`protocol quick`, or where metrics differ in it, `FID by protocol league_fidelity`."""
+    by_protocol: dict[str, list[str]] = {}
+    for metric, protocol in board.protocols.items():
+        if protocol:
+            by_protocol.setdefault(protocol, []).append(metric_label(metric))
+    if len(by_protocol) == 1:
+        return [f"protocol {protocol}" for protocol in by_protocol]
+    return [f"{' and '.join(labels)} by protocol {protocol}" for protocol, labels in by_protocol.items()]
 
 
 def _label(metric: str) -> str:

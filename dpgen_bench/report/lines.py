@@ -1,9 +1,10 @@
-"""The lines of the report's leaderboards: finished runs that differ in seed alone, measured by one protocol."""
+"""The lines of the report's leaderboards: finished runs that differ in seed alone, with their values by protocol."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,18 +12,18 @@ from typing import Any
 
 from dpgen_bench.report.runs import Run
 from dpgen_bench.report.text import describe_time, describe_value, described, flatten, once, plain
-from dpgen_bench.runs.display import counted, method_name
+from dpgen_bench.runs.display import counted, method_name, metric_name
 from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, format_epsilon, is_changed
-from dpgen_bench.runs.measurements import Measurement, Protocol, protocol_hash
+from dpgen_bench.runs.measurements import Protocol, protocol_hash
 from dpgen_bench.runs.records import Record
 from dpgen_bench.runs.statistics import summarise
 from dpgen_bench.runs.values import metric_values
-from dpgen_bench.tables.ranking import Values, why_no_place
+from dpgen_bench.tables.naming import REAL
+from dpgen_bench.tables.ranking import why_no_place
 from dpgen_bench.training.cost import cost_values
 
 LEDGERS = ("relation", "delta", "accountant")  # terms that a ledger has
 TIME = "seconds_total"
-REAL = "real_data"  # the method whose samples are the records themselves
 
 # Keys of the identity that have a column, or that are not settings of a method.
 _ELSEWHERE = {
@@ -33,13 +34,12 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Line:
-    """Runs that differ in seed alone, with the measurement of each by one protocol (None: not measured).
+    """Finished runs that differ in seed alone.
 
     expected: how many runs of these settings there are, finished or not.
     """
 
     runs: tuple[Run, ...]
-    measurements: tuple[Measurement | None, ...]
     expected: int
 
     @property
@@ -47,19 +47,17 @@ class Line:
         return self.runs[0]
 
     @property
+    def method(self) -> str:
+        return str(self.first.config.method.name)
+
+    @property
     def dataset(self) -> str:
         return describe_dataset(self.first.config)
 
     @property
-    def protocol(self) -> str:
-        measurement = self.measurements[0]
-        return _protocol(measurement["protocol"]) if measurement else "not measured"
-
-    @property
     def family(self) -> tuple[str, ...]:
         """What a line shares with those from which its settings must distinguish it."""
-        config = self.first.config
-        return str(config.method.name), self.dataset, str(config.scale.name), self.first.budget
+        return self.method, self.dataset, str(self.first.config.scale.name), self.first.budget
 
     @property
     def settings(self) -> dict[str, str]:
@@ -72,23 +70,26 @@ class Line:
         """What lines of one leaderboard share; without privacy no relation, δ and accountant, which bound nothing."""
         counted_by = [] if self.first.budget == "inf" else [_counted_by(run) for run in self.runs]
         terms = {key: " / ".join(once(each[key] for each in counted_by)) for key in LEDGERS if counted_by}
-        return {**terms, "unit": " / ".join(once(run.unit for run in self.runs)), "protocol": self.protocol}
+        return {**terms, "unit": " / ".join(once(run.unit for run in self.runs))}
 
     @cached_property
-    def values(self) -> dict[str, list[list[float]]]:
-        """Metrics and costs by name, [seed][repeat], of the runs that have them."""
-        values: dict[str, list[list[float]]] = {}
-        for run, measurement in zip(self.runs, self.measurements, strict=True):
-            metrics = metric_values(measurement) if measurement else {}
+    def values(self) -> dict[str, dict[str, list[list[float]]]]:
+        """By metric and protocol the values [seed][repeat] of the runs that have them; costs have the protocol ""."""
+        values: dict[str, dict[str, list[list[float]]]] = {}
+        for run in self.runs:
             costs = {name: [value] for name, value in cost_values(run.training).items()}
-            for name, repeats in {**costs, **metrics}.items():
-                values.setdefault(name, []).append(repeats)
+            of_protocols = [("", costs)] + [
+                (_protocol(each["protocol"]), metric_values(each)) for each in run.measurements
+            ]
+            for protocol, of_run in of_protocols:
+                for name, repeats in of_run.items():
+                    values.setdefault(name, {}).setdefault(protocol, []).append(repeats)
         return values
 
     @property
     def is_real(self) -> bool:
         """Whether its samples are the records themselves, the upper end for every method."""
-        return str(self.first.config.method.name) == REAL
+        return self.method == REAL
 
     def why_no_line(self) -> str:
         """Why the line is in no leaderboard, of whatever terms; "" if it may be in one."""
@@ -96,34 +97,32 @@ class Line:
             return "real images, no generator"
         if self.first.stale:
             return "its method has changed since"
-        return "not measured" if self.measurements[0] is None else ""
+        return "" if any(run.measurements for run in self.runs) else "not measured"
 
-    def why_no_place(self, metric: str, unit: str) -> str:
-        """Why the line has no place in a leaderboard by that metric and of that unit; "" if it has one."""
+    def why_no_place(self, metric: str, protocol: str, unit: str) -> str:
+        """Why the line has no place by that metric, protocol and unit of privacy; "" if it has one."""
+        by_protocol = self.values.get(metric, {})
+        if by_protocol and protocol not in by_protocol:
+            return f"{metric_name(metric)} by protocol {', '.join(by_protocol)}, not {protocol}"
         ledgers = [(int(run.config.seed), run.ledger, run.config.privacy) for run in self.runs]
-        return why_no_place(ledgers, self.values.get(metric, []), self.expected, metric, unit)
+        return why_no_place(ledgers, by_protocol.get(protocol, []), self.expected, metric, unit)
 
 
 def lines_of(runs: Sequence[Run]) -> list[Line]:
     """The lines of the finished runs, by method, then in the order of their settings."""
-    grouped: dict[str, list[tuple[Run, Measurement | None]]] = {}
-    expected: dict[str, int] = {}
+    grouped: dict[str, list[Run]] = {}
+    expected: Counter[str] = Counter()
     for run in runs:
-        if not run.sound:
-            continue
-        settings = json.dumps(plain({**run.identity, "seed": None}))
-        expected[settings] = expected.get(settings, 0) + 1
-        if run.state == "finished":
-            measurements: list[Measurement | None] = [*run.measurements]
-            for measurement in measurements or [None]:
-                key = json.dumps([plain(measurement and measurement["protocol"]), settings])
-                grouped.setdefault(key, []).append((run, measurement))
-    lines = []
-    for key, pairs in grouped.items():
-        ordered = sorted(pairs, key=lambda pair: (int(pair[0].config.seed), pair[0].id))
-        together = tuple(run for run, _ in ordered), tuple(measurement for _, measurement in ordered)
-        lines.append(Line(*together, expected[json.loads(key)[1]]))
-    return sorted(lines, key=lambda line: (line.family, sorted(line.settings.items()), line.protocol))
+        if run.sound:
+            settings = json.dumps(plain({**run.identity, "seed": None}))
+            expected[settings] += 1
+            if run.state == "finished":
+                grouped.setdefault(settings, []).append(run)
+    lines = [
+        Line(tuple(sorted(several, key=lambda run: (int(run.config.seed), run.id))), expected[settings])
+        for settings, several in grouped.items()
+    ]
+    return sorted(lines, key=lambda line: (line.family, sorted(line.settings.items())))
 
 
 def varying_settings(lines: Sequence[Line]) -> list[str]:
@@ -149,8 +148,13 @@ def _varying(lines: Sequence[Line]) -> set[str]:
     return {name for name in names if len({settings.get(name) for settings in every}) > 1}
 
 
-def line_content(line: Line, settings: str) -> dict[str, Any]:
-    """A line as the page shows it, without its place."""
+def line_content(line: Line, settings: str, protocols: Mapping[str, str]) -> dict[str, Any]:
+    """A line as the page shows it, without its place.
+
+    Args:
+        settings: those that distinguish it from other lines.
+        protocols: the metrics that are shown with the protocol of each.
+    """
     # The seeds of a line may differ in what they proved; the line shows the largest epsilon.
     worst = max(line.runs, key=lambda run: _number(run.epsilon.get("proven"), math.inf))
     private = line.first.budget != "inf"
@@ -164,32 +168,38 @@ def line_content(line: Line, settings: str) -> dict[str, Any]:
         )
         if private and epsilon_entry(worst.epsilon, name) is not None
     ]
-    cells = {name: _summary(values, len(line.runs)) for name, values in line.values.items() if name != TIME}
     scale = str(line.first.config.scale.name)
     public = line.first.ledger.get("public_data")
     notes = [f"{scale} scale", counted(len(line.runs), "seed"), _evidence(line)]
     return {
-        "method": method_name(str(line.first.config.method.name)),
+        "method": method_name(line.method),
         "settings": settings,
         "proven": format_epsilon(epsilon_entry(worst.epsilon, "proven")),
         "epsilons": others,
-        "cells": {**cells, TIME: _time(line)},
+        "cells": {name: _cell(line, name, protocol) for name, protocol in protocols.items()},
         "notes": [*notes, *([f"public data: {public}"] if public else [])],
         "runs": [{"id": run.id, "seed": str(run.config.seed)} for run in line.runs],
     }
 
 
-def _summary(values: Values, seeds: int) -> str:
-    summary = summarise(values)
-    return described(summary) + (f" ({summary.seeds} of {counted(seeds, 'seed')})" if summary.seeds < seeds else "")
+def _cell(line: Line, metric: str, protocol: str) -> dict[str, str]:
+    """The value by that protocol or else by another one, which is then named, as {"text", "by"}."""
+    by_protocol = line.values.get(metric, {})
+    if not by_protocol:
+        return {"text": "–", "by": ""}
+    used = protocol if protocol in by_protocol else next(iter(by_protocol))
+    if metric == TIME:
+        return {"text": _time(line), "by": ""}
+    summary, seeds = summarise(by_protocol[used]), len(line.runs)
+    some = f" ({summary.seeds} of {counted(seeds, 'seed')})" if summary.seeds < seeds else ""
+    return {"text": described(summary) + some, "by": "" if used == protocol else f"by {used}"}
 
 
 def _time(line: Line) -> str:
     """The mean time of training and the devices: `18 min, CPU`."""
-    values = line.values.get(TIME)
     devices = once(str(run.training.get("device", "")).upper() for run in line.runs)
-    parts = [describe_time(summarise(values).mean) if values else "–", " / ".join(filter(None, devices))]
-    return ", ".join(filter(None, parts))
+    time = describe_time(summarise(line.values[TIME][""]).mean)
+    return ", ".join(filter(None, [time, " / ".join(filter(None, devices))]))
 
 
 def _evidence(line: Line) -> str:

@@ -22,17 +22,16 @@ from dpgen_bench.report.drawings import draw_plots
 from dpgen_bench.report.papers import bar, count_values
 from dpgen_bench.report.runs import Run, panel, read_runs
 from dpgen_bench.report.text import plain
-from dpgen_bench.runs.display import counted, method_name, metric_label, paper_name
+from dpgen_bench.runs.display import counted, method_name, paper_name
 from dpgen_bench.tables.assembly import build
-from dpgen_bench.tables.lines import NOT_COMPARABLE, BuiltTable, Cell
+from dpgen_bench.tables.layout import lay_out
+from dpgen_bench.tables.lines import BuiltTable
 from dpgen_bench.tables.names import table_names
+from dpgen_bench.tables.naming import REAL
 from dpgen_bench.tables.ranking import COMPARISON
 from dpgen_bench.tables.rows import load_table, scales_to_build
 from dpgen_bench.utils.errors import describe_error
 from dpgen_bench.utils.files import write_atomic
-
-NOTE = "‡"  # marks a remark on a published value
-NEAR = (0.05, 0.2, 0.5)  # bounds of the four sizes of a difference, as shares of the published value
 
 
 def build_report(results: Path, out: Path | None = None) -> Path:
@@ -49,7 +48,7 @@ def build_report(results: Path, out: Path | None = None) -> Path:
 
 
 def collect(results: Path, progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """The content of the report as JSON-able values, the same for the same results.
+    """The content of the report, the same for the same results: JSON-able values, and the layouts of `tables`.
 
     `boards` are the leaderboards, `curves` their plots, `papers` the counts of reproduced values; `plots` are drawn
     from the runs that are shown; `runs` has one panel for each folder or record.
@@ -66,13 +65,12 @@ def collect(results: Path, progress: Callable[[str], None] = lambda _: None) -> 
         "boards": boards_content(boards),
         "curves": curves_content(boards),
         "papers": papers,
-        "tables": tables,
         "plots": plots,
         "runs": [panel(run) for run in runs],
     }
     values = plain(content)
     assert isinstance(values, dict)
-    return values
+    return {**values, "tables": tables}
 
 
 def render(content: dict[str, Any]) -> str:
@@ -91,7 +89,6 @@ def render(content: dict[str, Any]) -> str:
     return environment.get_template("report.html.j2").render(
         **content,
         data={key: content[key] for key in ("boards", "runs")},
-        near=NEAR,
         script=script,
         script_hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         sections=SECTIONS,
@@ -106,7 +103,6 @@ SECTIONS = (
     ("plots", "Plots"),
     ("runs", "Runs"),
 )
-REAL = "real_data"  # the method whose samples are the records themselves
 
 
 def _describe_runs(runs: Sequence[Run]) -> str:
@@ -151,10 +147,11 @@ def _tables(
         try:
             table = load_table(name)
             built = [build(name, results, scale) for scale in scales_to_build(table, quick)]
+            shown = [_table(each) for each in built if each.measured or (each.published and each.scale == "paper")]
         except Exception as error:  # a table that cannot be built must not hide the others
             tables.append({"name": name, "scale": "", "error": describe_error(error)})
             continue
-        tables += [_table(each) for each in built if each.measured or (each.published and each.scale == "paper")]
+        tables += shown
         if table.paper and (counts := count_values(built)):
             bars.setdefault(table.paper, []).append(bar(table, name, counts))
         plots += [plot for each in built for plot in draw_plots(each, table, results)]
@@ -167,63 +164,7 @@ def _tables(
 
 
 def _table(built: BuiltTable) -> dict[str, Any]:
-    """One table as JSON-able texts: heads, cells, and numbered marks with their meanings."""
-    # Equal reasons share a mark; each kind of mark is numbered from 1, in the order of the cells.
-    marks: dict[tuple[str, str], str] = {}
-
-    def mark(sign: str, reason: str) -> str:
-        if not reason:
-            return ""
-        number = sum(known == sign for known, _ in marks) + 1
-        return marks.setdefault((sign, reason), f"{sign}{number}")
-
-    def cell(of: Cell) -> dict[str, Any]:
-        shown = of.note if of.published is not None or of.illegible else ""
-        return {
-            "printed": of.printed.removesuffix("*"),
-            "note": mark(NOTE, shown),
-            "ours": of.text,
-            "difference": "" if of.difference is None else of.distance.removesuffix(f" {NOT_COMPARABLE}"),
-            "size": _size(of),
-            "unlike": mark(NOT_COMPARABLE, of.caveat if of.difference is not None else ""),
-        }
-
-    def used(columns: list[dict[str, str]]) -> list[str]:
-        """Names of the columns in which some line has more than a dash."""
-        return list(dict.fromkeys(name for each in columns for name, word in each.items() if word != "–"))
-
-    # Columns that are empty in all lines are left out.
-    head, tail = used([line.head for line in built.lines]), used([line.tail for line in built.lines])
-    rows = [
-        {
-            "head": [line.head.get(name, "–") for name in head],
-            "cells": [cell(line.cells.get(metric, Cell())) for metric in built.metrics],
-            "tail": [line.tail.get(name, "–") for name in tail],
-        }
-        for line in built.lines
-    ]
     return {
-        **{"name": built.name, "title": built.title, "note": built.note, "scale": built.scale},
-        **{
-            "error": "",
-            "head": head,
-            "metrics": [metric_label(name) for name in built.metrics],
-            "tail": tail,
-            "rows": rows,
-        },
-        "published": built.published,
-        "measured": built.measured,
-        "summary": built.count_reproductions(),
-        "marks": [[number, reason] for (_, reason), number in marks.items()],
-        "remarks": built.remarks,
-        "remarks_title": counted(len(built.remarks), "remark on the runs' samples", "remarks on the runs' samples"),
+        **{"name": built.name, "title": built.title, "scale": built.scale, "error": ""},
+        **{"published": built.published, "measured": built.measured, "layout": lay_out(built)},
     }
-
-
-def _size(cell: Cell) -> int | None:
-    """0 to 3: the size of the difference relative to the published value, by `NEAR`; None without a difference."""
-    if cell.difference is None or cell.published is None:
-        return None
-    reach = abs(cell.published)
-    share = abs(cell.difference) / reach if reach else float(cell.difference != 0) * 2 * NEAR[-1]
-    return sum(share > bound for bound in NEAR)

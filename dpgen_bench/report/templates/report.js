@@ -124,7 +124,8 @@ function epsilons(line) {
 
 function values(line, metrics, by) {
   return metrics.map(({ key, label }) => {
-    const made = cell(label, key, together(line.cells[key] || "–"));
+    const { text, by: protocol } = line.cells[key];
+    const made = cell(label, key, together(text), small(protocol));
     if (key === by) made.classList.add("by");
     return made;
   });
