@@ -112,6 +112,12 @@ def test_lines_that_cannot_be_compared_are_named_with_the_term(results):
     )
 
 
+def test_of_equally_many_lines_those_of_more_runs_are_compared(results):
+    for seed in (0, 1):
+        make_run(results, DEMO, "privacy.epsilon=10", "privacy.relation=replace_one", f"seed={seed}")
+    assert board_of(collect(results), "10")["terms"].startswith("replace-one, ")
+
+
 def test_lines_are_ranked_by_each_metric_and_the_reasons_are_a_tables(results):
     """DP-MERF with other features is better in FID and worse in accuracy; ledgers must prove 98% of their budget."""
     other = make_run(results, DEMO, "privacy.epsilon=10", "method.features=50", fid=3.0)

@@ -68,8 +68,7 @@ def _budget(text: str) -> tuple[bool, float]:
 
 def _board(dataset: str, epsilon: str, lines: Sequence[Line], of_dataset: Sequence[Line]) -> Board:
     possible = [line for line in lines if not line.why_no_line()] or lines
-    counts = Counter(str(line.terms) for line in possible)
-    terms = min((line.terms for line in possible), key=lambda each: (-counts[str(each)], str(each)))
+    terms = _main_terms(possible)
     comparable = [line for line in possible if line.terms == terms]
     protocols = {metric: _main_protocol(metric, comparable, of_dataset) for metric in _metrics(comparable)}
     rankings = {}
@@ -84,6 +83,14 @@ def _board(dataset: str, epsilon: str, lines: Sequence[Line], of_dataset: Sequen
     upper = tuple(line for line in of_dataset if line.is_real and not line.first.stale)
     lower = tuple(line for line in of_dataset if line.first.budget == "0" != epsilon and not line.first.stale)
     return Board(dataset, epsilon, tuple(lines), protocols, terms, rankings, upper, lower)
+
+
+def _main_terms(lines: Sequence[Line]) -> dict[str, str]:
+    """The terms of most lines; among equals, those of most runs, then the first by name."""
+    counts, runs = Counter(str(line.terms) for line in lines), Counter[str]()
+    for line in lines:
+        runs[str(line.terms)] += len(line.runs)
+    return min((line.terms for line in lines), key=lambda terms: (-counts[str(terms)], -runs[str(terms)], str(terms)))
 
 
 def _main_protocol(metric: str, lines: Sequence[Line], of_dataset: Sequence[Line]) -> str:
