@@ -54,8 +54,9 @@ def test_a_printed_value_counts_as_the_best_that_was_measured_of_it_at_any_scale
     quick = replace(quick, lines=[line("a", x=caveat, y=caveat), line("b", x=nothing, y=nothing)])
     counts = count_values([paper, quick])
     assert counts == {"full": 1, "some": 1, "none": 2}
-    shown = bar(a_table(), "dpgan_table8", counts)
+    shown = bar(a_table(), "dpgan_table8", "paper", counts)
     assert shown["text"] == "4 values: 1 reproduced, 1 measured otherwise, 2 not run"
     assert shown["parts"] == [["full", 0.0, 25.0], ["some", 25.0, 25.0], ["none", 50.0, 50.0]]
     assert (shown["name"], shown["table"]) == ("Table 8", "dpgan_table8-paper")
-    assert bar(a_table(), "t", Counter(none=1))["text"] == "1 value: 1 not run"
+    other = bar(a_table(), "t", "quick", Counter(none=1))
+    assert (other["name"], other["table"], other["text"]) == ("Table 8 (t)", "t-quick", "1 value: 1 not run")

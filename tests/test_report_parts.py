@@ -197,7 +197,7 @@ def test_which_tables_are_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(report, "load_table", tables.__getitem__)
     monkeypatch.setattr(report, "build", build)
     shown = [(table["name"], table["scale"]) for table in collect(tmp_path)["tables"]]
-    assert shown == [("broken", ""), ("idle", "paper"), ("own", "paper"), ("stand_in", "paper"), ("stand_in", "quick")]
+    assert shown == [("broken", ""), ("own", "paper"), ("idle", "paper"), ("stand_in", "paper"), ("stand_in", "quick")]
     assert ("idle", "quick") not in asked  # nothing could be measured, and a build takes seconds
     assert capsys.readouterr().err == ""
     html = build_report(tmp_path).read_text()

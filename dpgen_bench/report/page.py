@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from dpgen_bench.report.boards import boards_content, boards_of
 from dpgen_bench.report.curves import curves_content
 from dpgen_bench.report.drawings import draw_plots
-from dpgen_bench.report.papers import bar, count_values
+from dpgen_bench.report.papers import bar, count_values, describe
 from dpgen_bench.report.runs import Run, panel, read_runs
 from dpgen_bench.report.text import plain
 from dpgen_bench.runs.display import counted, method_name, paper_name
@@ -134,7 +134,8 @@ def _tables(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]], Counter[str]]:
     """The tables, their plots, the bars of the papers, and the number of reproductions by the method that was run.
 
-    Tables without any measured or published value are left out; one that cannot be built has its error instead.
+    A paper's table of which nothing is measured shows the published values, and other such tables are left out. A table
+    that cannot be built has its error instead.
     """
     quick = any(run.sound and str(run.config.scale.name) == "quick" for run in runs)
     tables: list[dict[str, Any]] = []
@@ -147,19 +148,24 @@ def _tables(
         try:
             table = load_table(name)
             built = [build(name, results, scale) for scale in scales_to_build(table, quick)]
-            shown = [_table(each) for each in built if each.measured or (each.published and each.scale == "paper")]
+            measured = [each for each in built if each.measured]
+            shown = [_table(each) for each in measured or [each for each in built[:1] if each.published]]
         except Exception as error:  # a table that cannot be built must not hide the others
             tables.append({"name": name, "scale": "", "error": describe_error(error)})
             continue
         tables += shown
         if table.paper and (counts := count_values(built)):
-            bars.setdefault(table.paper, []).append(bar(table, name, counts))
+            bars.setdefault(table.paper, []).append(bar(table, name, shown[0]["scale"], counts))
         plots += [plot for each in built for plot in draw_plots(each, table, results)]
         for line in (line for each in built for line in each.lines):
             if number_reproduced := sum(cell.is_reproduction for cell in line.cells.values()):
                 method = str(line.row.specs[0].config.method.name if line.row else line.head["method"])
                 reproductions[method] += number_reproduced
-    papers = [{"name": paper_name(paper), "tables": rows} for paper, rows in bars.items()]
+    papers = [
+        {"name": paper_name(paper), "text": describe(sum((row["counts"] for row in rows), Counter())), "tables": rows}
+        for paper, rows in bars.items()
+    ]
+    tables.sort(key=lambda table: bool(table.get("published")))  # those of the bench first
     return tables, plots, papers, reproductions
 
 

@@ -33,14 +33,30 @@ def count_values(built: Sequence[BuiltTable]) -> Counter[str]:
     return Counter(best.values())
 
 
-def bar(table: TableSpec, name: str, counts: Counter[str]) -> dict[str, Any]:
-    """The bar of one table: its parts in percent (kind, start, width), and its counts in words."""
+def bar(table: TableSpec, name: str, scale: str, counts: Counter[str]) -> dict[str, Any]:
+    """The bar of one table: its parts in percent (kind, start, width), and its counts in words.
+
+    Args:
+        scale: that of the table on the page to which the bar links.
+    """
     total, start, parts = counts.total(), 0.0, []
     for kind in KINDS:
         width = 100.0 * counts[kind] / total
         if width:
             parts.append([kind, round(start, 3), round(width, 3)])
         start += width
+    # Two tables may show values of one printed table.
+    other = "" if name.endswith(f"table{table.published}".lower()) else f" ({name})"
+    return {
+        "table": f"{name}-{scale}",
+        "name": f"Table {table.published}{other}",
+        "parts": parts,
+        "counts": counts,
+        "text": describe(counts),
+    }
+
+
+def describe(counts: Counter[str]) -> str:
+    """`4 values: 1 reproduced, 3 not run`"""
     words = ", ".join(f"{counts[kind]} {text}" for kind, text in KINDS.items() if counts[kind])
-    text = f"{counted(total, 'value')}: {words}"
-    return {"table": f"{name}-paper", "name": f"Table {table.published}", "parts": parts, "text": text}
+    return f"{counted(counts.total(), 'value')}: {words}"
