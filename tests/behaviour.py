@@ -87,6 +87,10 @@ CASES = [
     Case("fedavg_gan", dict(sigma=0.01, selection="fixed", **_FEDAVG)),
     Case("fedavg_gan", dict(optimizer_d="adam", optimizer_g="adam", norm="layer", conditional=False, **_FEDAVG)),
     Case("real_data"),
+    Case("sim_pe", dict(candidates=6, rounds=3)),
+    Case("sim_pe", dict(candidates=6, rounds=3, threshold=1.0), 10.0),
+    Case("public_fonts"),
+    Case("uniform_noise"),
 ]
 
 

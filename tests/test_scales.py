@@ -13,7 +13,8 @@ from dpgen_bench.runs.config import CONF, RunSpec, build_spec, compose_config
 
 ROOT = Path(__file__).parent.parent
 QUICK = CONF / "scale" / "quick"
-METHODS = sorted({path.stem for path in (CONF / "method").glob("*.yaml")} - {"real_data"})  # which trains nothing
+UNTRAINED = {"real_data", "public_fonts", "uniform_noise"}
+METHODS = sorted({path.stem for path in (CONF / "method").glob("*.yaml")} - UNTRAINED)
 
 
 def overrides(method: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -35,8 +35,8 @@ _BOUNDS = (PerRecord, PerRecordGradient, PerRow, Whole, Votes, PerRecordProducts
 class PrivateData:
     """Training records that only functions inside approved mechanisms can read.
 
-    Public attributes are `n` (the number of records), `num_classes`, `image_shape` (c, h, w), `budget`, `device` and
-    `mechanisms`.
+    Public attributes are `n` (the number of records), `num_classes`, `class_names`, `image_shape` (c, h, w), `budget`,
+    `device` and `mechanisms`.
 
     Args:
         images: [n, c, h, w], uint8; or float in [0, 1], for unusual records of the conformance suite.
@@ -49,6 +49,7 @@ class PrivateData:
         clients: The client of each record [n], for `grouped`; None if the dataset has no clients.
         num_clients: N, the public number of clients 0..N-1, of which some may have no record.
         federation: Where the programs of clients run, and which faults are simulated.
+        class_names: The public names of the classes; the default is their numbers.
 
     Raises:
         ValueError: If the numbers of images, labels and distinct ids differ, or an id is negative.
@@ -66,6 +67,7 @@ class PrivateData:
         clients: np.ndarray | None = None,
         num_clients: int | None = None,
         federation: Settings | None = None,
+        class_names: Sequence[str] | None = None,
     ) -> None:
         self.__images = images.to(services.device)
         self.__labels = labels.to(services.device)
@@ -82,6 +84,7 @@ class PrivateData:
         self._n = len(labels) if public_n is None else public_n
         self._n_was_read = False
         self.num_classes = num_classes
+        self.class_names = tuple(map(str, range(num_classes)) if class_names is None else class_names)
         self.image_shape: tuple[int, int, int] = (images.shape[1], images.shape[2], images.shape[3])
         self._services = services
         self._state_names: set[str] = set()

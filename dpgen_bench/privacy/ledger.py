@@ -168,8 +168,7 @@ class Ledger:
             operating system.
         unproven: reasons why nothing is proven; if there is one, the proven epsilon is infinite.
         warnings: what a reader of epsilon has to know and epsilon does not show; `announce` is called with a new one.
-        public_data: what a generator depends on besides the records, such as "fonts", as the method declares it; None
-            if it uses nothing else. Accountants ignore it, and results with and without it are not comparable.
+        public_data: what the method uses besides the records, such as "fonts", as it declares; None for nothing.
         failures: private functions that raised; each is a reason in `unproven` until the operator states that records
             did not cause it.
 
@@ -214,11 +213,8 @@ class Ledger:
         """
         if any(entry.noise_at == "server" for entry in self.entries.values()):
             return None
-        return [
-            replace(event, sampling=Full(), times=event.sampling.max_participations(event.times))
-            for event in self.events
-            if isinstance(event.sampling, OneClient)
-        ]
+        asked = [(event, event.sampling) for event in self.events if isinstance(event.sampling, OneClient)]
+        return [replace(each, sampling=Full(), times=rounds.max_participations(each.times)) for each, rounds in asked]
 
     def set_client_unit(self, clients: int) -> None:
         """Make the client the privacy unit. The ledger states the number of clients, and not the number of records.
@@ -293,8 +289,7 @@ class Ledger:
         self.expect_parent(parent, run_id)
         if parent.entries:
             self.unit, self.records = parent.unit, parent.records
-        declared = [each for each in (self.public_data, parent.public_data) if each]
-        self.public_data = ", ".join(dict.fromkeys(declared)) or None
+        self.public_data = ", ".join(dict.fromkeys(filter(None, (self.public_data, parent.public_data)))) or None
         for reason in parent.unproven:
             self.mark_unproven(f"{run_id}, from which it was restarted: {reason}")
         stated = [failure for failure in parent.failures if failure.statement is not None]
@@ -392,9 +387,7 @@ class Ledger:
     @classmethod
     def load(cls, path: Path) -> Ledger:
         """Read the ledger of a file, to which `save` then writes."""
-        ledger = cls.from_dict(json.loads(path.read_text()))
-        ledger.path = path
-        return ledger
+        return replace(cls.from_dict(json.loads(path.read_text())), path=path)
 
     def save(self) -> None:
         """Write the ledger to its file, atomically; a ledger without a path is in memory only."""

@@ -101,6 +101,7 @@ def check_configured_method(
             budget=budget,
             data=data,
             clients=clients,
+            class_names=dataset.class_names,
             data_folders=_data_folders(config),
             thorough=thorough,
             echo=lambda line: console.print(f"  ok  {line}", markup=False),

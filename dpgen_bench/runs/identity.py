@@ -24,6 +24,8 @@ def resolved_arguments(cls: type, config: DictConfig) -> dict[str, Any]:
     Arguments are those of the config, not the attributes of an instance, because the method's code may map different
     arguments to the same attribute. Defaults are known only for dataclasses.
 
+    Arguments that the class lists in `places` only say where files are, and are left out.
+
     Args:
         cls: the class that `config` names.
         config: the config group `method`.
@@ -37,7 +39,10 @@ def resolved_arguments(cls: type, config: DictConfig) -> dict[str, Any]:
             defaults[field.name] = field.default
         elif field.init and field.default_factory is not MISSING:
             defaults[field.name] = field.default_factory()
-    return {"_target_": config["_target_"], "name": config.get("name"), **defaults, **arguments}
+    resolved = {**defaults, **arguments}
+    for place in getattr(cls, "places", ()):
+        resolved.pop(place, None)
+    return {"_target_": config["_target_"], "name": config.get("name"), **resolved}
 
 
 def method_version(cls: type) -> int | str:

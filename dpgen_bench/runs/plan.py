@@ -41,6 +41,7 @@ def plan_spec(spec: RunSpec) -> Ledger:
         public_n=len(records),
         clients=None if records.clients is None else records.clients[:0].numpy(),
         num_clients=dataset.num_clients,
+        class_names=dataset.class_names,
     )
     with contextlib.suppress(_PlanComplete):
         fit_method(spec.method(), data, Context(spec.seed, "cpu", scale=spec.scale(), services=services))

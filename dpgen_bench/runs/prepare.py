@@ -114,6 +114,7 @@ def open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.de
         services,
         clients=None if records.clients is None else records.clients.numpy(),
         num_clients=dataset.num_clients,
+        class_names=dataset.class_names,
         federation=spec.federation(),
     )
     return data, services

@@ -255,6 +255,7 @@ class Bench:
         budget: the budget of each fit.
         clients: the number of clients that the records belong to.
         pristine: resets the plugin's modules, before each fit, to their state before the first fit.
+        class_names: the names of the classes; None takes their numbers.
     """
 
     make_method: Callable[[], Method]
@@ -265,6 +266,7 @@ class Bench:
     budget: Budget = field(default_factory=lambda: Budget(epsilon=10.0))
     clients: int = 8
     pristine: Pristine | None = None
+    class_names: tuple[str, ...] | None = None
 
     def fit(
         self,
@@ -315,6 +317,7 @@ class Bench:
             public_n=len(self.base),
             clients=data_set.clients,
             num_clients=self.clients,
+            class_names=self.class_names,
         )
         context = WatchedContext(
             self.seed, "cpu", services=services, folder=folder, kill_after=kill_after, save_at=save_at

@@ -33,19 +33,21 @@ def check_resume(bench: Bench, first: Fit, clocks: tuple[set[str], set[str]], ti
         times: the number of kills, except for a fit without loops that makes few releases.
 
     Returns:
-        A description of each kill; empty for a fit of fewer than two steps whose releases need `ctx.steps`.
+        A description of each kill; empty for a fit of fewer than two steps that makes no release, or whose releases
+        need `ctx.steps`.
 
     Raises:
         ConformanceError: if a resumed fit differs from the first one.
     """
     in_loops_only = _mechanisms_of_loops(first)
-    if _steps(first) < 2 and any(release.mechanism in in_loops_only for release in first.tape.releases):
+    releases = first.tape.releases
+    if _steps(first) < 2 and (not releases or any(release.mechanism in in_loops_only for release in releases)):
         return []
     rng = Key.seeded(f"kill:{bench.seed}").generator("places")
     if _steps(first) >= 2:
         return [_kill_once(bench, first, clocks, rng) for _ in range(times)]
-    releases = len(first.tape.releases)
-    numbers = np.arange(1, releases) if 2 <= releases <= FEW else rng.integers(0, releases, size=times)
+    few = 2 <= len(releases) <= FEW
+    numbers = np.arange(1, len(releases)) if few else rng.integers(0, len(releases), size=times)
     return [_kill_once(bench, first, clocks, rng, int(number)) for number in numbers]
 
 

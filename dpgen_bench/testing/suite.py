@@ -55,6 +55,7 @@ def check_method(
     budget: Budget | None = None,
     data: DataSet | None = None,
     clients: int = 8,
+    class_names: tuple[str, ...] | None = None,
     data_folders: Sequence[str] = (),
     thorough: bool = False,
     echo: Callable[[str], None] = lambda line: None,
@@ -70,6 +71,7 @@ def check_method(
         budget: the budget of each fit; epsilon 10 by default.
         data: records to use instead of made-up ones; images are float32 [n, c, h, w] in [0, 1] or uint8.
         clients: the number of clients that the records belong to.
+        class_names: the names of the classes; None takes their numbers.
         data_folders: folders that sampling a saved generator must not read, in addition to $DPGEN_DATA.
         thorough: whether to replay all neighbours of each changed unit (otherwise a part of them), to call the private
             functions of twelve releases of each mechanism again (otherwise three), and to kill three fits (otherwise
@@ -91,7 +93,9 @@ def check_method(
     method = make_method()
     expect(method is not make_method(), "expected a fresh method from each call of make_method, got one twice.")
     pristine = Pristine(type(method))
-    bench = Bench(make_method, base, shape, num_classes, seed, budget or Budget(epsilon=10.0), clients, pristine)
+    bench = Bench(
+        make_method, base, shape, num_classes, seed, budget or Budget(epsilon=10.0), clients, pristine, class_names
+    )
     started = now()
     with _cached_accounting():
         first = bench.fit(base, Tape())
