@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +21,9 @@ from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.pictures import MOST_BYTES, montage, thumbnail
 from dpgen_bench.runs.record_checks import record_problems
 from dpgen_bench.runs.recording import add_record, make_record, write_record
-from dpgen_bench.runs.records import Record, read_record, readable_run
+from dpgen_bench.runs.records import Record, evidence, read_record, readable_run, record_paths
 from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.utils.paths import RECORDS
 from tests.run_toys import config
 
 
@@ -145,6 +147,19 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda record: record["measurements"][0].update(protocol_hash="0" * 8),
         "the hash of protocol toy",
     ),
+    "a release of another name": (
+        lambda record: entry_of(record).update(name="another"),
+        "is not the one that its config requests",
+    ),
+    "an entry that is none": (lambda record: entry_of(record).pop("std"), "std"),
+    "a config of no method": (
+        lambda record: record["config"]["method"].update(_target_="methods.nothing.Nothing"),
+        "its config describes no run here",
+    ),
+    "too much text": (
+        lambda record: record["environment"].update(note="x" * record_checks.MOST_TEXT),
+        "characters; at most",
+    ),
     "fewer repeats": (
         lambda record: record["measurements"][0]["repeats"].append(record["measurements"][0]["repeats"][0]),
         "protocol toy has 1 repeats, the record 2",
@@ -157,7 +172,7 @@ def test_an_edited_record_is_refused(record: Record, name: str) -> None:
     edit, reason = EDITS[name]
     content = copy.deepcopy(record.content)
     edit(content)
-    problems = record_problems(Record(record.path, content))
+    problems = record_problems(Record(record.path, content), data_root="unused")
     assert any(reason in problem for problem in problems), problems
 
 
@@ -284,6 +299,8 @@ def test_somebody_else_verifies_a_record(finished: RunFolder, tmp_path: Path) ->
     record = read_record(next((tmp_path / "records").glob("*/*.json")))
     (note,) = record.content["verified"]
     assert (note["name"], note["differences"]) == ("Grace", {"toy": {"brightness": pytest.approx(0.25)}})
+    assert evidence(record) == "measured by Ada, verified by Grace"
+    assert evidence(folder) == ""
     stored = record.measurements.all()[0]["repeats"][0]["metrics"]["brightness"]["values"]["brightness"]
     assert stored == value
     write_record(*add_record(folder, "Ada", overwrite=True))
@@ -302,3 +319,27 @@ def test_a_thumbnail_has_as_many_rows_as_fit(tmp_path: Path) -> None:
     assert montage(path, 1).shape == (64, 649, 3)
     with pytest.raises(ValueError, match="expected samples of which one row"):
         thumbnail(path)
+
+
+# --- the records of this repository ---
+
+COMMITTED = [*record_paths(RECORDS.parent).values()]
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_a_committed_record_has_the_form_of_a_record(path: Path) -> None:
+    """The fast part of the next test: form, picture, and the place of the file."""
+    record = read_record(path)
+    assert [*record_checks._form(record), *record_checks._picture(record)] == []
+    assert record.path == RECORDS / str(record.config.method.name) / f"{record.id}.json"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_a_committed_record_is_accepted_and_proves_its_epsilon(path: Path) -> None:
+    """All that `dpgen record --check` checks, with epsilon computed again from the ledger's entries."""
+    assert record_problems(read_record(path), os.environ.get("DPGEN_DATA", "data")) == []
+
+
+def test_committed_records_are_as_many_as_their_pictures() -> None:
+    assert {path.with_suffix("") for path in RECORDS.glob("*/*.png")} == {path.with_suffix("") for path in COMMITTED}

@@ -42,7 +42,7 @@ def test_a_table_separates_repeats_from_seeds_and_leaves_out_other_protocols(tmp
     one, ten, *_ = every_column(assemble("demo", table, tmp_path)).to_dict("records")
     assert ten["acc_logreg_pct"] == "92.0 ± 2.8 (repeats ± 3.2)"
     assert (one["acc_logreg_pct"], one["seeds"]) == ("–", "0")
-    assert one["status"] == "0 measured, 1 finished but not measured so, 1 not run"
+    assert one["status"] == "0 measured, 1 finished but not measured by this protocol, 1 not run"
 
 
 def test_a_run_that_two_sweeps_name_is_one_run(tmp_path):

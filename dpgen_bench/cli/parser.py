@@ -243,6 +243,11 @@ def _tables(add: Add) -> None:
         ),
         "formats",
     )
+    parser.add_argument(
+        "--recorded",
+        action="store_true",
+        help="from records alone, without the runs on this machine",
+    )
     parser.add_argument("--no-plots", action="store_true", help="write the tables without their plots")
     _folders(parser, default_results())
 

@@ -6,8 +6,10 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -23,7 +25,7 @@ from dpgen_bench.runs.overrides import parse_override, quote_value
 from dpgen_bench.runs.store import RunBusy, RunFailed, Store
 from dpgen_bench.tables.names import table_file, table_names
 from dpgen_bench.utils.own_folders import own_folders
-from dpgen_bench.utils.paths import CONF
+from dpgen_bench.utils.paths import CONF, RECORDS
 
 
 class JobFailed(CompactHydraException):
@@ -208,21 +210,37 @@ def tables(options: argparse.Namespace) -> int:
     from dpgen_bench.report.written import write_table
     from dpgen_bench.tables.rows import has_quick_runs, load_table, scales_to_build
 
-    if not options.all:
-        for name in names:
-            load_table(name)  # raises for an unknown name before anything is written
-        for name in names:
-            write_table(name, options.results, scale, options.format, plots=not options.no_plots)
-        return 0
-    quick, all_names, failed = has_quick_runs(options.results), table_names(), 0
-    for number, name in enumerate(all_names, start=1):
-        print(f"[{number}/{len(all_names)}] {name}", file=sys.stderr, flush=True)
-        try:
-            for each in scales_to_build(load_table(name), quick):
-                write_table(name, options.results, each, options.format, quiet=True, plots=not options.no_plots)
-        except Exception as error:  # an error in one table must not prevent the others
-            failed = print_error(error)
+    for name in names:
+        load_table(name)  # raises for an unknown name before anything is written
+    failed = 0
+    with _source(options.results, options.recorded) as source:
+        quick, every = has_quick_runs(source) if options.all else False, names or table_names()
+        for number, name in enumerate(every, start=1):
+            if options.all:
+                print(f"[{number}/{len(every)}] {name}", file=sys.stderr, flush=True)
+            try:
+                for each in scales_to_build(load_table(name), quick) if options.all else (scale,):
+                    write_table(name, options.results, each, options.format, options.all, not options.no_plots, source)
+            except Exception as error:  # an error in one of all tables must not prevent the others
+                if not options.all:
+                    raise
+                failed = print_error(error)
     return failed
+
+
+@contextmanager
+def _source(results: Path, recorded: bool) -> Iterator[Path]:
+    """The folder whose runs and records the tables show: `results`, or one that has its records alone.
+
+    Results without records stand for those that the bench is published with.
+    """
+    if not recorded:
+        yield results
+        return
+    own = results / "records"
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "records").symlink_to((own if own.is_dir() else RECORDS).resolve())
+        yield Path(folder)
 
 
 def _take_scale(arguments: list[str]) -> tuple[list[str], str]:

@@ -34,7 +34,13 @@ WRITERS: dict[str, Callable[[BuiltTable], str]] = {"md": to_markdown, "tex": to_
 
 
 def write_table(
-    name: str, results: Path, scale: str, formats: Sequence[str], quiet: bool = False, plots: bool = True
+    name: str,
+    results: Path,
+    scale: str,
+    formats: Sequence[str],
+    quiet: bool = False,
+    plots: bool = True,
+    source: Path | None = None,
 ) -> list[Path]:
     """Print a table and write it as results/tables/NAME.FORMAT (NAME_quick.FORMAT at that scale), with its plots.
 
@@ -44,6 +50,7 @@ def write_table(
     Args:
         quiet: print the names of the files and not the table.
         plots: also draw the table's plots.
+        source: the folder of the runs and records that the table shows; None is `results`.
 
     Returns:
         the files that were written.
@@ -52,7 +59,7 @@ def write_table(
         ValueError: for an unknown format, and as `build` does.
     """
     expect_formats(formats)
-    built, console = build(name, results, scale), make_console()
+    built, console = build(name, source or results, scale), make_console()
     if built.lines and not quiet:
         show(built, console)
     if built.lines and not built.measured and (scale == "quick" or not built.published):

@@ -147,3 +147,11 @@ def readable_run(results: Path, run_id: str, protocol: dict[str, Any]) -> Readab
     paths = sorted((results / FOLDER).glob(f"*/{run_id}.json"))
     record = read_record(paths[0]) if paths else None
     return record if record and record.measurements.assembled(protocol) else folder
+
+
+def evidence(run: ReadableRun) -> str:
+    """Who measured a record: `reported by Ada`, or `measured by Ada, verified by Grace`; "" for a run's folder."""
+    if not isinstance(run, Record):
+        return ""
+    by, others = run.content["measured_by"]["name"], [each["name"] for each in run.content["verified"]]
+    return f"measured by {by}, verified by {' and '.join(others)}" if others else f"reported by {by}"

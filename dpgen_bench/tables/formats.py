@@ -133,7 +133,7 @@ def long_frame(built: BuiltTable) -> pd.DataFrame:
     published one; otherwise it is `no`, and `caveat` has the reason.
     """
     frame = pd.DataFrame([_long(built, line, metric) for line in built.lines for metric in line.cells])
-    blank = ("epsilon_server", "epsilon_conditional", "public_data")
+    blank = ("epsilon_server", "epsilon_conditional", "public_data", "evidence")
     unused = [name for name in blank if name in frame and frame[name].isin([NONE, ""]).all()]
     return frame.drop(columns=unused)
 
@@ -185,6 +185,7 @@ def _long(built: BuiltTable, line: Line, metric: str) -> dict[str, Any]:
         "scale": line.tail["scale"],
         "protocol": row.protocol if row else NONE,
         "status": line.tail["status"],
+        "evidence": row.evidence if row else "",
         "runs": " ".join(folder.id for folder in row.measured) if row else "",
     }
 

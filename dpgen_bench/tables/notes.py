@@ -93,6 +93,8 @@ def _facts(line: Line) -> dict[str, str]:
         "protocol": f"protocol {line.tail['protocol']}",
         "seeds": "1 seed" if seeds == 1 else f"{seeds} seeds",
     }
+    if row.evidence:
+        facts["evidence"] = row.evidence
     if privacy.epsilon != math.inf and not uses_no_records(line):
         relation = RELATIONS.get(str(privacy.relation), str(privacy.relation))
         unit = "a client" if row.unit == "client" else "a record"

@@ -22,7 +22,7 @@ from dpgen_bench.runs.compose import compose_cached
 from dpgen_bench.runs.config import SEEDS, RunSpec, build_spec, compose_config
 from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, epsilon_number, format_epsilon
 from dpgen_bench.runs.measurements import Measurement
-from dpgen_bench.runs.records import readable_run
+from dpgen_bench.runs.records import evidence, read_record, readable_run, record_paths
 from dpgen_bench.runs.soundness import budget_problem
 from dpgen_bench.runs.statistics import Summary, summarise
 from dpgen_bench.runs.store import ReadableRun, Store
@@ -93,7 +93,7 @@ class TableRow:
         state = folder.status()
         if state == "failed":
             return f"failed: {failure(folder)}"
-        return {"empty": "not run", "finished": "finished but not measured so"}.get(state, state)
+        return {"empty": "not run", "finished": "finished but not measured by this protocol"}.get(state, state)
 
     def summary(self, metric: str) -> Summary | None:
         """The metric over seeds and repeats; None if no run has it."""
@@ -115,6 +115,11 @@ class TableRow:
         assumed += [f"nothing is proven: {ledger['reason']}" for ledger in ledgers if "reason" in ledger]
         measured = [line for measurement in self.measurements.values() for line in notes(measurement)]
         return list(dict.fromkeys([*assumed, *measured]))
+
+    @property
+    def evidence(self) -> str:
+        """Who measured the recorded runs, and who made them again; "" for runs of this machine."""
+        return "; ".join(dict.fromkeys(filter(None, map(evidence, self.measured))))
 
     @property
     def unit(self) -> str:
@@ -259,7 +264,13 @@ def scales_to_build(table: TableSpec, quick_runs: bool) -> tuple[str, ...]:
 
 
 def has_quick_runs(results: Path) -> bool:
-    """Whether a run under `results` is of scale quick."""
+    """Whether a run or a record under `results` is of scale quick."""
+    for path in record_paths(results).values():
+        try:
+            if str(read_record(path).config.scale.name) == "quick":
+                return True
+        except (ValueError, OmegaConfBaseException):  # the tables report it
+            continue
     for folder in Store(results).runs():
         try:
             if str(folder.config.scale.name) == "quick":

@@ -22,6 +22,7 @@ HOME = _PACKAGE.parent
 IS_CHECKOUT = not (_PACKAGE / "conf").is_dir()
 CONF = (HOME if IS_CHECKOUT else _PACKAGE) / "conf"
 PUBLISHED = HOME / "results" / "published" if IS_CHECKOUT else _PACKAGE / "published"
+RECORDS = HOME / "results" / "records" if IS_CHECKOUT else _PACKAGE / "records"
 
 METHODS = HOME / "methods"
 
