@@ -31,7 +31,7 @@ from tests.test_privacy_core import open_data
         (lambda: PerRecordMoments(dim=2, radius=0.0, weights=WEIGHTS), "radius: expected a number"),
         (lambda: PerRecordMoments(dim=2, radius=math.inf, weights=WEIGHTS), "expected a finite radius"),
         (lambda: PerRecordMoments(dim=2, radius=1.0, weights=(0.1, 0.2)), "weights of count, first and second"),
-        (lambda: PerRecordMoments(dim=2, radius=1.0, weights=(0.1, 0.2, 0.0)), "weights: expected a number"),
+        (lambda: PerRecordMoments(dim=2, radius=1.0, weights=(0.1, 0.0, 0.0)), "expected a weight of a moment"),
         (lambda: PerRecordMoments(dim=2, radius=1.0, weights=(-0.1, 0.2, 1.0)), "weights: expected a number"),
     ],
 )

@@ -49,9 +49,9 @@ def explicit_moments(bound: PerRecordMoments, z: Tensor) -> Tensor:
     c0, c1, c2 = bound.coefficients
     rows = []
     for one in z:
-        row = [c0] if c0 > 0.0 else []
-        row += [c1 * float(value) for value in one]
-        for i in range(len(one)):
+        row = [c0] if bound.weights[0] else []
+        row += [c1 * float(value) for value in one] if bound.weights[1] else []
+        for i in range(len(one) if bound.weights[2] else 0):
             row += [c2 * float(one[i] * one[j]) * (1.0 if i == j else math.sqrt(2.0)) for j in range(i, len(one))]
         rows.append(row)
     return torch.tensor(rows, dtype=torch.float64)
@@ -83,7 +83,7 @@ def test_products_equal_the_sum_of_clipped_explicit_rows(classes, C, microbatch)
 
 
 @pytest.mark.parametrize("classes", [None, 3])
-@pytest.mark.parametrize("weights", [WEIGHTS, (0.0, 0.4, 0.9)])
+@pytest.mark.parametrize("weights", [WEIGHTS, (0.0, 0.4, 0.9), (0.2, 1.0, 0.0), (0.0, 0.0, 1.0)])
 @pytest.mark.parametrize("nonnegative", [False, True])
 def test_moments_equal_the_sum_of_explicit_rows_and_are_unpacked(classes, weights, nonnegative):
     z = torch.randn(11, 6, generator=torch.Generator().manual_seed(1))
@@ -99,12 +99,13 @@ def test_moments_equal_the_sum_of_explicit_rows_and_are_unpacked(classes, weight
         part = value if block is None else value[block]
         torch.testing.assert_close(part, rows[own].sum(dim=0), rtol=1e-12, atol=1e-12)
         moments = bound.unpack(part.float())
-        assert (moments.count is None) == (weights[0] == 0.0)
-        if moments.count is not None:
-            assert float(moments.count) == pytest.approx(int(own.sum()), rel=1e-6)
-        torch.testing.assert_close(moments.first.double(), clipped[own].sum(dim=0), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(moments.second.double(), clipped[own].T @ clipped[own], rtol=1e-5, atol=1e-5)
-    if classes is not None:
+        expected = (own.sum(), clipped[own].sum(dim=0), clipped[own].T @ clipped[own])
+        for weight, got, sums in zip(weights, (moments.count, moments.first, moments.second), expected, strict=True):
+            if weight == 0.0:
+                assert got.numel() == 0
+            else:
+                torch.testing.assert_close(got.double(), sums.double(), rtol=1e-5, atol=1e-5)
+    if classes is not None and weights[2]:
         assert bound.unpack(value).second.shape == (3, 6, 6)
 
 
@@ -231,6 +232,10 @@ def least_inner_product(weights: tuple[float, float, float], lowest: float) -> f
     [
         (WEIGHTS, False, math.sqrt(2.0)),  # 0.15^2 >= 0.45^4 / (4 0.88^2)
         ((0.0, 0.4, 0.92), True, math.sqrt(2.0)),
+        ((0.0, 0.0, 1.0), False, math.sqrt(2.0)),  # squares are non-negative
+        ((0.2, 1.0, 0.0), True, math.sqrt(2.0)),
+        ((0.2, 1.0, 0.0), False, None),
+        ((0.0, 1.0, 0.0), False, 2.0),
         ((0.0, 0.4, 0.92), False, None),  # negative inner products of at most -m
         ((0.1, 0.9, 0.42), False, None),  # the minimum is at t = -1
         ((0.0, 1e6, 1e-6), False, 2.0),  # practically the mean alone: 2C
@@ -258,7 +263,7 @@ def test_sensitivity_of_products_and_of_releases_without_clipping():
 
 @given(
     seed=st.integers(0, 10**6),
-    weights=st.sampled_from([WEIGHTS, (0.0, 0.4, 0.92), (0.1, 0.9, 0.42), (0.3, 1.0, 0.01)]),
+    weights=st.sampled_from([WEIGHTS, (0.0, 0.4, 0.92), (0.1, 0.9, 0.42), (0.3, 1.0, 0.0), (0.0, 0.0, 1.0)]),
     nonnegative=st.booleans(),
     opposite=st.booleans(),
     same=st.booleans(),

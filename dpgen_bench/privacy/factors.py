@@ -129,12 +129,14 @@ class Moments:
     """Sums over the records of a draw, or over those of each class: then every tensor has a first axis [classes].
 
     Attributes:
-        count: the number of records []; None if it was not released.
+        count: the number of records [].
         first: the sum of z [d].
         second: the sum of z z^T [d, d], a symmetric matrix.
+
+    Sums of weight zero were not released and have no entries: [0], [0] and [0, 0].
     """
 
-    count: Tensor | None
+    count: Tensor
     first: Tensor
     second: Tensor
 
@@ -167,11 +169,11 @@ class PerRecordMoments(Bound):
     Args:
         dim: d, the dimension of z.
         radius: R. A smaller one clips more records, a larger one has more noise relative to the sums.
-        weights: the relative sizes of count, first and second moment; w0 = 0 releases no count.
+        weights: the relative sizes of count, first and second moment. What has the weight zero is not released.
         classes: the number of classes, as in `PerRecordProducts`; None for one block.
         nonnegative: set negative entries of z to zero before clipping, so that z is non-negative by construction.
-        C: the norm of the longest row. Only its ratio to the noise matters. inf neither clips nor scales, so that the
-            row is [1, z, svec(z z^T)], for a release without noise.
+        C: the norm of the longest row. Only its ratio to the noise matters. With inf, for a release without noise, the
+            row is [1, z, svec(z z^T)] and R may be inf, too.
         microbatch: the largest number of records on which fn is called together, as in `PerRecord`.
 
     Raises:
@@ -195,13 +197,16 @@ class PerRecordMoments(Bound):
             raise ValueError(f"{what}: expected a finite radius, got {radius}; {advice}.")
         if len(self.weights) != 3:
             raise ValueError(f"{what}: expected weights of count, first and second moment, got {self.weights!r}.")
-        advice = "give the relative sizes of count (0 or more), first and second moment"
-        count, *moments = (
-            expect_number(weight, f"{what}, weights", above=-5e-324 if k == 0 else 0.0, maximum=1e6, advice=advice)
-            for k, weight in enumerate(self.weights)
+        advice = "give the relative sizes of count, first and second moment, 0 for what is not released"
+        below_zero = math.nextafter(0.0, -1.0)
+        weights = tuple(
+            expect_number(weight, f"{what}, weights", above=below_zero, maximum=1e6, advice=advice)
+            for weight in self.weights
         )
+        if max(weights[1:]) < 1e-6:
+            raise ValueError(f"{what}: expected a weight of a moment of at least 1e-6, got {weights}; {advice}.")
         object.__setattr__(self, "radius", radius)
-        object.__setattr__(self, "weights", (count, *moments))
+        object.__setattr__(self, "weights", weights)
         object.__setattr__(self, "dim", expect_integer(self.dim, f"{what}, dim"))
         object.__setattr__(self, "classes", _expect_classes(self.classes, what))
 
@@ -211,7 +216,7 @@ class PerRecordMoments(Bound):
             return Sensitivity(math.inf, math.inf)
         w0, w1, w2 = (weight / math.hypot(*self.weights) for weight in self.weights)
         # The minimum of f over the possible t, for C = 1. Rows of different classes have the inner product 0.
-        t = 0.0 if self.nonnegative else max(-1.0, -(w1**2) / (2.0 * w2**2))
+        t = 0.0 if self.nonnegative else -1.0 if w1 >= 2.0**0.5 * w2 else -(w1**2) / (2.0 * w2**2)
         least = min(0.0, w0**2 + w1**2 * t + w2**2 * t**2)
         return Sensitivity(self.C, self.C * min(2.0, math.sqrt(2.0 - 2.0 * least)))
 
@@ -227,7 +232,13 @@ class PerRecordMoments(Bound):
     @property
     def size(self) -> int:
         """The number of entries of a row in the block of its class."""
-        return (self.weights[0] > 0.0) + self.dim + self.dim * (self.dim + 1) // 2
+        return sum(self._sizes)
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Numbers of entries of count, first and second moment in a row."""
+        sizes = (1, self.dim, self.dim * (self.dim + 1) // 2)
+        return [size if weight > 0.0 else 0 for size, weight in zip(sizes, self.weights, strict=True)]
 
     @property
     def records_at_once(self) -> int:
@@ -243,7 +254,8 @@ class PerRecordMoments(Bound):
         blocks, d, device = self.classes or 1, self.dim, batch.labels.device
         count = torch.zeros(blocks, dtype=torch.float64, device=device)
         first = torch.zeros(blocks, d, dtype=torch.float64, device=device)
-        second = torch.zeros(blocks, d, d, dtype=torch.float64, device=device)
+        squares = d if self.weights[2] > 0.0 else 0  # the matrices are not computed if they are not released
+        second = torch.zeros(blocks, squares, squares, dtype=torch.float64, device=device)
         for chunk in batch.chunks(self.records_at_once):
             if len(chunk) == 0:
                 continue
@@ -258,26 +270,26 @@ class PerRecordMoments(Bound):
             for block, rows in _blocks(chunk.labels, self.classes):
                 count[block] += finite[rows].sum()
                 first[block] += z[rows].sum(dim=0)
-                second[block] += z[rows].T @ z[rows]
+                if squares:
+                    second[block] += z[rows].T @ z[rows]
         # The upper triangle of the sum, with sqrt(2) off the diagonal, is the sum of all svec(z z^T).
-        (i, j), scale = _triangle(d, device)
+        (i, j), scale = _triangle(squares, device)
         c0, c1, c2 = self.coefficients
-        svec = second[:, i, j].mul_(c2 * scale)
-        parts = [c1 * first, svec] if self.weights[0] == 0.0 else [c0 * count[:, None], c1 * first, svec]
-        value = torch.cat(parts, dim=1)
+        parts = (c0 * count[:, None], c1 * first, second[:, i, j].mul_(c2 * scale))
+        value = torch.cat([part for part, weight in zip(parts, self.weights, strict=True) if weight > 0.0], dim=1)
         return {"value": value if self.classes is not None else value[0]}
 
     def unpack(self, release: Tensor) -> Moments:
         """The sums that a release [..., size] of this bound contains, in the units of z."""
-        d, (c0, c1, c2) = self.dim, self.coefficients
-        counted = int(self.weights[0] > 0.0)
-        count, first, svec = release.split([counted, d, d * (d + 1) // 2], dim=-1)
-        (i, j), scale = _triangle(d, release.device)
+        c0, c1, c2 = (c or 1.0 for c in self.coefficients)
+        count, first, svec = release.split(self._sizes, dim=-1)
+        squares = self.dim if self.weights[2] > 0.0 else 0
+        (i, j), scale = _triangle(squares, release.device)
         upper = (svec / (c2 * scale)).to(svec.dtype)
-        second = release.new_zeros(*release.shape[:-1], d, d)
+        second = release.new_zeros(*release.shape[:-1], squares, squares)
         second[..., i, j] = upper
         second[..., j, i] = upper
-        return Moments(count[..., 0] / c0 if counted else None, first / c1, second)
+        return Moments(count[..., 0] / c0 if self._sizes[0] else count, first / c1, second)
 
 
 def _triangle(d: int, device: torch.device) -> tuple[Tensor, Tensor]:
