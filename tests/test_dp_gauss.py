@@ -1,0 +1,132 @@
+"""DP-Gauss against its formulas without noise, and what it does about noise, rare classes and wrong settings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dpgen_bench.data.private import PrivateData
+from dpgen_bench.generator import NetGenerator
+from dpgen_bench.method import Context
+from dpgen_bench.nets.class_gaussians import ClassGaussians
+from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.key import Key
+from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.services import Services
+from methods.dp_gauss import DPGauss, root
+from tests.defaults import build
+
+CLASSES = 3
+
+
+def fit(
+    images: Tensor, labels: Tensor, eps: float = math.inf, mode: str = "seeded", **settings: Any
+) -> tuple[NetGenerator, Ledger]:
+    ledger = Ledger(Budget(eps, 1e-5, "replace_one", "pld"), len(labels), noise=mode)
+    key = Key.seeded("test") if mode == "seeded" else Key.from_os(b"\x07" * 32)
+    services = Services(ledger, key)
+    data = PrivateData(images, labels, CLASSES, services)
+    return build(DPGauss, **settings).fit(data, Context(0, services=services)), ledger
+
+
+def records(n: int = 300, side: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Images of one normal distribution per class, of rank 3 and within [0, 1]."""
+    rng = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % CLASSES
+    centres = 0.3 + 0.4 * torch.rand(CLASSES, side * side, generator=rng)
+    basis = torch.randn(3, side * side, generator=rng)
+    codes = 0.015 * torch.randn(n, 3, generator=rng) * (1.0 + labels[:, None])
+    return (centres[labels] + codes @ basis).clamp(0.0, 1.0).view(n, 1, side, side), labels
+
+
+WIDE: dict[str, Any] = dict(radius=10.0, radius_residual=10.0, radius_code=10.0)
+
+
+def test_without_noise_means_and_covariances_are_those_of_the_classes():
+    """The images have rank 2 + 3: two differences of means and three directions within classes."""
+    images, labels = records()
+    generator, _ = fit(images, labels, dim=5, **WIDE)
+    net, x = generator.net, images.flatten(1)
+    for c in range(CLASSES):
+        own = x[labels == c]
+        torch.testing.assert_close(net.means[c].detach(), own.mean(dim=0), atol=5e-3, rtol=0)
+        A = (net.basis @ net.roots[c]).detach()
+        torch.testing.assert_close(A @ A.T, torch.cov(own.T, correction=0), atol=5e-4, rtol=0)
+    V = net.basis.detach()
+    torch.testing.assert_close(V.T @ V, torch.eye(5), atol=1e-5, rtol=0)
+
+
+def test_the_texture_is_what_the_subspace_leaves_of_the_variance_within_classes():
+    rng = torch.Generator().manual_seed(0)
+    images = (0.5 + 0.1 * torch.randn(3000, 1, 4, 4, generator=rng)).clamp(0.0, 1.0)
+    images[:, 0, 0, 0] = torch.rand(3000, generator=rng)  # the first direction
+    for texture in (1.0, 0.5):
+        generator, _ = fit(images, torch.arange(3000) % CLASSES, dim=1, texture=texture, **WIDE)
+        assert generator.net.texture.item() == pytest.approx(0.1 * texture, rel=0.03)
+        samples = generator.sample(torch.zeros(400, dtype=torch.int64), seed=0).float() / 255.0
+        assert float(samples.std(dim=0)[0, 3, 3]) == pytest.approx(0.1 * texture, rel=0.15)
+
+
+def test_samples_have_the_released_law_and_the_threshold_makes_pixels_black():
+    net = ClassGaussians(5, 2, (1, 1, 3), threshold=0.2)
+    with torch.no_grad():
+        net.means.copy_(torch.tensor([[0.5, 0.5, 0.1], [0.9, 0.1, 0.6]]))
+        net.basis.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))
+        net.roots.copy_(torch.tensor([[[0.03, 0.0], [0.02, 0.01]], [[0.0, 0.0], [0.0, 0.0]]]))
+    z = torch.randn(4000, 5, generator=torch.Generator().manual_seed(0))
+    x = net(z, torch.zeros(4000, dtype=torch.int64)).detach().flatten(1)
+    expected = net.roots[0].detach() @ net.roots[0].detach().T
+    torch.testing.assert_close(torch.cov(x[:, :2].T), expected, atol=6e-5, rtol=0)
+    assert (x[:, 2] == 0.0).all()  # 0.1 is below the threshold
+    torch.testing.assert_close(net(z[:1], torch.tensor([1])).flatten(), torch.tensor([0.9, 0.0, 0.6]))
+
+
+def test_a_class_without_records_gets_the_mean_and_covariance_of_all():
+    images, labels = records()
+    labels = labels % 2  # 200 records of class 0, 100 of class 1, none of class 2
+    for eps in (math.inf, 10.0):
+        generator, _ = fit(images, labels, eps, dim=3, **WIDE)
+        net = generator.net
+        roots = net.roots.detach()
+        assert torch.isfinite(roots).all()
+        if eps == math.inf:
+            torch.testing.assert_close(net.means[2].detach(), images.flatten(1).mean(dim=0), atol=0.02, rtol=0)
+            pooled = (2.0 * roots[0] @ roots[0] + roots[1] @ roots[1]) / 3.0
+            torch.testing.assert_close(roots[2] @ roots[2], pooled, atol=2e-3, rtol=0.05)
+        assert generator.sample(torch.full((5,), 2), seed=0).float().std() > 0
+
+
+def test_eigenvalues_below_the_noise_are_dropped():
+    covariance = torch.diag(torch.tensor([4.0, 0.5, -0.3]))
+    torch.testing.assert_close(root(covariance, 0.6), torch.diag(torch.tensor([2.0, 0.0, 0.0])))
+    torch.testing.assert_close(root(covariance, 0.0), torch.diag(torch.tensor([2.0, 0.5**0.5, 0.0])))
+
+
+def test_the_budget_is_shared_and_the_sensitivities_are_about_sqrt_2():
+    images, labels = records()
+    _, ledger = fit(images, labels, 1.0, dim=3, share_means=0.2, share_residuals=0.3)
+    events = {name: entry.event for name, entry in ledger.entries.items()}
+    shares = {name: (event.sensitivity.replace_one / event.std) ** 2 for name, event in events.items()}
+    total = sum(shares.values())
+    assert [share / total for share in shares.values()] == pytest.approx([0.2, 0.3, 0.5], rel=0.01)
+    assert [event.sensitivity.replace_one for event in events.values()] == pytest.approx([2**0.5] * 3, rel=1e-3)
+
+
+def test_colour_images_and_noise_for_release():
+    images = torch.randint(0, 256, (60, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    generator, _ = fit(images, torch.arange(60) % CLASSES, 10.0, mode="os", dim=4)
+    assert generator.sample(torch.arange(3), seed=0).shape == (3, 3, 8, 8)
+
+
+def test_mistakes_are_refused_before_records_are_read():
+    images, labels = records(12)
+    with pytest.raises(
+        ValueError, match=r"method.dim: expected less than 16, the number of pixels of an image, got 16"
+    ):
+        fit(images, labels, dim=16)
+    with pytest.raises(ValueError, match=r"expected a sum below 1, because the codes get the rest, got 0.6 [+] 0.4"):
+        build(DPGauss, share_means=0.6, share_residuals=0.4)
