@@ -42,6 +42,8 @@ class DPNTK(Checked):
 
     Args:
         width: The number of hidden units of the network; a feature has about width times pixels numbers.
+        bias_scale: Factor of the network's bias b. With the authors' 1, an image and a darker copy have almost the same
+            feature.
         latent_dim: Dimension of zeta ~ N(0, I).
         batch_size: b, the number of generated images in each step.
         labels: Their labels: "uniform", each drawn independently, or "balanced", each class in turn. Balanced labels
@@ -55,6 +57,7 @@ class DPNTK(Checked):
 
     version = 1  # raise it when the same settings train a different generator
     width: Count
+    bias_scale: Positive
     latent_dim: Count
     batch_size: Count
     labels: Literal["uniform", "balanced"]
@@ -65,7 +68,7 @@ class DPNTK(Checked):
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         pixels = math.prod(data.image_shape)
-        features = NTKFeatures.draw(pixels, self.width, data.num_classes, ctx.generator, ctx.device)
+        features = NTKFeatures.draw(pixels, self.width, data.num_classes, ctx.generator, ctx.device, self.bias_scale)
 
         release = data.mechanism(
             "mean_embedding",

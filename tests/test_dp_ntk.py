@@ -145,6 +145,21 @@ def test_a_feature_has_norm_one_and_inner_products_are_the_normalised_tangent_ke
     assert torch.allclose(kernel.diagonal(), torch.ones(6), atol=1e-6)
 
 
+def test_a_larger_bias_makes_features_depend_on_the_brightness_of_an_image() -> None:
+    """The inner product of the features of an image and of a copy with half of its brightness; 1 is no difference."""
+    image = some_images(4)[3:]
+
+    def likeness(bias_scale: float) -> float:
+        drawn = NTKFeatures.draw(PIXELS, 800, 10, torch.Generator().manual_seed(SEED), torch.device("cpu"), bias_scale)
+        outer, inputs, hidden = drawn(torch.cat([image, 0.5 * image]))
+        return float(outer[0] @ outer[1] * (inputs[0] @ inputs[1]) + hidden[0] @ hidden[1])
+
+    assert 1.0 > likeness(1.0) > likeness(3.0) + 0.01
+    drawn = [NTKFeatures.draw(4, 3, 2, torch.Generator().manual_seed(1), torch.device("cpu"), b) for b in (1.0, 5.0)]
+    assert torch.equal(drawn[1].bias, 5.0 * drawn[0].bias)
+    assert torch.equal(drawn[1].weight, drawn[0].weight)
+
+
 def test_a_network_without_an_active_unit_has_a_feature_of_norm_one() -> None:
     """Then h and its gradient are zero, and only c has a gradient."""
     drawn = NTKFeatures(-torch.ones(5, PIXELS), -torch.ones(5), torch.randn(5), 4)
@@ -269,8 +284,16 @@ def test_the_learning_rate_decays_by_its_factor_after_every_period() -> None:
 def test_the_settings_are_those_of_the_authors_and_the_presets_keep_them() -> None:
     """Golden: the authors' script for MNIST; a feature has 636,010 numbers, of which 628,801 differ."""
     published = DPNTK(
-        width=800, latent_dim=5, batch_size=5000, labels="uniform", steps=2000, lr=0.01, lr_decay=0.9, decay_steps=1500
-    )  # fmt: skip
+        width=800,
+        bias_scale=1.0,
+        latent_dim=5,
+        batch_size=5000,
+        labels="uniform",
+        steps=2000,
+        lr=0.01,
+        lr_decay=0.9,
+        decay_steps=1500,
+    )
     for name in ("mnist", "fashion_mnist", "mnist_add_remove", "fashion_mnist_add_remove"):
         config = compose_config([f"experiment=dp_ntk/{name}"])
         assert build_method(config) == published

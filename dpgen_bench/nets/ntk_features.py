@@ -53,16 +53,27 @@ class NTKFeatures:
 
     @classmethod
     def draw(
-        cls, pixels: int, width: int, outputs: int, generator: torch.Generator, device: torch.device
+        cls,
+        pixels: int,
+        width: int,
+        outputs: int,
+        generator: torch.Generator,
+        device: torch.device,
+        bias_scale: float = 1.0,
     ) -> NTKFeatures:
-        """A network as `torch.nn.Linear` initialises it: uniform weights within 1 / sqrt(inputs of the layer)."""
+        """A network as `torch.nn.Linear` initialises it: uniform weights within 1 / sqrt(inputs of the layer).
+
+        Args:
+            bias_scale: A factor of b. Layer normalisation and the norm of 1 make features almost independent of the
+                brightness of an image, unless b has the size of W x.
+        """
 
         def uniform(*shape: int, inputs: int) -> Tensor:
             return (2.0 * torch.rand(*shape, generator=generator) - 1.0) / inputs**0.5
 
         weight, bias = uniform(width, pixels, inputs=pixels), uniform(width, inputs=pixels)
         slope = uniform(outputs, width, inputs=width).sum(dim=0)
-        return cls(weight.to(device), bias.to(device), slope.to(device), outputs)
+        return cls(weight.to(device), (bias_scale * bias).to(device), slope.to(device), outputs)
 
     def __call__(self, images: Tensor) -> Factors:
         """The features of images [b, c, h, w]; they can be differentiated in the images."""
