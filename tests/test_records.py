@@ -343,3 +343,28 @@ def test_a_committed_record_is_accepted_and_proves_its_epsilon(path: Path) -> No
 
 def test_committed_records_are_as_many_as_their_pictures() -> None:
     assert {path.with_suffix("") for path in RECORDS.glob("*/*.png")} == {path.with_suffix("") for path in COMMITTED}
+
+
+def test_a_report_of_records_alone_shows_who_measured_and_no_run_of_this_machine(
+    finished: RunFolder, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = record.path.parents[2]
+    shutil.copytree(finished.path, results / "runs" / "another")
+    monkeypatch.setattr("dpgen_bench.report.page.table_names", lambda: [])
+
+    def shown(*options: str) -> dict[str, Any]:
+        assert main(["report", *options, "--results", str(results)]) == 0
+        page = (results / "report.html").read_text()
+        begin = page.index('id="data">') + len('id="data">')
+        found = json.loads(page[begin : page.index("</script", begin)])
+        assert isinstance(found, dict)
+        return found
+
+    data = shown("--recorded")
+    assert [run["folder"] for run in data["runs"]] == [record.id]
+    (board,) = data["boards"]
+    assert "reported by Ada" in board["lines"][0]["notes"]
+    assert data["runs"][0]["evidence"][0].startswith("Measured by Ada, ")
+    assert data["runs"][0]["picture"].startswith("data:image/")
+    assert "not recorded" in shown()["boards"][0]["lines"][0]["notes"]
+    assert str(results) not in (results / "report.html").read_text()

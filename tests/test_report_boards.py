@@ -54,7 +54,7 @@ def test_seeds_share_a_line_and_each_epsilon_has_a_board(bench):
     assert line["cells"]["fid"] == {"text": "12.0 ± 2.8", "by": ""}  # sqrt(((10-12)² + (14-12)²) / 1)
     assert (line["method"], line["epsilons"]) == ("DP-MERF", ["12.5 claimed"])
     assert [run["seed"] for run in line["runs"]] == ["0", "1"]
-    assert line["notes"] == ["demo scale", "2 seeds", "local runs"]
+    assert line["notes"] == ["demo scale", "2 seeds", "not recorded"]
     assert "inception_score" not in line["cells"]
     without = board_of(content, "inf")
     assert without["terms"] == "unit record, protocol quick"

@@ -275,6 +275,7 @@ def _report(add: Add) -> None:
         "",
         ("dpgen report", "dpgen report --results other_results --out other.html"),
     )
+    parser.add_argument("--recorded", action="store_true", help="from records alone, without the runs on this machine")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="the file to write (default: report.html in the folder of results)"
     )

@@ -230,7 +230,7 @@ def tables(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _source(results: Path, recorded: bool) -> Iterator[Path]:
-    """The folder whose runs and records the tables show: `results`, or one that has its records alone.
+    """The folder whose runs and records are shown: `results`, or one that has its records alone.
 
     Results without records stand for those that the bench is published with.
     """
@@ -240,6 +240,8 @@ def _source(results: Path, recorded: bool) -> Iterator[Path]:
     own = results / "records"
     with TemporaryDirectory() as folder:
         (Path(folder) / "records").symlink_to((own if own.is_dir() else RECORDS).resolve())
+        if (results / "plots").is_dir():  # the report shows plots of it that need no run
+            (Path(folder) / "plots").symlink_to((results / "plots").resolve())
         yield Path(folder)
 
 
@@ -254,7 +256,8 @@ def report(options: argparse.Namespace) -> int:
     from dpgen_bench.report.page import build_report
 
     _expect_folder(options.results)
-    print(build_report(options.results, options.out))
+    with _source(options.results, options.recorded) as source:
+        print(build_report(source, options.out or options.results / "report.html"))
     return 0
 
 

@@ -15,7 +15,7 @@ from dpgen_bench.report.text import describe_time, describe_value, described, fl
 from dpgen_bench.runs.display import counted, method_name, metric_name
 from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, format_epsilon, is_changed
 from dpgen_bench.runs.measurements import Protocol, protocol_hash
-from dpgen_bench.runs.records import Record
+from dpgen_bench.runs.records import evidence
 from dpgen_bench.runs.statistics import summarise
 from dpgen_bench.runs.values import metric_values
 from dpgen_bench.tables.naming import REAL
@@ -203,11 +203,8 @@ def _time(line: Line) -> str:
 
 
 def _evidence(line: Line) -> str:
-    """`verified` if somebody else made each run again, `reported` if each has a record, `local` otherwise."""
-    records = [run.folder for run in line.runs if isinstance(run.folder, Record)]
-    if len(records) < len(line.runs):
-        return "local runs" if len(line.runs) > 1 else "a local run"
-    return "verified" if all(record.content.get("verified") for record in records) else "reported"
+    """Who measured the records of the line's runs and who verified them, or `not recorded`; each once."""
+    return "; ".join(once(evidence(run.folder) or "not recorded" for run in line.runs))
 
 
 def _counted_by(run: Run) -> dict[str, str]:
