@@ -26,7 +26,7 @@ from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context, train_generator
 from dpgen_bench.nets.code_generator import CodeGenerator, DenseGenerator
-from dpgen_bench.nets.hermite import hermite_features, mehler_rho
+from dpgen_bench.nets.hermite import hermite_features, hermite_sums, mehler_rho
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.factors import PerRecordProducts
 from dpgen_bench.privacy.sampling import Full
@@ -92,9 +92,6 @@ class DPHP(Checked):
         epochs = math.ceil(steps / self.epoch_steps)
         pairs = [torch.randperm(pixels, generator=ctx.generator)[:2].to(ctx.device) for _ in range(epochs)]
 
-        def sum_features(images: Tensor) -> Tensor:  # [b, c, h, w] -> [s, b, P]
-            return hermite_features(images.flatten(1), rho, self.sum_order) * scale
-
         def product_features(images: Tensor, pair: Tensor) -> Tensor:  # [b, c, h, w] -> [r, b, 2]
             return hermite_features(images.flatten(1)[:, pair], rho, self.product_order)
 
@@ -110,7 +107,8 @@ class DPHP(Checked):
         release_product = request("product_embedding", (r, r), epochs, self.sigma_product)
 
         def sum_rows(images: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-            return {"value": (torch.ones_like(images[:, :1, 0, 0]), sum_features(images).transpose(0, 1).flatten(1))}
+            features = hermite_features(images.flatten(1), rho, self.sum_order) * scale  # [s, b, P]
+            return {"value": (torch.ones_like(images[:, :1, 0, 0]), features.transpose(0, 1).flatten(1))}
 
         def products_at(pair: Tensor) -> Any:
             def rows(images: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -130,10 +128,11 @@ class DPHP(Checked):
 
         def loss(t: int, images: Tensor, labels: Tensor) -> Tensor:
             one_hot = F.one_hot(labels, classes).to(images.dtype) / len(images)
-            distance_sum = (sums - one_hot.T @ sum_features(images)).square().sum()
+            generated_sums = hermite_sums(images.flatten(1), one_hot * scale, rho, self.sum_order)
             a, b = product_features(images, pairs[t // self.epoch_steps]).unbind(dim=2)
             generated = torch.einsum("bc,jb,kb->cjk", one_hot, a, b)
-            return (products[t // self.epoch_steps] - generated).square().sum() + self.gamma * distance_sum
+            distance = (products[t // self.epoch_steps] - generated).square().sum()
+            return distance + self.gamma * (sums - generated_sums).square().sum()
 
         train_generator(
             ctx,

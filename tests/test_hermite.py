@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.special import eval_hermite, gammaln
 
-from dpgen_bench.nets.hermite import hermite_features, mehler_rho
+from dpgen_bench.nets.hermite import hermite_features, hermite_sums, mehler_rho
 
 LENGTHS = [0.005, 0.15, 2.0]  # MNIST's and Fashion-MNIST's squared length scales, and a long one
 UNIT = torch.linspace(-1.0, 1.0, 41, dtype=torch.float64)
@@ -77,6 +77,21 @@ def test_norms_are_at_most_one_for_every_number(length_scale2: float) -> None:
 def test_gradients_are_those_of_finite_differences(order: int) -> None:
     x = torch.linspace(-0.9, 1.0, 6, dtype=torch.float64).reshape(2, 3).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: hermite_features(x, 0.9, order), (x,))
+
+
+@pytest.mark.parametrize("order", [0, 1, 30])
+def test_weighted_sums_are_those_of_the_features_with_their_gradients(order: int) -> None:
+    x = torch.linspace(-0.9, 1.0, 12, dtype=torch.float64).reshape(4, 3).requires_grad_()
+    weights = torch.rand(4, 2, dtype=torch.float64)
+    sums, expected = hermite_sums(x, weights, 0.9, order), weights.T @ hermite_features(x, 0.9, order)
+    assert sums.shape == (order + 1, 2, 3)
+    torch.testing.assert_close(sums, expected, rtol=1e-12, atol=1e-14)
+    directions = torch.rand_like(expected)
+    for one, other in zip(
+        torch.autograd.grad(sums, x, directions), torch.autograd.grad(expected, x, directions), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+    assert torch.autograd.gradcheck(lambda x: hermite_sums(x, weights, 0.9, order), (x,))
 
 
 def test_shapes_and_types_are_kept() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -36,6 +37,27 @@ def hermite_features(x: Tensor, rho: float, order: int) -> Tensor:
     return _HermiteFeatures.apply(x, rho, order)
 
 
+def hermite_sums(x: Tensor, weights: Tensor, rho: float, order: int) -> Tensor:
+    """Weighted sums over the rows of x [b, n] of their features: [order + 1, c, n] for weights [b, c].
+
+    It equals `weights.T @ hermite_features(x, rho, order)`, but needs no tensor of the size of all features, in either
+    direction: for large images, memory for these takes longer than their computation. Weights get no gradient.
+    """
+    return _HermiteSums.apply(x, weights, rho, order)
+
+
+def _each_order(x: Tensor, rho: float, order: int) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+    """(k, phi_k(x), phi_{k-1}(x)) for each order, by the recursion."""
+    before, phi = None, (1.0 - rho**2) ** 0.25 * torch.exp(x.square() * (-rho / (1.0 + rho)))
+    yield 0, phi, before
+    for k in range(order):
+        following = torch.mul(x, phi).mul_(math.sqrt(2.0 * rho / (k + 1)))
+        if before is not None:
+            following.add_(before, alpha=-rho * math.sqrt(k / (k + 1)))
+        before, phi = phi, following
+        yield k + 1, phi, before
+
+
 class _HermiteFeatures(torch.autograd.Function):
     """The recursion, and its derivative in closed form: phi_k' = -2 a x phi_k + sqrt(2 k rho) phi_{k-1}.
 
@@ -44,23 +66,41 @@ class _HermiteFeatures(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rho: float, order: int) -> Tensor:
-        phi = x.new_empty(order + 1, *x.shape)
-        phi[0] = (1.0 - rho**2) ** 0.25 * torch.exp(x.square() * (-rho / (1.0 + rho)))
-        if order:
-            torch.mul(x, phi[0], out=phi[1]).mul_(math.sqrt(2.0 * rho))
-        for k in range(1, order):
-            torch.mul(x, phi[k], out=phi[k + 1]).mul_(math.sqrt(2.0 * rho / (k + 1)))
-            phi[k + 1].add_(phi[k - 1], alpha=-rho * math.sqrt(k / (k + 1)))
-        ctx.save_for_backward(x, phi)
+        ctx.save_for_backward(x)
         ctx.rho = rho
-        return phi
+        features = x.new_empty(order + 1, *x.shape)
+        for k, phi, _ in _each_order(x, rho, order):
+            features[k] = phi
+        return features
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        x, phi = ctx.saved_tensors
-        decay, slope = torch.zeros_like(x), torch.zeros_like(x)
-        for k in range(len(phi)):
-            decay.addcmul_(grad[k], phi[k])
-            if k:
-                slope.addcmul_(grad[k], phi[k - 1], value=math.sqrt(2.0 * k * ctx.rho))
-        return slope - 2.0 * ctx.rho / (1.0 + ctx.rho) * x * decay, None, None
+        (x,) = ctx.saved_tensors
+        return _derivative(x, ctx.rho, len(grad) - 1, lambda k: grad[k]), None, None
+
+
+class _HermiteSums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, rho: float, order: int) -> Tensor:
+        ctx.save_for_backward(x, weights)
+        ctx.rho = rho
+        sums = x.new_empty(order + 1, weights.shape[1], x.shape[1])
+        for k, phi, _ in _each_order(x, rho, order):
+            torch.mm(weights.T, phi, out=sums[k])
+        return sums
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        x, weights = ctx.saved_tensors
+        return _derivative(x, ctx.rho, len(grad) - 1, lambda k: weights @ grad[k]), None, None, None
+
+
+def _derivative(x: Tensor, rho: float, order: int, grad: Callable[[int], Tensor]) -> Tensor:
+    """The gradient in x, from the gradients grad(k) in phi_k(x)."""
+    decay, slope = torch.zeros_like(x), torch.zeros_like(x)
+    for k, phi, before in _each_order(x, rho, order):
+        grad_k = grad(k)
+        decay.addcmul_(grad_k, phi)
+        if before is not None:
+            slope.addcmul_(grad_k, before, value=math.sqrt(2.0 * k * rho))
+    return slope - 2.0 * rho / (1.0 + rho) * x * decay
