@@ -14,6 +14,7 @@ from dpgen_bench.plots.parts import (
     TWO_COLUMNS,
     Style,
     check_keys,
+    draw_legend,
     label_of,
     rank,
     text_at,
@@ -112,14 +113,8 @@ class Grid:
                 handles.setdefault(label, handle)  # the first handle of a label is the one with a line
         names = [name for name in self.style.names if name in handles]
         if len(names) > 1 or self.legend:
-            self._draw_legend(names, [handles[name] for name in names])
+            draw_legend(self.figure, {name: handles[name] for name in names}, self.legend or None)
         return finished(self.figure, table, [member.row for member in self.members], drawn, how)
-
-    def _draw_legend(self, names: Sequence[str], handles: Sequence[Any]) -> None:
-        """Above the panels, in as many columns as fit: a letter of the legend is about 0.065 inches wide."""
-        width = float(self.figure.get_figwidth())
-        columns = max(1, min(len(names), int(width / (0.5 + 0.065 * max(map(len, names))))))
-        self.figure.legend(handles, names, title=self.legend or None, loc="outside upper center", ncols=columns)
 
 
 def _line_name(row: TableRow, series: Sequence[str], extra: Sequence[str]) -> str:

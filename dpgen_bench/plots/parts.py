@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from dpgen_bench.tables.spec import TableSpec
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; their yellow is too light for lines.
@@ -38,6 +39,13 @@ def label_of(name: str, plain: bool = False) -> str:
 def y_label(text: str) -> str:
     """The text of a y axis, wrapped to the height of a panel."""
     return textwrap.fill(text, 26)
+
+
+def draw_legend(figure: Figure, handles: Mapping[str, Any], title: str | None = None) -> None:
+    """Draw a legend above the panels, in as many columns as fit: a letter of it is about 0.065 inches wide."""
+    columns = int(float(figure.get_figwidth()) / (0.5 + 0.065 * max(map(len, handles))))
+    columns = max(1, min(len(handles), columns))
+    figure.legend(list(handles.values()), list(handles), title=title, loc="outside upper center", ncols=columns)
 
 
 def value_of(row: TableRow, key: str) -> Any:

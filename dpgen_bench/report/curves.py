@@ -9,7 +9,7 @@ from typing import Any
 
 from dpgen_bench.plots.draw import STYLE
 from dpgen_bench.plots.errorbars import POINTS, Point, draw_points
-from dpgen_bench.plots.parts import ONE_COLUMN, Style, XAxis, y_label
+from dpgen_bench.plots.parts import ONE_COLUMN, Style, XAxis, draw_legend, y_label
 from dpgen_bench.report.boards import Board
 from dpgen_bench.report.lines import TIME
 from dpgen_bench.report.text import data_uri
@@ -68,7 +68,7 @@ def _draw(metric: str, methods: dict[str, dict[float, Values]], styles: Style) -
     from matplotlib.figure import Figure
 
     with style.context(["default", STYLE]):
-        figure = Figure(figsize=(ONE_COLUMN, 2.6), layout="constrained")
+        figure = Figure(figsize=(ONE_COLUMN, 2.3 + 0.06 * len(methods)), layout="constrained")
         panel = figure.subplots()
         axis = XAxis((budget for budgets in methods.values() for budget in budgets), log=True)
         for method, budgets in sorted(methods.items()):
@@ -78,8 +78,10 @@ def _draw(metric: str, methods: dict[str, dict[float, Values]], styles: Style) -
         panel.set(xlabel="ε (budget)", ylabel=y_label(metric_name(metric)))
         panel.grid(alpha=0.25, linewidth=0.6)
         panel.set_ylim(0.0, 1.04 * panel.get_ylim()[1])  # an axis that does not start at 0 exaggerates differences
-        handles = dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
-        figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=3)
+        handles: dict[str, Any] = {}
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)  # the first handle of a label is the one with a line
+        draw_legend(figure, handles)
         file = io.BytesIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     return data_uri(file.getvalue(), "image/svg+xml")
