@@ -139,6 +139,7 @@ def long_frame(built: BuiltTable) -> pd.DataFrame:
 
 
 def _long(built: BuiltTable, line: Line, metric: str) -> dict[str, Any]:
+    # The columns of the head except epsilons, then exact numbers, then how they were measured.
     cell, row, printed = line.cells[metric], line.row, line.printed
     config = row.specs[0].config if row else None
     summary = cell.measured

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from dpgen_bench.runs.display import direction, label_of, metric_label
 from dpgen_bench.tables.blocks import Best, Block, Text, best_values, cell_block, epsilon_block, name_block
-from dpgen_bench.tables.lines import NONE, TO_BEST, BuiltTable, Line
+from dpgen_bench.tables.lines import NONE, PUBLIC_DATA, TO_BEST, BuiltTable, Line
 from dpgen_bench.tables.naming import budget_of, dataset_of, group_of, method_of, rank_of
 from dpgen_bench.tables.notes import Notes, Shared, paragraphs
 
@@ -131,6 +131,8 @@ class _Draft:
         with_place, with_best = "place" in lines[0].head, any(line.tail.get(TO_BEST, NONE) != NONE for line in lines)
         heads = ["#"] if with_place else []
         heads += ["Method", *(label_of(f"method.{name}", plain=True) for name in settings), "ε claimed → proven"]
+        with_public = any(line.head.get(PUBLIC_DATA, NONE) != NONE for line in lines)
+        heads += ["Public data"] if with_public else []
         naming = len(heads)
         heads += ["Difference from the best"] if with_best else []
         columns = [Column("", (Text(head),)) for head in heads]
@@ -144,6 +146,7 @@ class _Draft:
             blocks.append(name_block(row, self.shared, notes))
             blocks += [(Text(first.head.get(name, NONE)),) for name in settings]
             blocks.append(epsilon_block(row, notes))
+            blocks += [(Text(first.head.get(PUBLIC_DATA, NONE)),)] if with_public else []
             blocks += [(Text(first.tail.get(TO_BEST, NONE)),)] if with_best else []
             blocks += [
                 cell_block(of_data[data], metric, self.best, self.shared, notes) if data in of_data else (Text(""),)

@@ -64,8 +64,6 @@ class Shared:
         if line.printed is not None and line.head.get("reported in", NONE) != NONE:
             reported = line.printed.reported_in
             texts.append(f"Published value{', ' if reported.startswith('run by') else ' as reported by '}{reported}.")
-        if line.row is not None and line.row.public_data:
-            texts.append(f"Uses public data: {line.row.public_data}.")
         if is_measured(line):
             # The notes on measured values name scale and protocol where there is a published value.
             hidden = ("scale", "protocol") if line.printed is not None else ()
