@@ -26,7 +26,7 @@ setup: .venv/.locked ## create the virtual environment from the lock file
 	$(PYTHON) -m venv .uv
 	.uv/bin/pip install --quiet uv
 
-demo: setup ## execute the runs of the demo table, on digits that need no download, and write the table (six minutes)
+demo: setup ## execute the runs of the demo table, on digits that need no download, and write the table (seven minutes)
 	$(RUN)/dpgen sweep demo
 	$(RUN)/dpgen tables demo
 

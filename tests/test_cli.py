@@ -124,6 +124,7 @@ def test_runs_marks_values_of_a_changed_protocol(tmp_path):
         "demo/dpgan",
         "demo/dp_sinkhorn",
         "demo/gs_wgan",
+        "demo/dp_gauss",
         "demo/sim_pe",
         "dp_sinkhorn/reduced_whole",
         "gs_wgan/reduced_proven",
