@@ -6,7 +6,7 @@ y is its class. Three sums over all records are released, each once. Everything 
 
     means      by class, count and sum of x, |x| <= R              -> m_y = sum / count, m the mean of all
     residuals  sum r r^T of r = x - m_y, |r| <= R_r                -> S, the covariance within classes
-    subspace   V [p, d], the top eigenvectors of S + sum_y (n_y / n) (m_y - m) (m_y - m)^T; m_y <- m + V V^T (m_y - m)
+    subspace   V [p, d], the top eigenvectors of S + b sum_y (n_y / n) (m_y - m)(m_y - m)^T; m_y <- m + V V^T (m_y - m)
     codes      by class, sum z and sum z z^T of z = V^T (x - m_y), |z| <= R_z      -> mu_y and C_y
     texture    s^2 = (tr S - tr V^T S V) / (p - d), the variance of a pixel outside of the subspace
     samples    x = m_y + V (mu_y + C_y^(1/2) z') + s z'',  z' and z'' ~ N(0, I)
@@ -46,6 +46,7 @@ class DPGauss(Checked):
         radius_code: R_z, for the part of this deviation in the subspace.
         share_means: Share of the budget for the class means.
         share_residuals: Share of the budget for the covariance within classes; the codes get the rest.
+        between: b, the weight of the covariance between classes in the choice of the subspace.
         texture: Multiplies s.
         threshold: Pixels of samples of at most this value become black.
 
@@ -61,6 +62,7 @@ class DPGauss(Checked):
     radius_code: Positive
     share_means: Share
     share_residuals: Share
+    between: NonNegative
     texture: NonNegative
     threshold: Fraction
 
@@ -96,7 +98,8 @@ class DPGauss(Checked):
         # Subspace. The signs of eigenvectors are fixed, so that all machines agree. Means are projected on it, which
         # removes most of their noise: a classifier would recognise the class by a fixed pattern of noise.
         S = residuals.unpack(of_residuals(lambda x, y: x.flatten(1) - (overall + between)[y])).second / data.n
-        V = torch.linalg.eigh(S + (between * count / data.n).T @ between).eigenvectors[:, -d:].flip(1)
+        B = (between * count / data.n).T @ between
+        V = torch.linalg.eigh(S + self.between * B).eigenvectors[:, -d:].flip(1)
         V = torch.where(V.sum(dim=0) < 0.0, -V, V)
         m = overall + between @ V @ V.T
         texture = self.texture * ((S.trace() - (V.T @ S @ V).trace()) / (p - d)).clamp(min=0.0).sqrt()
