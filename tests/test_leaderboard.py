@@ -289,7 +289,7 @@ def test_the_boards_own_lines_are_comparable(tmp_path):
     table = load_table("leaderboard")
     assemble("leaderboard", table, tmp_path)  # raises if they are not
     methods = {row.specs[0].config.method.name for row in table_rows(table, tmp_path)}
-    assert methods == {"dpgan", "dp_sinkhorn", "gs_wgan", "dp_merf"}
+    assert methods == {"dpgan", "dp_sinkhorn", "gs_wgan", "dp_merf", "real_data", "public_fonts", "uniform_noise"}
 
 
 def test_lines_that_are_not_better_than_runs_without_records_say_so(tmp_path):

@@ -103,6 +103,8 @@ def test_a_table_with_missing_failed_and_measured_runs(tmp_path):
     assert list(by) == [
         ("dp_merf", "1"),
         *((method, epsilon) for method in ("dp_merf", "dpgan", "dp_sinkhorn", "gs_wgan") for epsilon in ("10", "inf")),
+        ("real_data", "inf"),
+        ("uniform_noise", "0"),
     ]
     ten = by["dp_merf", "10"]
     assert ten["acc_logreg_pct"] == "92.0 ± 2.8"  # mean and std (n - 1) of 90 and 94

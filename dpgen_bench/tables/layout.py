@@ -142,7 +142,8 @@ class _Draft:
         breaks, previous = [], None
         for row in sorted(_rows(lines, settings), key=self._order):
             first, of_data = row[0], {dataset_of(line): line for line in row}
-            blocks: list[Block] = [(Text(first.head["place"]),)] if with_place else []
+            place = first.head.get("place", NONE) if rank_of(first) == 1 else NONE  # an end of the scale has none
+            blocks: list[Block] = [(Text(place),)] if with_place else []
             blocks.append(name_block(row, self.shared, notes))
             blocks += [(Text(first.head.get(name, NONE)),) for name in settings]
             blocks.append(epsilon_block(row, notes))

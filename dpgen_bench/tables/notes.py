@@ -66,11 +66,12 @@ class Shared:
             texts.append(f"Published value{', ' if reported.startswith('run by') else ' as reported by '}{reported}.")
         if is_measured(line):
             # The notes on measured values name scale and protocol where there is a published value.
+            is_end = is_real_data(line) or uses_no_records(line)  # which is not trained, at whatever scale
             hidden = ("scale", "protocol") if line.printed is not None else ()
             differing = [
                 text
                 for key, text in _facts(line).items()
-                if text != self.common[key] and key not in hidden and not is_real_data(line)
+                if text != self.common[key] and key not in hidden and not is_end
             ]
             texts.append(_sentence("; ".join(differing)))
         return [text for text in texts if text]
