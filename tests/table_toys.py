@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.lines import BuiltTable
-from dpgen_bench.tables.rows import TableRow, lines_of, parent_ids, rows_of
+from dpgen_bench.tables.rows import TableRow, lines_of, load_table, parent_ids, rows_of
 from dpgen_bench.tables.spec import TableSpec, parse_table
 
 RUN = "experiment=demo/dp_merf privacy.epsilon=10 scale=paper"  # any run that is quick to describe
@@ -38,6 +39,18 @@ def a_table(*entries, **more) -> TableSpec:
 def table_of(**content: Any) -> TableSpec:
     """A table with a title and a protocol, unless they are given."""
     return parse_table("t", {"title": "t", "protocol": "quick", **content})
+
+
+def write_demo(folder: Path, monkeypatch: pytest.MonkeyPatch) -> TableSpec:
+    """Let `demo` be a table whose runs the tests make; the bench's own changes with its methods."""
+    methods = ("dpgan", "dp_sinkhorn", "gs_wgan")
+    sweeps = ["experiment=demo/dp_merf privacy.epsilon=1,10,inf seed=0,1"]
+    sweeps += [f"experiment=demo/{method} privacy.epsilon=10,inf seed=0" for method in methods]
+    content = {"title": "Demo", "protocol": "quick", "sweeps": sweeps, "metrics": ["acc_logreg_pct", "acc_mlp_pct"]}
+    (folder / "conf" / "table").mkdir(parents=True)
+    OmegaConf.save(OmegaConf.create(content), folder / "conf" / "table" / "demo.yaml")
+    monkeypatch.setattr("dpgen_bench.tables.names.CONF", folder / "conf")
+    return load_table("demo")
 
 
 def measured(

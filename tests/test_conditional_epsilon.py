@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -18,9 +17,8 @@ from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame
 from dpgen_bench.tables.layout import lay_out
-from dpgen_bench.tables.rows import load_table
 from tests.shard_cases import DELTA, unit
-from tests.table_toys import fake_run
+from tests.table_toys import fake_run, table_of
 
 
 class ClaimsAndConditions:
@@ -76,7 +74,8 @@ def test_an_epsilon_that_the_accountant_does_not_cover_is_infinite_with_a_reason
 
 
 def test_tables_show_conditional_epsilons_if_a_row_has_one(tmp_path) -> None:
-    table = replace(load_table("demo"), sweeps=("experiment=demo/dp_merf privacy.epsilon=10", "experiment=demo/dpgan"))
+    sweeps = ["experiment=demo/dp_merf privacy.epsilon=10", "experiment=demo/dpgan"]
+    table = table_of(sweeps=sweeps, metrics=["acc_logreg_pct", "acc_mlp_pct"])
     one = fake_run(tmp_path, ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"], 90.0)
     built = assemble("demo", table, tmp_path)
     assert not [note for note in lay_out(built).notes if "conditional ε" in note]
