@@ -111,7 +111,7 @@ def test_a_table_with_missing_failed_and_measured_runs(tmp_path, monkeypatch):
     assert by["dpgan", "inf"]["status"] == "not run"
     assert by["dpgan", "inf"]["acc_logreg_pct"] == "–"
     write_table("demo", tmp_path, "paper", ["md", "csv"])
-    assert "- dp_merf digits ε=10: logreg: few" in (tmp_path / "tables" / "demo.md").read_text()
+    assert "- DP-MERF, Digits, ε = 10: logreg: few" in (tmp_path / "tables" / "demo.md").read_text()
     csv = pd.read_csv(tmp_path / "tables" / "demo.csv")
     (line,) = csv[(csv.metric == "acc_logreg_pct") & (csv.seeds == 2)].to_dict("records")
     assert (line["mean"], line["ci95_over"], line["protocol"]) == (92.0, "seeds", "quick")

@@ -10,6 +10,7 @@ from pathlib import Path
 from hydra.errors import HydraException
 
 from dpgen_bench.privacy.events import budget_text
+from dpgen_bench.runs.display import dataset_name, method_name
 from dpgen_bench.runs.listing import describe_dataset, is_changed
 from dpgen_bench.tables.leaderboard import ranked
 from dpgen_bench.tables.lines import CONDITIONAL, ILLEGIBLE, NOTHING, PUBLIC_DATA, SERVER, BuiltTable, Cell, Line
@@ -245,10 +246,11 @@ def _cell(
 
 
 def _remarks(rows: Iterable[TableRow]) -> list[str]:
-    """`method dataset ε: remark` for each remark in the rows' measurements; each line once."""
+    """`Method, data set, ε: remark` for each remark in the rows' measurements; each line once."""
     lines = []
     for row in rows:
         config = row.specs[0].config
-        name = f"{config.method.name} {config.dataset.name} ε={budget_text(config.privacy.epsilon)}"
+        names = method_name(str(config.method.name)), dataset_name(str(config.dataset.name))
+        name = f"{', '.join(names)}, ε = {budget_text(config.privacy.epsilon)}"
         lines += [f"{name}: {note}" for note in row.notes()]
     return list(dict.fromkeys(lines))

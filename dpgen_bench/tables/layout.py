@@ -142,13 +142,15 @@ class _Draft:
         breaks, previous = [], None
         for row in sorted(_rows(lines, settings), key=self._order):
             first, of_data = row[0], {dataset_of(line): line for line in row}
-            place = first.head.get("place", NONE) if rank_of(first) == 1 else NONE  # an end of the scale has none
+            competes = rank_of(first) == 1  # the ends of the scale have no place
+            place = first.head.get("place", NONE) if competes else NONE
+            to_best = first.tail.get(TO_BEST, NONE) if competes else NONE
             blocks: list[Block] = [(Text(place),)] if with_place else []
             blocks.append(name_block(row, self.shared, notes))
             blocks += [(Text(first.head.get(name, NONE)),) for name in settings]
             blocks.append(epsilon_block(row, notes))
             blocks += [(Text(first.head.get(PUBLIC_DATA, NONE)),)] if with_public else []
-            blocks += [(Text(first.tail.get(TO_BEST, NONE)),)] if with_best else []
+            blocks += [(Text(to_best),)] if with_best else []
             blocks += [
                 cell_block(of_data[data], metric, self.best, self.shared, notes) if data in of_data else (Text(""),)
                 for data, metric in pairs
