@@ -90,7 +90,8 @@ bench: setup ## measure speed, as ratios within one process, into results/bench
 browser: ## install Chromium for the tests of the report, if the machine has no browser (Debian and Ubuntu, as root)
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get; then \
-	    apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium; \
+	    (apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium) || \
+	      echo "Chromium cannot be installed: the tests of the report in a browser will be skipped."; \
 	  else echo "No browser is installed: the tests of the report in a browser will be skipped."; fi
 
 clean: ## remove the environment and caches, but no results
