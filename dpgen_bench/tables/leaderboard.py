@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from dpgen_bench.runs.display import direction, method_name
 from dpgen_bench.tables.lines import TO_BEST, Line
+from dpgen_bench.tables.naming import budget_of, is_real_data
 from dpgen_bench.tables.ranking import standings, why_no_place
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import LeaderboardSpec, TableSpec
@@ -71,6 +72,11 @@ def _compared_with_no_records(line: Line, placed: Sequence[Line], by: str, lower
     return replace(line, tail={**line.tail, "status": line.tail["status"] + remark})
 
 
+def _is_upper_end(line: Line) -> bool:
+    """Whether the line measures the records themselves, which no generator competes with."""
+    return is_real_data(line) and budget_of(line) == math.inf
+
+
 def _uses_no_records(line: Line) -> bool:
     """Whether the measured runs made no release: their generators are the lower end of what can be learnt."""
     return line.row is not None and bool(line.row.measured) and line.row.epsilon_value("proven") == 0.0
@@ -79,7 +85,10 @@ def _uses_no_records(line: Line) -> bool:
 def _placed(group: Sequence[tuple[Line, str]], by: str, lower: bool) -> list[Line]:
     """The lines of one data set and epsilon in the order of their places, those without a place last."""
     values = [
-        _values(line.row, by) if line.row is not None and line.row.measured and not why else None for line, why in group
+        _values(line.row, by)
+        if line.row is not None and line.row.measured and not why and not _is_upper_end(line)
+        else None
+        for line, why in group
     ]
     out: list[tuple[float, Line]] = []
     for (line, why), standing in zip(group, standings(values, lower), strict=True):
