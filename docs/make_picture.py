@@ -1,7 +1,7 @@
 """Draws the picture of README: the leaderboard at one epsilon, with samples next to each line.
 
 It reads what `dpgen tables leaderboard` wrote, or else results/earlier/leaderboard.csv, and the grids of samples in
-results/plots/leaderboard-2.svg. Run it again after the leaderboard:
+results/earlier/leaderboard-2.svg. Run it again after the leaderboard:
 
     .venv/bin/python docs/make_picture.py
 """
@@ -53,7 +53,7 @@ def lines() -> list[dict[str, str]]:
 
 def grids() -> list[np.ndarray]:
     """The grids of samples at `EPSILON`, the second of the plot's three rows, in the order of its columns."""
-    svg = (ROOT / "results" / "plots" / "leaderboard-2.svg").read_text()
+    svg = (ROOT / "results" / "earlier" / "leaderboard-2.svg").read_text()
     images = re.findall(r'<image xlink:href="data:image/png;base64,([^"]+)"', svg)
     return [plt.imread(BytesIO(b64decode(each))) for each in images[4:8]]
 

@@ -27,6 +27,7 @@ OUTSIDE = (
     "results/plots/*",
     "results/tables/*.md",
     "results/earlier/*.md",
+    "results/earlier/*.svg",
 )
 log = logging.getLogger("mkdocs.plugins.site_hooks")  # a warning fails a strict build
 
