@@ -125,7 +125,7 @@ def test_a_table_shows_none_as_the_budget(tmp_path) -> None:
     assert head["relation, δ, by"] == "add_remove, 1e-05, pld"
 
 
-@pytest.mark.parametrize("value", ["none", "[1]", "-1", "0"])
+@pytest.mark.parametrize("value", ["none", "[1]", "-1"])
 def test_another_epsilon_is_refused_with_a_message(value: str) -> None:
     with pytest.raises(ValueError, match="null"):
         build_spec(compose_config([f"privacy.epsilon={value}"]))
