@@ -17,8 +17,9 @@ from PIL import Image
 from dpgen_bench.cli import main
 from dpgen_bench.report.runs import read_runs
 from dpgen_bench.runs import record_checks
+from dpgen_bench.runs.config import compose_config
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.pictures import MOST_BYTES, montage, thumbnail
+from dpgen_bench.runs.pictures import MOST_BYTES
 from dpgen_bench.runs.record_checks import record_problems
 from dpgen_bench.runs.recording import add_record, make_record, write_record
 from dpgen_bench.runs.records import Record, evidence, read_record, readable_run, record_paths
@@ -26,18 +27,22 @@ from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.utils.paths import RECORDS
 from tests.run_toys import config
 
+COMMAND = ["method.name=dp_mean", "privacy.epsilon=10"]
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     results = tmp_path_factory.mktemp("results")
-    return execute(config(results, "method.name=dp_mean"), ["method.name=dp_mean", "privacy.epsilon=10"])
+    return execute(config(results, "method.name=dp_mean"), COMMAND)
 
 
 @pytest.fixture
 def protocol_is_known(finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toy protocol counts as one of conf/protocol."""
+    """The toy protocol counts as one of conf/protocol, and the toy run's command composes its config."""
     protocol = finished.measurements.all()[0]["protocol"]
     monkeypatch.setattr(record_checks, "current_protocol", lambda name: protocol)
+    known = lambda overrides: finished.config if overrides == COMMAND else compose_config(overrides)  # noqa: E731
+    monkeypatch.setattr(record_checks, "compose_config", known)
 
 
 @pytest.fixture
@@ -164,7 +169,36 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda record: record["measurements"][0]["repeats"].append(record["measurements"][0]["repeats"][0]),
         "protocol toy has 1 repeats, the record 2",
     ),
+    "a metric is missing": (lambda record: metrics_of(record).clear(), "other metrics than protocol toy: brightness"),
+    "an impossible accuracy": (
+        lambda record: metrics_of(record)["brightness"]["values"].update(acc_cnn_pct=120.0),
+        "acc_cnn_pct is 120, but it lies between 0 and 100",
+    ),
+    "a negative cost": (lambda record: record["cost"]["seconds"].update(train=-50.0), "negative cost"),
+    "public data that the method does not use": (
+        lambda record: record["ledger"].update(public_data="fonts"),
+        "states fonts public data",
+    ),
+    "the command of another run": (
+        lambda record: record.update(command=["method=dp_merf", "dataset=digits"]),
+        "its command method=dp_merf dataset=digits makes run",
+    ),
+    "a command of no run": (
+        lambda record: record.update(command=["method=dp_merf; rm -rf x"]),
+        "its command describes no run here",
+    ),
+    "a verification by who measured it": (
+        lambda record: record["verified"].append(signed("ada ")),
+        "names ada  twice",
+    ),
+    "a blank name": (lambda record: record["measured_by"].update(name=" "), "blank name"),
+    "a date in the future": (lambda record: record["measured_by"].update(date="2999-01-01"), "in the future"),
 }
+
+
+def signed(name: str) -> dict[str, Any]:
+    environment = {"python": "3", "packages": {}, "machine": {}}
+    return {"name": name, "date": "2026-01-01", "differences": {"toy": {"brightness": 0.0}}, "environment": environment}
 
 
 @pytest.mark.parametrize("name", EDITS)
@@ -248,7 +282,7 @@ def test_the_verb_writes_and_checks_records(
     path = Path(capsys.readouterr().out.strip())
     assert path == tmp_path / "records" / "dp_mean" / f"{finished.id}.json"
     assert main(["record", "--check", *results]) == 0
-    assert capsys.readouterr().out == "1 records were checked\n"
+    assert capsys.readouterr().out == "1 record was checked\n"
     assert main(["record", finished.id, "--by", "Ada", *results]) == 2
     assert "by somebody else than 'Ada'" in capsys.readouterr().err
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
@@ -292,33 +326,23 @@ def test_somebody_else_verifies_a_record(finished: RunFolder, tmp_path: Path) ->
     value = measurement["repeats"][0]["metrics"]["brightness"]["values"]["brightness"]
     measurement["repeats"][0]["metrics"]["brightness"]["values"]["brightness"] = value + 0.25
     folder.measurements.write(measurement)
-    with pytest.raises(ValueError, match="by somebody else than 'Ada'"):
-        add_record(folder, "Ada")
+    with pytest.raises(ValueError, match="by somebody else than 'ADA '"):
+        add_record(folder, "ADA ")
+    with pytest.raises(ValueError, match="got the run that 'Ada' recorded: its seconds are the same"):
+        add_record(folder, "Grace")
+    folder.write_json("training.json", {**folder.read_json("training.json"), "seconds_outside_loops": 1.25})
     for _ in range(2):  # a second verification by the same person replaces the first
         write_record(*add_record(folder, "Grace"))
     record = read_record(next((tmp_path / "records").glob("*/*.json")))
     (note,) = record.content["verified"]
     assert (note["name"], note["differences"]) == ("Grace", {"toy": {"brightness": pytest.approx(0.25)}})
     assert evidence(record) == "measured by Ada, verified by Grace"
-    assert evidence(folder) == ""
+    assert evidence(folder) == evidence(record)
+    assert evidence(finished) == ""
     stored = record.measurements.all()[0]["repeats"][0]["metrics"]["brightness"]["values"]["brightness"]
     assert stored == value
     write_record(*add_record(folder, "Ada", overwrite=True))
     assert read_record(record.path).content["verified"] == []
-
-
-def test_a_thumbnail_has_as_many_rows_as_fit(tmp_path: Path) -> None:
-    path = tmp_path / "samples.npz"
-    images = np.random.default_rng(0).integers(256, size=(100, 1, 28, 28), dtype=np.uint8)
-    np.savez(path, images=images, labels=np.arange(100) % 10)
-    content, rows = thumbnail(path)
-    assert rows == 4  # noise cannot be compressed: a row is 10 images of 784 bytes and the lines between them
-    assert len(content) <= MOST_BYTES < len(content) / 4 * 5.2
-    large = np.random.default_rng(0).integers(256, size=(10, 3, 64, 64), dtype=np.uint8)
-    np.savez(path, images=large, labels=np.arange(10))
-    assert montage(path, 1).shape == (64, 649, 3)
-    with pytest.raises(ValueError, match="expected samples of which one row"):
-        thumbnail(path)
 
 
 # --- the records of this repository ---

@@ -347,7 +347,7 @@ def _check_records(results: Path) -> int:
         for problem in problems:
             print(f"{path}: {problem}", file=sys.stderr)
             failed = 1
-    print(f"{len(paths)} records were checked")
+    print(f"{len(paths)} {'record was' if len(paths) == 1 else 'records were'} checked")
     return failed
 
 

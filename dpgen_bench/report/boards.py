@@ -53,12 +53,18 @@ class Board:
 
 
 def boards_of(runs: Sequence[Run]) -> list[Board]:
-    """The boards of all runs, by data set and epsilon."""
+    """The boards of all runs, by data set and epsilon.
+
+    Methods that use no records are the lower end of each board. They have one of their own only if a data set has
+    nothing else.
+    """
     groups: dict[tuple[str, str], list[Line]] = {}
     lines = lines_of(runs)
     for line in lines:
         groups.setdefault((line.dataset, line.first.budget), []).append(line)
-    ordered = sorted(groups, key=lambda group: (group[0], _budget(group[1])))
+    private = {dataset for dataset, budget in groups if budget != "0"}
+    shown = [(dataset, budget) for dataset, budget in groups if budget != "0" or dataset not in private]
+    ordered = sorted(shown, key=lambda group: (group[0], _budget(group[1])))
     return [_board(*group, groups[group], [line for line in lines if line.dataset == group[0]]) for group in ordered]
 
 
@@ -173,4 +179,5 @@ def _ranking(found: Sequence[tuple[Standing, str]]) -> dict[str, Any]:
 def _start(boards: Sequence[Board]) -> Board | None:
     """MNIST at an epsilon of 10 if it has a ranked line, or else the board with the most ranked lines."""
     named = [board for board in boards if (board.dataset, board.epsilon) == START and board.placed]
-    return next(iter(named or sorted(boards, key=lambda board: -board.placed)), None)
+    most = sorted(boards, key=lambda board: (-board.placed, board.epsilon != START[1]))
+    return next(iter(named or most), None)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,17 +25,26 @@ from PIL import Image
 from dpgen_bench.data.records import MissingData
 from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.ledger import Entry, Ledger
-from dpgen_bench.runs.config import build_spec, identify
+from dpgen_bench.runs.config import build_spec, compose_config, identify
 from dpgen_bench.runs.listing import current_protocol, epsilon_number
 from dpgen_bench.runs.measurements import protocol_hash
 from dpgen_bench.runs.pictures import MOST_BYTES
 from dpgen_bench.runs.plan import plan_spec
-from dpgen_bench.runs.records import Record
+from dpgen_bench.runs.records import Record, same_name
 from dpgen_bench.runs.soundness import budget_problem
 from dpgen_bench.utils.errors import without_paths
 
 EPSILON_TOLERANCE = 1e-6  # relative: accountants differ in the last digits between machines
 MOST_TEXT = 2_000_000  # characters of a record's JSON
+EVERYTHING = (-math.inf, math.inf)
+# The ranges of values by name. A calibrated accuracy is relative to that of real records, and may exceed 100.
+RANGES = {
+    r"acc_(.*_)?calibrated_pct": (0.0, math.inf),
+    r"acc_.*_pct": (0.0, 100.0),
+    r"fid": (0.0, math.inf),
+    r"precision|recall|coverage": (0.0, 1.0),
+    r"inception_score": (1.0, math.inf),
+}
 
 
 def record_problems(record: Record, data_root: str | None = None, picture: bool = True) -> list[str]:
@@ -50,7 +61,7 @@ def record_problems(record: Record, data_root: str | None = None, picture: bool 
     if problems:  # the other checks rely on the form
         return problems
     problems += _identity(record)
-    problems += _ledger(record)
+    problems += [*_command(record), *_signatures(record), *_ledger(record)]
     if not problems and data_root is not None:
         problems += _planned(record, data_root)
     return [*problems, *_protocols(record), *(_picture(record) if picture else ())]
@@ -108,6 +119,31 @@ def _identity(record: Record) -> Iterator[str]:
         )
 
 
+def _command(record: Record) -> Iterator[str]:
+    """Problems of the command, which others give to make the run again."""
+    overrides = record.content["command"]
+    try:
+        described = build_spec(compose_config(overrides), planned=True).id
+    except (ValueError, LookupError, OSError, HydraException, OmegaConfBaseException) as error:
+        yield f"its command describes no run here: {str(error).splitlines()[0]}"
+        return
+    if described != record.content["id"]:
+        yield f"its command {' '.join(overrides)} makes run {described}, not {record.content['id']}"
+
+
+def _signatures(record: Record) -> Iterator[str]:
+    """Problems of who measured the run, and of who made it again."""
+    signed = [record.content["measured_by"], *record.content["verified"]]
+    names = [same_name(each["name"]) for each in signed]
+    if not all(names):
+        yield "it has a blank name in measured_by or verified"
+    if len(set(names)) < len(names):
+        yield f"it names {signed[-1]['name']} twice: a run is verified by others than the one who measured it"
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).date().isoformat()  # somewhere it is tomorrow already
+    if late := [each["date"] for each in signed if each["date"] > tomorrow]:
+        yield f"it is of {late[0]}, which is in the future"
+
+
 def _ledger(record: Record) -> Iterator[str]:
     """Problems of the ledger: epsilons that its entries do not give, or a budget that they do not prove."""
     content = record.content["ledger"]
@@ -156,6 +192,8 @@ def _planned(record: Record, data_root: str) -> Iterator[str]:
     )
     if planned.records != record.content["ledger"]["records"]:
         yield f"its ledger counts {record.content['ledger']['records']:,} {planned.unit}s, not {planned.records:,}"
+    if (planned.public_data or None) != (stated := record.content["ledger"].get("public_data")):
+        yield f"its ledger states {stated or 'no'} public data, but its method uses {planned.public_data or 'none'}"
     for name in sorted(expected.keys() | found.keys()):
         if not _same(expected.get(name), found.get(name)):
             yield f"its release {name!r} is not the one that its config requests: {found.get(name)}"
@@ -198,6 +236,22 @@ def _protocols(record: Record) -> Iterator[str]:
             yield f"the settings of protocol {name} have changed since ({', '.join(changed)}); measure the run again"
         if len(measurement["repeats"]) != int(protocol.get("repeats", 1)):
             yield f"protocol {name} has {protocol.get('repeats', 1)} repeats, the record {len(measurement['repeats'])}"
+        for repeat in measurement["repeats"]:
+            if repeat["metrics"].keys() != protocol["metrics"].keys():
+                changed = sorted(repeat["metrics"].keys() ^ protocol["metrics"].keys())
+                yield f"it has other metrics than protocol {name}: {', '.join(changed)}"
+            for values in (metric["values"] for metric in repeat["metrics"].values()):
+                yield from _impossible(values)
+    if any(isinstance(value, int | float) and value < 0 for value in _values(record.content["cost"])):
+        yield "it has a negative cost"
+
+
+def _impossible(values: dict[str, float]) -> Iterator[str]:
+    """Values that no measurement gives."""
+    for name, value in values.items():
+        least, most = next((limits for pattern, limits in RANGES.items() if re.fullmatch(pattern, name)), EVERYTHING)
+        if not least <= value <= most:
+            yield f"{name} is {value:g}, but it lies between {least:g} and {most:g}"
 
 
 def _picture(record: Record) -> Iterator[str]:

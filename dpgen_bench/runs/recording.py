@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from dpgen_bench.runs.measurements import Measurement, protocol_hash
 from dpgen_bench.runs.pictures import thumbnail
-from dpgen_bench.runs.records import SCHEMA, Record, read_record, record_file
+from dpgen_bench.runs.records import SCHEMA, Record, read_record, record_file, same_name
 from dpgen_bench.runs.store import ReadableRun, RunFolder
 from dpgen_bench.runs.values import mean_values
 from dpgen_bench.utils.files import write_atomic
@@ -90,13 +90,18 @@ def verify(record: Record, again: Record) -> Record:
         again: the record of the same run, made by somebody else.
 
     Raises:
-        ValueError: if both are by the same person, or share no measurement.
+        ValueError: if both are by the same person or of the same folder, or share no measurement.
     """
     by = again.content["measured_by"]["name"]
-    if by == record.content["measured_by"]["name"]:
+    if same_name(by) == same_name(record.content["measured_by"]["name"]):
         raise ValueError(
             f"expected a re-run of {record.id} by somebody else than {by!r}, who measured it; --overwrite replaces the "
             "record."
+        )
+    if again.content["cost"] == record.content["cost"]:  # seconds differ between any two runs
+        raise ValueError(
+            f"expected a re-run of {record.id}, got the run that {record.content['measured_by']['name']!r} recorded: "
+            "its seconds are the same; make the run in a folder of results of your own."
         )
     differences: dict[str, dict[str, float]] = {}
     for measurement in record.measurements.all():
@@ -107,7 +112,7 @@ def verify(record: Record, again: Record) -> Record:
     if not differences:
         raise ValueError(f"expected a re-run of {record.id} that is measured by one of its protocols, got none.")
     note = {"name": by, "date": _today(), "differences": differences, "environment": again.content["environment"]}
-    others = [each for each in record.content["verified"] if each["name"] != by]
+    others = [each for each in record.content["verified"] if same_name(each["name"]) != same_name(by)]
     return Record(record.path, {**record.content, "verified": [*others, note]})
 
 

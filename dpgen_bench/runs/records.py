@@ -149,8 +149,22 @@ def readable_run(results: Path, run_id: str, protocol: dict[str, Any]) -> Readab
     return record if record and record.measurements.assembled(protocol) else folder
 
 
+def same_name(name: str) -> str:
+    """The form in which names of people are compared: without case and repeated blanks."""
+    return " ".join(name.split()).casefold()
+
+
 def evidence(run: ReadableRun) -> str:
-    """Who measured a record: `reported by Ada`, or `measured by Ada, verified by Grace`; "" for a run's folder."""
+    """Who measured a run that has a record: `reported by Ada`, or `measured by Ada, verified by Grace`; "" without one.
+
+    Raises:
+        ValueError: if the record of a run's folder cannot be read.
+    """
+    if isinstance(run, RunFolder):
+        paths = sorted((run.path.parent.parent / FOLDER).glob(f"*/{run.id}.json"))
+        if not paths:
+            return ""
+        run = read_record(paths[0])
     if not isinstance(run, Record):
         return ""
     by, others = run.content["measured_by"]["name"], [each["name"] for each in run.content["verified"]]
