@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from dpgen_bench.runs.pictures import MOST_BYTES, thumbnail
+from dpgen_bench.runs.pictures import MOST_BYTES, montage, thumbnail
 
 
 def test_a_thumbnail_has_as_many_rows_as_fit(tmp_path: Path) -> None:
