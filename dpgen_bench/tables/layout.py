@@ -7,7 +7,7 @@ qualifies a value is a numbered note. `formats` writes the layout; the CSV has t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
@@ -19,6 +19,8 @@ from dpgen_bench.tables.notes import Notes, Shared, paragraphs
 
 MOST_COLUMNS = 9
 WIDTH = 120  # characters of a table in a terminal
+EPSILONS = "ε claimed → proven"
+UNDERSTOOD = ("#", "Method", EPSILONS)  # columns whose cells need no name
 WIDEST_NAME = 26  # characters of the column of methods, whose texts are folded
 
 Pair = tuple[str, str]  # a data set and a metric, which have a column
@@ -130,7 +132,7 @@ class _Draft:
         # Columns that name a line: the place in a leaderboard, the method, its settings, and its epsilons.
         with_place, with_best = "place" in lines[0].head, any(line.tail.get(TO_BEST, NONE) != NONE for line in lines)
         heads = ["#"] if with_place else []
-        heads += ["Method", *(label_of(f"method.{name}", plain=True) for name in settings), "ε claimed → proven"]
+        heads += ["Method", *(label_of(f"method.{name}", plain=True) for name in settings), EPSILONS]
         with_public = any(line.head.get(PUBLIC_DATA, NONE) != NONE for line in lines)
         heads += ["Public data"] if with_public else []
         naming = len(heads)
@@ -216,7 +218,18 @@ def _chunks(items: Sequence[Item], count: int) -> list[list[Item]]:
 def _turned(part: Part, naming: int, methods: Sequence[int]) -> Part:
     """The part with its metrics as rows and these methods as columns, whose headings are the first `naming` columns."""
     upright = [part.rows[number] for number in methods]
-    heads = [tuple(text for block in row[:naming] for text in block if text.text != NONE) for row in upright]
+    # The name of a setting stands before its value, because its column's heading is gone.
+    names = [column.head[0].text for column in part.columns[:naming]]
+    before = ["" if name in UNDERSTOOD else f"{name} " for name in names]
+    heads = [
+        tuple(
+            replace(text, text=prefix + text.text)
+            for prefix, block in zip(before, row[:naming], strict=True)
+            for text in block
+            if text.text != NONE
+        )
+        for row in upright
+    ]
     columns = (Column("", (Text("Metric"),)), *(Column("", head) for head in heads))
     numbers = range(naming, len(part.columns))
     rows = tuple((part.columns[number].head, *(row[number] for row in upright)) for number in numbers)
