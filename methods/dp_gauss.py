@@ -41,7 +41,7 @@ class DPGauss(Checked):
 
     Args:
         dim: d, the dimension of the subspace.
-        radius: R as a root mean square over pixels: |x| <= radius sqrt(p). The other radii are stated alike.
+        radius: R as a root mean square over pixels: |x| <= radius sqrt(p). The other radii are in the same unit.
         radius_residual: R_r, for the deviation of an image from its class mean.
         radius_code: R_z, for the part of this deviation in the subspace.
         share_means: Share of the budget for the class means.

@@ -95,8 +95,8 @@ class DPHP(Checked):
         def product_features(images: Tensor, pair: Tensor) -> Tensor:  # [b, c, h, w] -> [r, b, 2]
             return hermite_features(images.flatten(1)[:, pair], rho, self.product_order)
 
-        # A record's row is the outer product of two factors. Memory for more than 2^21 numbers at once is mapped anew
-        # for each batch, which takes longer than the computation.
+        # A record's row is the outer product of two factors. Batches of more than 2^21 numbers are slower: the system
+        # provides their memory again for each batch, which takes longer than the computation.
         def request(name: str, shape: tuple[int, int], times: int, sigma: float | None, **rest: Any) -> Any:
             batch = max(1, 2**21 // math.prod(shape))
             bound = PerRecordProducts(C=1.0, shapes={"value": shape}, classes=classes, microbatch=batch)

@@ -23,6 +23,7 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.config import build_method, compose_config
 from methods.dp_merf import DPMERF
+from tests.adam import expect_first_step_of_adam
 from tests.defaults import build
 from tests.toys import Watcher
 
@@ -140,17 +141,7 @@ def test_a_step_descends_on_the_squared_distance_to_the_noisy_target() -> None:
     loss.backward()
     assert context.history[0]["loss"] == pytest.approx(float(loss.detach()), rel=1e-4)
 
-    gradients = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
-    largest = max(float(gradient.abs().max()) for gradient in gradients.values())
-    after, clear = dict(context.stateful["net"].named_parameters()), 0
-    for name, parameter in before.named_parameters():
-        gradient = gradients[name]
-        assert torch.allclose(after[name].grad.double(), gradient, rtol=0.0, atol=1e-3 * largest), name
-        sure = gradient.abs() > 0.01 * largest
-        clear += int(sure.sum())
-        moved = (after[name] - parameter).detach().double()
-        assert torch.allclose(moved[sure], -0.02 * gradient[sure].sign(), rtol=1e-3), name
-    assert clear > 100
+    expect_first_step_of_adam(before, net, context.stateful["net"], lr=0.02)
 
 
 def test_the_learning_rate_decays_by_its_factor_after_every_period() -> None:

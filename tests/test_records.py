@@ -339,6 +339,9 @@ def test_somebody_else_verifies_a_record(finished: RunFolder, tmp_path: Path) ->
     assert evidence(record) == "measured by Ada, verified by Grace"
     assert evidence(folder) == evidence(record)
     assert evidence(finished) == ""
+    record.path.write_text("{")
+    assert evidence(folder) == "its record cannot be read"  # the values of the folder are shown nevertheless
+    write_record(record, record.picture.read_bytes())
     stored = record.measurements.all()[0]["repeats"][0]["metrics"]["brightness"]["values"]["brightness"]
     assert stored == value
     write_record(*add_record(folder, "Ada", overwrite=True))

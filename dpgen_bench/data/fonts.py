@@ -146,7 +146,8 @@ def _matplotlib_fonts() -> Path:
 def _drawings(path: Path, characters: Sequence[str]) -> np.ndarray | None:
     """The characters as bool [characters, _DRAWN, _DRAWN], in the middle and of one size; None if the face lacks one.
 
-    A face lacks a character if it draws nothing, two characters alike, or what it draws for missing characters.
+    A face lacks a character if its drawing is empty, equal to that of another character, or the one that the face has
+    for missing characters.
     """
     try:
         font = ImageFont.truetype(path, int(0.6 * _DRAWN))

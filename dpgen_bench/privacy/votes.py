@@ -1,7 +1,7 @@
 """`Votes`: a histogram of votes. Each record votes for at most k of the bins, and the harness counts the votes.
 
 A private function returns the numbers of bins, never rows. A record's row of the histogram therefore has at most k
-ones and no other values, whatever the function does.
+ones and otherwise zeros, for every function.
 
 Let A and B be the sets of bins that two records vote for, |A|, |B| <= k. A record that joins the draw moves the
 histogram by 1 in each bin of A, that is by sqrt(|A|) <= sqrt(k). A record that is exchanged moves it by 1 in each bin

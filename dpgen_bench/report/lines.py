@@ -92,7 +92,7 @@ class Line:
         return self.method == REAL
 
     def why_no_line(self) -> str:
-        """Why the line is in no leaderboard, of whatever terms; "" if it may be in one."""
+        """Why the line is in no leaderboard, whichever terms its lines share; "" if it may be in one."""
         if self.is_real:
             return "real images, no generator"
         if self.first.stale:

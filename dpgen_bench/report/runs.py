@@ -37,7 +37,7 @@ from dpgen_bench.runs.listing import (
     is_changed,
 )
 from dpgen_bench.runs.measurements import Measurement
-from dpgen_bench.runs.records import Record, read_record, record_paths
+from dpgen_bench.runs.records import Record, read_record, record_of, record_paths
 from dpgen_bench.runs.soundness import release_problems
 from dpgen_bench.runs.statistics import summarise
 from dpgen_bench.runs.store import REMOVED, ReadableRun, RunFolder
@@ -229,13 +229,16 @@ def panel(run: Run) -> dict[str, Any]:
 
 
 def _evidence(run: Run) -> list[str]:
-    """Who measured a recorded run, and who made it again; [] for a run of this machine."""
-    if not isinstance(run.folder, Record):
+    """Who measured a run that has a record, and who made it again; [] without one."""
+    try:
+        record = record_of(run.folder)
+    except ValueError as error:
+        return [str(error)]
+    if record is None:
         return []
-    content = run.folder.content
-    by = content["measured_by"]
+    by = record.content["measured_by"]
     lines = [f"Measured by {by['name']}, {by['date']}."]
-    return lines + [f"Made again by {each['name']}, {each['date']}." for each in content.get("verified", [])]
+    return lines + [f"Made again by {each['name']}, {each['date']}." for each in record.content.get("verified", [])]
 
 
 def _picture(run: Run) -> dict[str, Any]:

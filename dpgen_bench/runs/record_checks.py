@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -36,6 +37,8 @@ from dpgen_bench.utils.errors import without_paths
 
 EPSILON_TOLERANCE = 1e-6  # relative: accountants differ in the last digits between machines
 MOST_TEXT = 2_000_000  # characters of a record's JSON
+# Errors of a config that describes no run.
+NO_RUN = (ValueError, LookupError, OSError, HydraException, OmegaConfBaseException)
 EVERYTHING = (-math.inf, math.inf)
 # The ranges of values by name. A calibrated accuracy is relative to that of real records, and may exceed 100.
 RANGES = {
@@ -109,7 +112,7 @@ def _identity(record: Record) -> Iterator[str]:
         yield f"it is a record of {record.config.method.get('name')} in the folder {record.path.parent.name}"
     try:
         described = build_spec(record.config, planned=True)
-    except (ValueError, LookupError, OSError, HydraException, OmegaConfBaseException) as error:
+    except NO_RUN as error:
         yield f"its config describes no run here: {error}"
         return
     if described.id != content["id"]:
@@ -124,7 +127,7 @@ def _command(record: Record) -> Iterator[str]:
     overrides = record.content["command"]
     try:
         described = build_spec(compose_config(overrides), planned=True).id
-    except (ValueError, LookupError, OSError, HydraException, OmegaConfBaseException) as error:
+    except NO_RUN as error:
         yield f"its command describes no run here: {str(error).splitlines()[0]}"
         return
     if described != record.content["id"]:
@@ -134,11 +137,11 @@ def _command(record: Record) -> Iterator[str]:
 def _signatures(record: Record) -> Iterator[str]:
     """Problems of who measured the run, and of who made it again."""
     signed = [record.content["measured_by"], *record.content["verified"]]
-    names = [same_name(each["name"]) for each in signed]
-    if not all(names):
+    names = Counter(same_name(each["name"]) for each in signed)
+    if "" in names:
         yield "it has a blank name in measured_by or verified"
-    if len(set(names)) < len(names):
-        yield f"it names {signed[-1]['name']} twice: a run is verified by others than the one who measured it"
+    if twice := [each["name"] for each in signed if names[same_name(each["name"])] > 1]:
+        yield f"it names {twice[-1]} twice: a run is verified by others than the one who measured it"
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).date().isoformat()  # somewhere it is tomorrow already
     if late := [each["date"] for each in signed if each["date"] > tomorrow]:
         yield f"it is of {late[0]}, which is in the future"

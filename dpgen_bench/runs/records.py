@@ -133,6 +133,16 @@ def record_paths(results: Path) -> dict[str, Path]:
     return {path.stem: path for path in sorted((results / FOLDER).glob("*/*.json"), key=lambda path: path.stem)}
 
 
+def find_record(results: Path, run_id: str) -> Record | None:
+    """The record of the run of that id; None if it has none.
+
+    Raises:
+        ValueError: as `read_record`.
+    """
+    path = next((results / FOLDER).glob(f"*/{run_id}.json"), None)
+    return read_record(path) if path else None
+
+
 def readable_run(results: Path, run_id: str, protocol: dict[str, Any]) -> ReadableRun:
     """The run of that id: its folder if that is finished and measured by the protocol, or else its record.
 
@@ -144,8 +154,7 @@ def readable_run(results: Path, run_id: str, protocol: dict[str, Any]) -> Readab
     folder: RunFolder = Store(results).folder(run_id)
     if folder.done and folder.measurements.covered(protocol):
         return folder
-    paths = sorted((results / FOLDER).glob(f"*/{run_id}.json"))
-    record = read_record(paths[0]) if paths else None
+    record = find_record(results, run_id)
     return record if record and record.measurements.assembled(protocol) else folder
 
 
@@ -154,18 +163,27 @@ def same_name(name: str) -> str:
     return " ".join(name.split()).casefold()
 
 
+def record_of(run: ReadableRun) -> Record | None:
+    """The run itself if it is a record, or else the record of a run's folder; None if it has none.
+
+    Raises:
+        ValueError: as `read_record`.
+    """
+    if isinstance(run, RunFolder):
+        return find_record(run.path.parent.parent, run.id)
+    return run if isinstance(run, Record) else None
+
+
 def evidence(run: ReadableRun) -> str:
     """Who measured a run that has a record: `reported by Ada`, or `measured by Ada, verified by Grace`; "" without one.
 
-    Raises:
-        ValueError: if the record of a run's folder cannot be read.
+    A record that cannot be read does not hide the values of the run's folder.
     """
-    if isinstance(run, RunFolder):
-        paths = sorted((run.path.parent.parent / FOLDER).glob(f"*/{run.id}.json"))
-        if not paths:
-            return ""
-        run = read_record(paths[0])
-    if not isinstance(run, Record):
+    try:
+        record = record_of(run)
+    except ValueError:
+        return "its record cannot be read"
+    if record is None:
         return ""
-    by, others = run.content["measured_by"]["name"], [each["name"] for each in run.content["verified"]]
+    by, others = record.content["measured_by"]["name"], [each["name"] for each in record.content["verified"]]
     return f"measured by {by}, verified by {' and '.join(others)}" if others else f"reported by {by}"

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dpgen_bench.runs.display import direction, method_name
 from dpgen_bench.tables.lines import TO_BEST, Line
-from dpgen_bench.tables.naming import budget_of, is_real_data
+from dpgen_bench.tables.naming import budget_of, is_real_data, uses_no_records
 from dpgen_bench.tables.ranking import standings, why_no_place
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import LeaderboardSpec, TableSpec
@@ -64,9 +64,9 @@ def _compared_with_no_records(line: Line, placed: Sequence[Line], by: str, lower
         ranked = summary is not None and other.standing is not None and other.standing.place is not None
         return sign * summary.mean if summary is not None and ranked else math.inf
 
-    others = [other for other in placed if other.head["dataset"] == line.head["dataset"] and _uses_no_records(other)]
+    others = [other for other in placed if other.head["dataset"] == line.head["dataset"] and uses_no_records(other)]
     best = min(others, key=value, default=line)
-    if _uses_no_records(line) or not value(best) <= value(line) < math.inf or best is line:
+    if uses_no_records(line) or not value(best) <= value(line) < math.inf or best is line:
         return line
     remark = f"; not better than {method_name(best.head['method'])}, which uses no records"
     return replace(line, tail={**line.tail, "status": line.tail["status"] + remark})
@@ -75,11 +75,6 @@ def _compared_with_no_records(line: Line, placed: Sequence[Line], by: str, lower
 def _is_upper_end(line: Line) -> bool:
     """Whether the line measures the records themselves, which no generator competes with."""
     return is_real_data(line) and budget_of(line) == math.inf
-
-
-def _uses_no_records(line: Line) -> bool:
-    """Whether the measured runs made no release: their generators are the lower end of what can be learnt."""
-    return line.row is not None and bool(line.row.measured) and line.row.epsilon_value("proven") == 0.0
 
 
 def _placed(group: Sequence[tuple[Line, str]], by: str, lower: bool) -> list[Line]:

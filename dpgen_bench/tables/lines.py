@@ -16,7 +16,6 @@ TO_BEST = "difference from the best"  # a leaderboard's column
 SERVER, CONDITIONAL = "ε against the server", "ε conditional"  # columns that are shown where a row has them
 PUBLIC_DATA = "public data"  # as above: what a method uses besides the records
 ILLEGIBLE = "not legible in the source"
-NOT_COMPARABLE = "†"  # marks a measured value that does not count as a reproduction of the published one
 
 
 @dataclass(frozen=True)

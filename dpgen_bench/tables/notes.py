@@ -66,7 +66,7 @@ class Shared:
             texts.append(f"Published value{', ' if reported.startswith('run by') else ' as reported by '}{reported}.")
         if is_measured(line):
             # The notes on measured values name scale and protocol where there is a published value.
-            is_end = is_real_data(line) or uses_no_records(line)  # which is not trained, at whatever scale
+            is_end = is_real_data(line) or uses_no_records(line)  # nothing is trained, so scales do not differ
             hidden = ("scale", "protocol") if line.printed is not None else ()
             differing = [
                 text

@@ -116,9 +116,9 @@ class TableRow:
         measured = [line for measurement in self.measurements.values() for line in notes(measurement)]
         return list(dict.fromkeys([*assumed, *measured]))
 
-    @property
+    @cached_property
     def evidence(self) -> str:
-        """Who measured the recorded runs, and who made them again; "" for runs of this machine."""
+        """Who measured the recorded runs, and who made them again; "" for runs without a record."""
         return "; ".join(dict.fromkeys(filter(None, map(evidence, self.measured))))
 
     @property
