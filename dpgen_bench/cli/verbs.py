@@ -324,7 +324,7 @@ def record(options: argparse.Namespace) -> int:
     by, failed = options.by or default_name(Path.cwd()), 0
     for name in options.runs:
         written, picture = add_record(Store(options.results).find(name), by, options.log, options.overwrite)
-        if problems := record_problems(written, picture=False):
+        if problems := record_problems(written, picture=False, cache=options.results / "cache" / "epsilon.json"):
             reasons = "\n  ".join(problems)
             print(f"dpgen: expected a run whose record is accepted, got {name}:\n  {reasons}", file=sys.stderr)
             failed = 1
@@ -341,7 +341,7 @@ def _check_records(results: Path) -> int:
     data_root, failed, paths = os.environ.get("DPGEN_DATA", "data"), 0, record_paths(results)
     for path in paths.values():
         try:
-            problems = record_problems(read_record(path), data_root)
+            problems = record_problems(read_record(path), data_root, cache=results / "cache" / "epsilon.json")
         except ValueError as error:
             problems = [str(error)]
         for problem in problems:

@@ -26,25 +26,34 @@ def account_run(spec: RunSpec, folder: RunFolder) -> None:
     ledger = Ledger.load(folder.path / "ledger.json")
     if ledger.epsilon is not None:
         return
+    cache = Path(str(spec.config.results)) / "cache" / "epsilon.json"
+    ledger.epsilon = epsilons(spec.method(), ledger, float(spec.config.runtime.account_s), cache)
+    ledger.save()
+
+
+def epsilons(method: Method, ledger: Ledger, timeout_s: float, cache: Path | None) -> dict[str, Any]:
+    """All epsilons of a ledger's approved allowances, as `account_run` describes them.
+
+    Args:
+        timeout_s: limit in seconds of each cell of the table.
+        cache: a file with epsilons that are known, or None.
+    """
     budget, events = ledger.budget, ledger.events
-    method: Method = spec.method()
     proven, reason = _proven(ledger, events)
     values: dict[str, Any] = {"proven": proven, **reason}
     if ledger.unit == "client":
         seen = ledger.events_seen_by_server()
         against_server, reason = ("inf", {"reason": TRUSTED}) if seen is None else _proven(ledger, seen)
         values["server"] = {"epsilon": against_server, **reason}
-    cache = Path(str(spec.config.results)) / "cache" / "epsilon.json"
-    ledger.epsilon = {
+    return {
         **values,
         "claimed": _value_or_error(lambda: claimed_epsilon(method, events, budget.delta)),
         "conditional": _value_or_error(lambda: conditional_epsilon(method, events, budget.delta)),
         "delta": budget.delta,
         "relation": budget.relation,
         "accountant": budget.accountant,
-        "table": epsilon_table(events, budget.delta, float(spec.config.runtime.account_s), cache=cache),
+        "table": epsilon_table(events, budget.delta, timeout_s, cache=cache),
     }
-    ledger.save()
 
 
 TRUSTED = "the server is trusted: it adds the noise itself, to what it has seen"

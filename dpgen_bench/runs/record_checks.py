@@ -24,9 +24,9 @@ from omegaconf.errors import OmegaConfBaseException
 from PIL import Image
 
 from dpgen_bench.data.records import MissingData
-from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.runs.config import build_spec, compose_config, identify
+from dpgen_bench.runs.epsilon import epsilons
 from dpgen_bench.runs.listing import current_protocol, epsilon_number
 from dpgen_bench.runs.measurements import protocol_hash
 from dpgen_bench.runs.pictures import MOST_BYTES
@@ -36,6 +36,7 @@ from dpgen_bench.runs.soundness import budget_problem
 from dpgen_bench.utils.errors import without_paths
 
 EPSILON_TOLERANCE = 1e-6  # relative: accountants differ in the last digits between machines
+ACCOUNT_S = 60.0  # limit in seconds of each epsilon of a ledger's table; what takes longer is not compared
 MOST_TEXT = 2_000_000  # characters of a record's JSON
 # Errors of a config that describes no run.
 NO_RUN = (ValueError, LookupError, OSError, HydraException, OmegaConfBaseException)
@@ -50,7 +51,9 @@ RANGES = {
 }
 
 
-def record_problems(record: Record, data_root: str | None = None, picture: bool = True) -> list[str]:
+def record_problems(
+    record: Record, data_root: str | None = None, picture: bool = True, cache: Path | None = None
+) -> list[str]:
     """Why a record is not accepted; [] if it is.
 
     The planned releases are compared with the ledger's only where the dataset can be read, since the plan needs the
@@ -59,14 +62,15 @@ def record_problems(record: Record, data_root: str | None = None, picture: bool 
     Args:
         data_root: the folder of data sets; None compares no plan.
         picture: also check the file of its picture; false for a record that is not written yet.
+        cache: a file with epsilons that this machine has computed before, or None.
     """
     problems = list(_form(record))
     if problems:  # the other checks rely on the form
         return problems
     problems += _identity(record)
     problems += [*_command(record), *_signatures(record), *_ledger(record)]
-    if not problems and data_root is not None:
-        problems += _planned(record, data_root)
+    if not problems:  # these take longer, and rely on a config that describes the run
+        problems += [*_epsilons(record, cache), *(_planned(record, data_root) if data_root else ())]
     return [*problems, *_protocols(record), *(_picture(record) if picture else ())]
 
 
@@ -158,24 +162,31 @@ def _ledger(record: Record) -> Iterator[str]:
     for entry in ledger.entries.values():
         if entry.executed > entry.event.times:
             yield f"{entry.name}: {entry.executed} releases were made, but {entry.event.times} were approved"
-    stored = epsilon_number(content["epsilon"], "proven")
-    computed = proven_again(ledger)
-    if stored is None or not math.isclose(stored, computed, rel_tol=EPSILON_TOLERANCE):
-        yield f"its ledger's entries prove ε = {computed:.6g}, but it says {content['epsilon']['proven']}"
-    privacy = record.config.privacy
-    if math.isfinite(computed) and (problem := budget_problem(content, privacy)):
+    proven = epsilon_number(content["epsilon"], "proven")
+    if proven is not None and math.isfinite(proven) and (problem := budget_problem(content, record.config.privacy)):
         yield problem
 
 
-def proven_again(ledger: Ledger) -> float:
-    """The proven epsilon of a ledger's approved allowances, computed again; inf if nothing is proven."""
-    budget = ledger.budget
-    if ledger.unproven:
-        return math.inf
-    try:
-        return epsilon(ledger.events, budget.delta, budget.relation, budget.accountant)
-    except NotCovered:
-        return math.inf
+def _epsilons(record: Record, cache: Path | None) -> Iterator[str]:
+    """Problems of the stated epsilons: others than those that the ledger's entries and the method's claim give."""
+    stated = record.content["ledger"]["epsilon"]
+    method = build_spec(record.config, planned=True).method()
+    ledger = Ledger.from_dict(record.content["ledger"])
+    computed = epsilons(method, ledger, ACCOUNT_S, cache)
+    for place, expected, found in _differences(computed, stated):
+        if not (place.startswith("table.") and (_is_open(expected) or _is_open(found))):
+            yield (
+                f"its ledger's epsilon.{place} is {_shown(found)}, expected {_shown(expected)}, computed again from "
+                "its entries and its method"
+            )
+    for number, step in record.content.get("steps", {}).items():
+        if not float(step["step"]["epsilon"]) <= float(computed["proven"]) * (1.0 + EPSILON_TOLERANCE):
+            yield f"its step {number} has ε = {step['step']['epsilon']}, expected at most {computed['proven']:.6g}"
+
+
+def _is_open(cell: Any) -> bool:
+    """Whether a cell of the table of epsilons says that a machine could not compute it, in time or at all."""
+    return isinstance(cell, str) and cell.startswith(("over ", "not available: the process ended"))
 
 
 def _planned(record: Record, data_root: str) -> Iterator[str]:
@@ -197,9 +208,13 @@ def _planned(record: Record, data_root: str) -> Iterator[str]:
         yield f"its ledger counts {record.content['ledger']['records']:,} {planned.unit}s, not {planned.records:,}"
     if (planned.public_data or None) != (stated := record.content["ledger"].get("public_data")):
         yield f"its ledger states {stated or 'no'} public data, but its method uses {planned.public_data or 'none'}"
-    for name in sorted(expected.keys() | found.keys()):
-        if not _same(expected.get(name), found.get(name)):
-            yield f"its release {name!r} is not the one that its config requests: {found.get(name)}"
+    if missing := sorted(expected.keys() - found.keys()):
+        yield f"its ledger lacks the release {missing[0]!r}, which its config requests"
+    if added := sorted(found.keys() - expected.keys()):
+        yield f"its ledger has the release {added[0]!r}, which its config does not request"
+    for name in sorted(expected.keys() & found.keys()):
+        for place, wanted, stated in _differences(expected[name], found[name]):
+            yield f"its release {name!r} has {place} {_shown(stated)}, expected {_shown(wanted)} by its config"
 
 
 def _release(entry: Entry) -> dict[str, Any]:
@@ -208,10 +223,22 @@ def _release(entry: Entry) -> dict[str, Any]:
     return {key: value for key, value in settled.to_dict().items() if key not in ("executed", "noise", "diagnostics")}
 
 
+def _differences(expected: Any, found: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Where two nested values differ by more than the tolerance of numbers: (place, expected, found)."""
+    if isinstance(expected, dict) and isinstance(found, dict):
+        for key in sorted(expected.keys() | found.keys()):
+            yield from _differences(expected.get(key), found.get(key), f"{place}.{key}" if place else key)
+    elif not _same(expected, found):
+        yield place, expected, found
+
+
+def _shown(value: Any) -> str:
+    """A value in a message, without what is long."""
+    return "none" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)[:100]
+
+
 def _same(one: Any, other: Any) -> bool:
     """Equality up to the tolerance of calibrated numbers."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, float) or isinstance(other, float):
@@ -223,7 +250,8 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _protocols(record: Record) -> Iterator[str]:
-    for measurement in record.measurements.all():
+    of_steps = [each for step in record.content.get("steps", {}).values() for each in step["measurements"]]
+    for measurement in [*record.measurements.all(), *of_steps]:
         protocol = measurement["protocol"]
         name = str(protocol["name"])
         stated, computed = measurement["protocol_hash"], protocol_hash(protocol)
