@@ -65,7 +65,7 @@ def test_lines_are_ranked_by_the_direction_of_the_metric(tmp_path):
 def test_equal_values_share_a_place(tmp_path):
     for name, fid in (("dp_merf", 50.0), ("dpgan", 50.0), ("dp_sinkhorn", 75.0)):
         ran(tmp_path, name, fid)
-    assert [place for place, _ in places(tmp_path, board(*LINES.values())).values()] == ["1", "1", "3"]
+    assert [place for place, _ in places(tmp_path, board(*LINES.values())).values()] == ["1=", "1=", "3"]
 
 
 def compared(results: Path, table) -> dict[str, tuple[str, str]]:
@@ -80,8 +80,8 @@ def test_lines_are_compared_with_the_best_over_seeds(tmp_path):
         for seed, fid in enumerate(fids):
             ran(tmp_path, name, fid, seed)
     assert compared(tmp_path, board(*lines)) == {
-        "dp_merf": ("=1", "best"),
-        "dpgan": ("=2", "+2.0 [−0.3, +4.3]"),
+        "dp_merf": ("1=", "best"),
+        "dpgan": ("1=", "+2.0 [−0.3, +4.3]"),
         "dp_sinkhorn": ("3", "+11.0 [+8.7, +13.3]"),
     }
     built = assemble("t", board(*lines), tmp_path)
@@ -106,11 +106,18 @@ def test_with_two_seeds_neither_ties_nor_wins_are_claimed(tmp_path):
 def test_higher_values_are_compared_with_the_highest():
     best, near, far = [[90.0], [91.0], [92.0]], [[89.0], [90.0], [91.5]], [[10.0], [11.0], [12.0]]
     found = standings([near, None, best, far], lower=False)
-    assert [each.place_text for each in found] == ["=2", "–", "=1", "3"]
+    assert [each.place_text for each in found] == ["1=", "–", "1=", "3"]
     assert found[3].to_best.mean == -80.0
     assert found[3].comparison == "−80.0 [−82.3, −77.7]"
     assert [each.comparison for each in found[1:3]] == ["–", "best"]
     assert standings([None, None], lower=True) == [Standing(None)] * 2
+
+
+def test_lines_that_cannot_be_told_from_the_best_come_before_one_that_can_whatever_their_means():
+    best, clear, wide = [[90.0], [90.1], [90.2]], [[89.0], [89.1], [89.2]], [[80.0], [88.0], [96.0]]
+    found = standings([clear, wide, best, clear, clear[:2]], lower=False)
+    assert [each.place_text for each in found] == ["3=", "1=", "1=", "3=", "5"]
+    assert sorted(range(5), key=lambda line: found[line].order) == [2, 1, 0, 3, 4]
 
 
 def test_differences_have_a_sign():

@@ -129,7 +129,7 @@ def test_lines_are_ranked_by_each_metric_and_the_reasons_are_a_tables(results):
     first, second = board["rankings"]["fid"]["placed"]
     assert board["lines"][first[0]]["runs"][0]["id"] == other.id
     assert (first[1:], second[1:]) == (["1", "best"], ["2", "+6.0"])
-    assert [place for _, place, _ in board["rankings"]["acc_mlp_pct"]["placed"]] == ["1", "1"]  # 80 % both
+    assert [place for _, place, _ in board["rankings"]["acc_mlp_pct"]["placed"]] == ["1=", "1="]  # 80 % both
     edit_ledger(other, 9.0)
     assert reasons(board_of(collect(results), "10"))[other.id] == "seed 0: proven 9 leaves a part of 10 unspent"
     make_run(results, DEMO, "privacy.epsilon=10", "seed=4", finish=False)

@@ -5,7 +5,6 @@ The places and the comparison with the best line are those of `tables.ranking`, 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -169,7 +168,7 @@ def _label(metric: str) -> str:
 def _ranking(found: Sequence[tuple[Standing, str]]) -> dict[str, Any]:
     """The numbers of the lines in the order of their places, each with its place and comparison; then all others."""
     placed = [(number, standing) for number, (standing, _) in enumerate(found) if standing.place is not None]
-    placed.sort(key=lambda pair: pair[1].place or math.inf)
+    placed.sort(key=lambda pair: pair[1].order)
     return {
         "placed": [[number, standing.place_text, standing.comparison] for number, standing in placed],
         "others": [[number, why] for number, (standing, why) in enumerate(found) if standing.place is None],

@@ -85,12 +85,12 @@ def _placed(group: Sequence[tuple[Line, str]], by: str, lower: bool) -> list[Lin
         else None
         for line, why in group
     ]
-    out: list[tuple[float, Line]] = []
+    out: list[tuple[tuple[float, float], Line]] = []
     for (line, why), standing in zip(group, standings(values, lower), strict=True):
         tail = {**line.tail, "status": line.tail["status"] + (f"; no place: {why}" if why else "")}
         head = {"place": standing.place_text, **line.head}
         placed = replace(line, head=head, tail={TO_BEST: standing.comparison, **tail}, standing=standing)
-        out.append((math.inf if standing.place is None else standing.place, placed))
+        out.append((standing.order, placed))
     # Python's sort is stable: lines with equal means share a place and keep the order of the yaml.
     return [line for _, line in sorted(out, key=lambda pair: pair[0])]
 

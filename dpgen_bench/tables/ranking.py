@@ -26,24 +26,26 @@ class Standing:
     """What the ranking says of one line.
 
     Args:
-        place: its place by the mean over seeds; lines with equal means share a place. None: it has none.
+        place: its place by the mean over seeds. Lines that cannot be told from the best one share the first place with
+            it, and lines with equal means share a place; the next line has the place after all of them. None: no place.
         to_best: its mean minus that of the best line; None for lines without a place, and for the best line itself.
-        best_is_tied: of the best line, whether another line cannot be told from it.
+        is_shared: whether other lines have the same place.
     """
 
     place: int | None
     to_best: Difference | None = None
-    best_is_tied: bool = False
-
-    @property
-    def is_tie(self) -> bool:
-        """Whether the line and the best one cannot be told apart, or the best one has such a line."""
-        return self.best_is_tied or bool(self.to_best and self.to_best.is_tie)
+    is_shared: bool = False
 
     @property
     def place_text(self) -> str:
-        """`2`, `=2` for a line that ties with the best, and a dash for no place."""
-        return NO_PLACE if self.place is None else f"{'=' if self.is_tie else ''}{self.place}"
+        """`2`, `1=` for a place that lines share, and a dash for no place."""
+        return NO_PLACE if self.place is None else f"{self.place}{'=' if self.is_shared else ''}"
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """Sorts lines by place, those of one place by their means, and lines without a place last."""
+        distance = abs(self.to_best.mean) if self.to_best else 0.0
+        return (math.inf, 0.0) if self.place is None else (self.place, distance)
 
     @property
     def comparison(self) -> str:
@@ -59,9 +61,10 @@ class Standing:
 
 COMPARISON = (
     "Each line is compared with the best one of its data set and ε: the difference of the means over seeds, with a "
-    "95% interval by Welch's t. A place with = is a tie: the interval contains 0, so the line cannot be told from the "
-    f"best one. With fewer than {LEAST_SEEDS} seeds on either side there is no interval, and the order of the means "
-    "claims neither a tie nor a win. The intervals are not corrected for comparing several lines."
+    "95% interval by Welch's t. Lines whose interval contains 0 cannot be told from the best one and share the first "
+    "place (1=); the next line has the place after all of them. With fewer than "
+    f"{LEAST_SEEDS} seeds on either side there is no interval, and the order of the means claims neither a tie nor a "
+    "win. The intervals are not corrected for comparing several lines."
 )
 
 
@@ -91,10 +94,17 @@ def standings(values: Sequence[Values | None], lower: bool) -> list[Standing]:
         None if line is None or mean == ordered[0] else difference(line, best)
         for line, mean in zip(values, means, strict=True)
     ]
-    tied = any(each is not None and each.is_tie for each in differences)
+    is_first = [
+        line is not None and (each is None or bool(each.is_tie)) for line, each in zip(values, differences, strict=True)
+    ]
+    behind = sorted(mean for mean, first in zip(means, is_first, strict=True) if not first)
+    places = [
+        None if line is None else 1 if first else 1 + sum(is_first) + behind.index(mean)
+        for line, mean, first in zip(values, means, is_first, strict=True)
+    ]
     return [
-        Standing(None) if line is None else Standing(ordered.index(mean) + 1, each, each is None and tied)
-        for line, mean, each in zip(values, means, differences, strict=True)
+        Standing(None) if place is None else Standing(place, each, places.count(place) > 1)
+        for place, each in zip(places, differences, strict=True)
     ]
 
 
