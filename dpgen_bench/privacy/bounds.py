@@ -52,12 +52,14 @@ class Batch:
         labels: int64 [b].
         ids: int64 [b], the records' ids; -1 - j for public row j of a PerRecordGradient.
         key: the key of the release, from which the rows of `rng` are derived.
+        copies: the number of consecutive rows that are copies of one record, see `repeated`.
     """
 
     images: Tensor
     labels: Tensor
     ids: Tensor
     key: Key
+    copies: int = 1
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -70,6 +72,14 @@ class Batch:
     def rows(self, index: slice | Tensor) -> Batch:
         """Some of the records."""
         return Batch(self.images[index], self.labels[index], self.ids[index], self.key)
+
+    def repeated(self, copies: int) -> Batch:
+        """A batch in which each record has `copies` consecutive rows, with streams of `rng` of their own."""
+        if copies == 1:
+            return self
+        parts = (self.images, self.labels, self.ids)
+        images, labels, ids = (part.repeat_interleave(copies, dim=0) for part in parts)
+        return Batch(images, labels, ids, self.key, copies)
 
     def chunks(self, size: int | None) -> Iterator[Batch]:
         """Pieces of at most `size` records; one piece for None or an empty draw."""
@@ -115,7 +125,7 @@ def call_for_parts(fn: Callable[..., Any], batch: Batch) -> dict[str, tuple[Tens
 
 
 def _call(fn: Callable[..., Any], batch: Batch, *more: Tensor) -> Any:
-    rng = {"rng": RecordRng(batch.key, batch.ids)} if names_rng(fn) else {}
+    rng = {"rng": RecordRng(batch.key, batch.ids, batch.copies)} if names_rng(fn) else {}
     return fn(*batch.inputs, *more, **rng)
 
 
@@ -222,6 +232,10 @@ class PerRecordGradient(Bound):
     and public rows together, and the clipped gradients of the public rows join the sum. Their number is fixed here,
     before any record is used, so that it cannot reveal the size of the draw.
 
+    With `copies` = K > 1, fn sees each row K times, in consecutive rows that differ only in their rows of `rng`, and
+    returns losses [K b]; the loss of a record is the mean of its K losses, and the gradient of this mean is clipped.
+    K changes neither the sensitivity nor the noise. `microbatch` still counts records.
+
     Guarantees: as `PerRecord`, provided that loss i depends on record i, its row of `rng`, the parameters and public
     inputs alone, and that public rows do not depend on records.
     """
@@ -230,10 +244,13 @@ class PerRecordGradient(Bound):
     backend: Literal["bookkeeping", "opacus"] = "bookkeeping"
     microbatch: int | None = None
     public_rows: int = 0
+    copies: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         what = "PerRecordGradient"
+        copies = expect_integer(self.copies, f"{what}, copies", advice="give the number of copies, or 1 for none")
+        object.__setattr__(self, "copies", copies)
         if not isinstance(self.module, nn.Module):
             raise ValueError(f"{what}: expected a torch.nn.Module, got {self.module!r}; give the network.")
         if self.backend not in ("bookkeeping", "opacus"):
@@ -277,12 +294,32 @@ class PerRecordGradient(Bound):
             )
 
         def losses(images: Tensor, labels: Tensor, ids: Tensor, *mask: Tensor) -> Tensor:
-            return call(fn, Batch(images, labels, ids, batch.key), *mask)
+            return self.losses(fn, Batch(images, labels, ids, batch.key), *mask)
 
         total = clipped_gradient_sum(
-            self.module, losses, rows, self.C, microbatch=self.microbatch, backend=self.backend
+            self.module,
+            losses,
+            rows,
+            self.C,
+            microbatch=self.microbatch,
+            backend=self.backend,
+            copies=self.copies,
         )
         return {name: expect_plain(part, f"gradient of {name!r}") for name, part in total.gradients.items()}
+
+    def losses(self, fn: Callable[..., Tensor], batch: Batch, *mask: Tensor) -> Tensor:
+        """The losses [b] of the rows of a batch, each the mean over its copies."""
+        repeated = batch.repeated(self.copies)
+        losses = call(fn, repeated, *(part.repeat_interleave(self.copies, dim=0) for part in mask))
+        if self.copies == 1:
+            return losses  # of any shape, which clipped_gradient_sum checks
+        if losses.shape != (len(repeated),):
+            raise ValueError(
+                f"expected one loss for each of {self.copies} copies of {len(batch)} records, shape "
+                f"({len(repeated)},), got {tuple(losses.shape)}; use reduction='none', and no mean over copies, which "
+                "the bound takes."
+            )
+        return losses.view(-1, self.copies).mean(dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)

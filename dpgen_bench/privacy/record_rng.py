@@ -5,9 +5,10 @@ record leaves, all later records move up and get other rows, so that a sum moves
 record has a stream of its own, from the counter-based generator Philox4x64-10 (Salmon et al., *Parallel Random Numbers:
 As Easy as 1, 2, 3*, SC 2011), which is computed for all records at once:
 
-    row i of call number c  =  Philox(key of the release, counter = (block, c, id of record i, 0)), blocks 1, 2, ...
+    row of call number c  =  Philox(key of the release, counter = (block, c, id of the record, copy)), blocks 1, 2, ...
 
-Row i of `uniform` has the same bits as numpy.random.Generator(numpy.random.Philox(key, counter=[0, c, id, 0])) draws as
+The copy is 0, unless a private function sees several copies of each record, which have streams of their own. A row of
+`uniform` has the same bits as numpy.random.Generator(numpy.random.Philox(key, counter=[0, c, id, copy])) draws as
 float32. `normal` uses +, -, *, / and the square root alone, which IEEE 754 rounds in one way, so that a value depends
 neither on the place of a record in the batch nor on the size of the batch or on the machine.
 
@@ -49,17 +50,20 @@ class RecordRng:
     independent of each other and of those of other calls. A second call of the same method gives new values.
 
     Guarantees: row i is a function of (run, mechanism, release, id of record i, number of the call) alone. Public rows
-    of a PerRecordGradient have streams by their place among the public rows.
+    of a PerRecordGradient have streams by their place among the public rows. With `copies`, the record of rows
+    i * copies, ..., (i + 1) * copies - 1 is the same, and each of them depends on its place among these rows, too.
 
     Args:
         key: of the release.
         ids: int64 [b], the ids of the records; -1 - j for public row j.
+        copies: the number of consecutive rows that are copies of one record.
     """
 
-    def __init__(self, key: Key, ids: Tensor) -> None:
+    def __init__(self, key: Key, ids: Tensor, copies: int = 1) -> None:
         secret = key.derive("private randomness").secret
         self._words = tuple(int(word) for word in np.frombuffer(secret[:16], dtype=np.uint64))
         self._ids = ids
+        self._copies = copies
         self._calls = 0
 
     def uniform(self, shape: Shape = ()) -> Tensor:
@@ -99,7 +103,8 @@ class RecordRng:
         step = _BLOCKS_AT_ONCE.get(device.type, _BLOCKS_ON_ACCELERATORS)
         for start in range(0, b * blocks, step):
             place = torch.arange(start, min(start + step, b * blocks), device=device)
-            words = _philox(place % blocks + 1, call, self._ids[place // blocks], self._words)
+            row = place // blocks
+            words = _philox(place % blocks + 1, call, self._ids[row], row % self._copies, self._words)
             values[start : start + step] = convert(words)
         return values.view(b, blocks * empty.shape[1])[:, :n].reshape(b, *shape)
 
@@ -131,9 +136,9 @@ def _product(a: Tensor, m: int) -> tuple[Tensor, Tensor]:
     return high, a * _signed(m)
 
 
-def _philox(block: Tensor, call: int, ids: Tensor, key: tuple[int, ...]) -> Tensor:
-    """Philox4x64-10 of the counters (block, call, id, 0): its 256 bits as 8 words int64 [s, 8] in [0, 2^32)."""
-    c0, c1, c2, c3 = block, torch.full_like(block, call), ids, torch.zeros_like(block)
+def _philox(block: Tensor, call: int, ids: Tensor, copy: Tensor, key: tuple[int, ...]) -> Tensor:
+    """Philox4x64-10 of the counters (block, call, id, copy): its 256 bits as 8 words int64 [s, 8] in [0, 2^32)."""
+    c0, c1, c2, c3 = block, torch.full_like(block, call), ids, copy
     k0, k1 = key
     for _ in range(_ROUNDS):
         high0, low0 = _product(c0, _MULTIPLIERS[0])

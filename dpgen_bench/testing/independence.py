@@ -330,6 +330,7 @@ class RowComparison:
                 (all_weights.to(images.device), images, labels, ids, *more),
                 NO_CLIPPING,
                 backend=self.bound.backend,
+                copies=self.bound.copies,
             )
             return torch.cat([part.flatten() for part in total.gradients.values()])[None]
         with torch.enable_grad():
@@ -339,10 +340,13 @@ class RowComparison:
         return torch.cat([part.flatten() for part in whole])[None]
 
     def _call(self, images: Tensor, labels: Tensor, ids: Tensor, *more: Tensor) -> Any:
-        images, labels = images.clone(), labels.clone()  # the function may change its arguments in place
-        if names_rng(self.fn):
-            return self.fn(images, labels, *more, rng=RecordRng(self.whole.key, ids))
-        return self.fn(images, labels, *more)
+        copies = self.bound.copies if isinstance(self.bound, PerRecordGradient) else 1
+        # A copy, because the function may change its arguments in place.
+        batch = Batch(images.clone(), labels.clone(), ids, self.whole.key).repeated(copies)
+        more = tuple(part.repeat_interleave(copies, dim=0) for part in more)
+        rng = {"rng": RecordRng(batch.key, batch.ids, copies)} if names_rng(self.fn) else {}
+        returned = self.fn(batch.images, batch.labels, *more, **rng)
+        return returned if copies == 1 else returned.view(-1, copies).mean(dim=1)
 
 
 def _comparable(bound: PerRecord | PerRecordProducts | PerRecordMoments, returned: Any) -> Tensor:

@@ -49,6 +49,7 @@ def clipped_gradient_sum(
     mask: Tensor | None = None,
     microbatch: int | None = None,
     backend: Backend = "bookkeeping",
+    copies: int = 1,
 ) -> ClippedSum:
     """Σ_i min(1, max_norm/‖g_i‖) g_i, where g_i is the gradient of record i's loss in all trainable parameters jointly.
 
@@ -67,13 +68,18 @@ def clipped_gradient_sum(
         mask: [B] bool or 0/1; rows with 0 are removed before `loss_fn` is called.
         microbatch: largest number of rows processed together; bounds the memory and changes the sum by rounding only.
         backend: "bookkeeping" or "opacus".
+        copies: K, the number of consecutive rows that the module sees for each record: if `loss_fn` is called on b
+            records, then rows i K, ..., (i + 1) K - 1 of each layer's input belong to record i. K copies take memory
+            for K activations, but for one gradient.
 
     Raises:
         ValueError: for losses of another shape than (b,), layers that the back end does not cover, rows of different
-            lengths, or a mask, microbatch, max_norm or backend out of range.
+            lengths, or a mask, microbatch, max_norm, backend or number of copies out of range.
     """
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     size = _check(parameters, rows, max_norm, mask, microbatch, backend)
+    if copies < 1:
+        raise ValueError(f"expected copies >= 1, got {copies!r}; give 1 for one row per record.")
     refuse_row_coupling(module)
     first = next(iter(parameters.values()))
     norms = torch.zeros(size, dtype=first.dtype, device=first.device)
@@ -96,7 +102,7 @@ def clipped_gradient_sum(
             if math.isinf(max_norm):
                 sums, chunk_norms = _plain_sum(parameters, losses_of, chunk)
             else:
-                sums, chunk_norms = _clipped_sum(backend)(module, parameters, losses_of, chunk, max_norm)
+                sums, chunk_norms = _clipped_sum(backend)(module, parameters, losses_of, chunk, max_norm, copies)
         norms[positions] = chunk_norms
         for name, total in totals.items():
             total += sums[name]

@@ -63,23 +63,24 @@ def layers_to_record(module: nn.Module, parameters: dict[str, nn.Parameter]) -> 
     return layers
 
 
-def _layer_gradient(layer: nn.Module, inputs: Tensor, gradients: Tensor) -> LayerGradient:
+def _layer_gradient(layer: nn.Module, inputs: Tensor, gradients: Tensor, copies: int) -> LayerGradient:
     if isinstance(layer, nn.Linear):
-        return OuterProducts(layer, inputs, gradients)
+        return OuterProducts(layer, inputs, gradients, copies)
     if isinstance(layer, nn.Embedding):
-        return LookUps(layer, inputs, gradients)
+        return LookUps(layer, inputs, gradients, copies)
     if isinstance(layer, nn.Conv2d):
-        return Correlations.of_convolution(layer, inputs, gradients)
+        return Correlations.of_convolution(layer, inputs, gradients, copies)
     assert isinstance(layer, nn.ConvTranspose2d)
-    return Correlations.of_transposed(layer, inputs, gradients)
+    return Correlations.of_transposed(layer, inputs, gradients, copies)
 
 
-def _expect_rows(name: str, layer: nn.Module, inputs: Tensor, gradients: Tensor, b: int) -> None:
-    """Check that a layer's input and output gradient have one row per record, and full precision."""
+def _expect_rows(name: str, layer: nn.Module, inputs: Tensor, gradients: Tensor, rows: int) -> None:
+    """Check that a layer's input and output gradient have one row per copy of a record, and full precision."""
     dimensions = {nn.Linear: 2, nn.Embedding: 1}.get(type(layer), 4)
-    if inputs.dim() < dimensions or len(inputs) != b or len(gradients) != b:
+    if inputs.dim() < dimensions or len(inputs) != rows or len(gradients) != rows:
         raise ValueError(
-            f"expected the input of layer {name!r} to have {b} rows, one per record, in dimension 0, and at least "
+            f"expected the input of layer {name!r} to have {rows} rows, one per record (or copy of a record), in "
+            f"dimension 0, and at least "
             f"{dimensions} dimensions; got shape {tuple(inputs.shape)}, and {tuple(gradients.shape)} of the output. "
             "Keep the records in dimension 0 throughout the module."
         )
@@ -95,6 +96,7 @@ def clipped_sum(
     losses_of: Callable[[tuple[Tensor, ...]], Tensor],
     rows: tuple[Tensor, ...],
     max_norm: float,
+    copies: int = 1,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Σ_i min(1, max_norm/‖g_i‖) g_i by parameter name, and the norms [b] (rounded up; 0 for dropped records).
 
@@ -102,11 +104,12 @@ def clipped_sum(
         parameters: the trainable parameters of `module` by name.
         losses_of: rows -> losses [b], already checked for shape.
         rows: tensors [b, ...], b >= 1.
+        copies: the number of consecutive rows that each layer has for a record.
     """
     with Recorder(layers_to_record(module, parameters)) as recorder:
         losses = losses_of(rows)
     recorder.refuse_use_outside_layers(losses, parameters)
-    layer_gradients, finite = _layer_gradients(recorder, losses)
+    layer_gradients, finite = _layer_gradients(recorder, losses, copies)
 
     with full_float32():
         return _clip_and_add(parameters, layer_gradients, finite, max_norm, losses.dtype)
@@ -169,7 +172,7 @@ def _join(layer: str, parameter: str) -> str:
     return f"{layer}.{parameter}" if layer else parameter
 
 
-def _layer_gradients(recorder: Recorder, losses: Tensor) -> tuple[dict[str, LayerGradient], Tensor]:
+def _layer_gradients(recorder: Recorder, losses: Tensor, copies: int) -> tuple[dict[str, LayerGradient], Tensor]:
     """Input and output gradient of each layer, by name, and which records have a finite loss, bool [b]."""
     names = [call.name for call in recorder.calls]
     for name in names:
@@ -187,8 +190,8 @@ def _layer_gradients(recorder: Recorder, losses: Tensor) -> tuple[dict[str, Laye
         if gradient is None:  # The loss does not depend on this output.
             continue
         inputs = call.intact_input()
-        _expect_rows(call.name, call.layer, inputs, gradient, len(losses))
-        layer_gradients[call.name] = _layer_gradient(call.layer, inputs, gradient)
+        _expect_rows(call.name, call.layer, inputs, gradient, len(losses) * copies)
+        layer_gradients[call.name] = _layer_gradient(call.layer, inputs, gradient, copies)
     return layer_gradients, finite
 
 

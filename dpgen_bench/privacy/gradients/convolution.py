@@ -26,29 +26,39 @@ class Correlations(LayerGradient):
 
     nn.Conv2d: image = layer input, maps = output gradient. nn.ConvTranspose2d is the adjoint: image = output
     gradient, maps = layer input. With g groups, channels o and c are split in the same way and W_i is block diagonal.
+    With K copies of each record, t runs over the positions of K consecutive rows.
     """
 
     def __init__(
-        self, layer: nn.Conv2d | nn.ConvTranspose2d, image: Tensor, maps: Tensor, output_gradient: Tensor
+        self,
+        layer: nn.Conv2d | nn.ConvTranspose2d,
+        image: Tensor,
+        maps: Tensor,
+        output_gradient: Tensor,
+        copies: int = 1,
     ) -> None:
         trains_bias = layer.bias is not None and layer.bias.requires_grad
-        super().__init__(layer, output_gradient.sum((2, 3)) if trains_bias else None)
-        self.image, self.maps = image, maps  # [b, C, H, W], [b, O, Th, Tw]
+        of_rows = output_gradient.sum((2, 3)) if trains_bias else None
+        super().__init__(layer, of_rows if of_rows is None else of_rows.unflatten(0, (-1, copies)).sum(1))
+        self.copies = copies
+        self.image, self.maps = image, maps  # [K b, C, H, W], [K b, O, Th, Tw]
         self.kernel, self.stride, self.dilation = layer.kernel_size, layer.stride, layer.dilation
         self.padding: tuple[int, int] = layer.padding if isinstance(layer.padding, tuple) else (0, 0)  # type: ignore[assignment]
         self.groups = layer.groups
         self.output_gradient = output_gradient
 
     @classmethod
-    def of_convolution(cls, layer: nn.Conv2d, inputs: Tensor, gradients: Tensor) -> Correlations:
+    def of_convolution(cls, layer: nn.Conv2d, inputs: Tensor, gradients: Tensor, copies: int = 1) -> Correlations:
         """For a convolution with `inputs` [b, C, H, W] and output gradients [b, O, Th, Tw]."""
         if isinstance(layer.padding, str):
             # With padding="same" the end may have one pixel more than the start; pad here as the layer does.
             inputs = F.pad(inputs, layer._reversed_padding_repeated_twice)
-        return cls(layer, inputs, gradients, gradients)
+        return cls(layer, inputs, gradients, gradients, copies)
 
     @classmethod
-    def of_transposed(cls, layer: nn.ConvTranspose2d, inputs: Tensor, gradients: Tensor) -> Correlations:
+    def of_transposed(
+        cls, layer: nn.ConvTranspose2d, inputs: Tensor, gradients: Tensor, copies: int = 1
+    ) -> Correlations:
         """For a transposed convolution with `inputs` [b, O, Th, Tw] and output gradients [b, C, H, W]."""
         # With an output_padding of a stride or more, some positions of the image have no input pixel: add zero pixels.
         grid = [
@@ -58,12 +68,12 @@ class Correlations(LayerGradient):
             for i in (0, 1)
         ]
         maps = F.pad(inputs, (0, grid[1] - inputs.shape[3], 0, grid[0] - inputs.shape[2]))
-        return cls(layer, gradients, maps, gradients)
+        return cls(layer, gradients, maps, gradients, copies)
 
     def _weight_norms(self) -> tuple[Tensor, Tensor]:
-        b, o, th, tw = self.maps.shape
+        rows, o, th, tw = self.maps.shape
         c, h, w = self.image.shape[1:]
-        t, pixels = th * tw, h * w
+        b, t, pixels = rows // self.copies, self.copies * th * tw, h * w
         if t == 1:
             # One position: norms of the outer product of patch and map.
             patches = F.unfold(self.image, self.kernel, self.dilation, self.padding, self.stride)
@@ -72,27 +82,35 @@ class Correlations(LayerGradient):
             return self._over_groups(squared), self._over_groups(terms)
         # Compare the costs of the gradients themselves and of Gram matrices by patches or by pixels.
         taps = self.kernel[0] * self.kernel[1]
-        by_patches, by_pixels = t * t * c * taps, pixels * pixels * c + t * t * taps
+        by_patches = t * t * c * taps
+        by_pixels = pixels * pixels * c + t * t * taps if self.copies == 1 else by_patches
         if self._keeps_gradients(b, min(by_patches, by_pixels) + t * t * o):
             self.kept = self._form(self.image, self.maps)
             squared = _squares(self.kept)
             return squared, torch.zeros_like(squared)
-        pixelwise = by_pixels <= _PIXELS_OVER_PATCHES * by_patches
+        pixelwise = by_pixels <= _PIXELS_OVER_PATCHES * by_patches and self.copies == 1
         numbers = t * t + (pixels * pixels if pixelwise else c * taps * t + t * t)
         parts = []
-        for rows in _pieces(b, self.groups * numbers):
-            image = self.image[rows].reshape(-1, c // self.groups, h, w)
-            maps = self.maps[rows].reshape(-1, o // self.groups, t)
-            patches = self._gram_by_pixels(image, th, tw) if pixelwise else self._gram_by_patches(image)
-            inner, terms = _gram_inner(patches, torch.bmm(maps.transpose(1, 2), maps))
+        for piece in _pieces(b, self.groups * numbers):
+            image, maps = self._by_groups(self.image, piece), self._by_groups(self.maps, piece)  # [n g, K, ., ., .]
+            flat = maps.transpose(1, 2).reshape(len(maps), -1, t)
+            patches = self._gram_by_pixels(image[:, 0], th, tw) if pixelwise else self._gram_by_patches(image)
+            inner, terms = _gram_inner(patches, torch.bmm(flat.transpose(1, 2), flat))
             parts.append((self._over_groups(inner), self._over_groups(terms)))
         return torch.cat([inner for inner, _ in parts]), torch.cat([terms for _, terms in parts])
 
     def _over_groups(self, values: Tensor) -> Tensor:
         return values.view(-1, self.groups).sum(1)
 
+    def _by_groups(self, values: Tensor, records: slice) -> Tensor:
+        """Rows [K b, g c, h, w] of some of the records as [n g, K, c, h, w]."""
+        of_records = values.unflatten(0, (-1, self.copies))[records]
+        return of_records.unflatten(2, (self.groups, -1)).transpose(1, 2).flatten(0, 1)
+
     def _gram_by_patches(self, image: Tensor) -> Tensor:
-        patches = F.unfold(image, self.kernel, self.dilation, self.padding, self.stride)
+        """Gram matrices [n, T, T] of the patches of image [n, K, C, H, W]."""
+        patches = F.unfold(image.flatten(0, 1), self.kernel, self.dilation, self.padding, self.stride)
+        patches = patches.unflatten(0, image.shape[:2]).transpose(1, 2).flatten(2)
         return torch.bmm(patches.transpose(1, 2), patches)
 
     def _gram_by_pixels(self, image: Tensor, th: int, tw: int) -> Tensor:
@@ -123,25 +141,32 @@ class Correlations(LayerGradient):
         return slice(first, last + 1), slice(step * first + offset, step * last + offset + 1, step)
 
     def _form(self, image: Tensor, maps: Tensor) -> Tensor:
-        """Per-record weight gradients [n, *self.layer.weight.shape] of image [n, C, H, W] and maps [n, O, Th, Tw]."""
-        n, c = image.shape[:2]
+        """Per-record weight gradients [n, *self.layer.weight.shape] of image [K n, C, H, W], maps [K n, O, Th, Tw]."""
+        n, c = len(image) // self.copies, image.shape[1]
         formed = image.new_empty(n, *self.layer.weight.shape)
         taps = self.kernel[0] * self.kernel[1]
         numbers = c * taps * maps.shape[2] * maps.shape[3]
-        for rows in _pieces(n, numbers):
-            patches = F.unfold(image[rows], self.kernel, self.dilation, self.padding, self.stride)
-            patches = patches.reshape(-1, c // self.groups * taps, patches.shape[2])
-            flat_maps = maps[rows].reshape(-1, maps.shape[1] // self.groups, patches.shape[2])
-            formed[rows] = torch.bmm(flat_maps, patches.transpose(1, 2)).view(-1, *self.layer.weight.shape)
+        image, maps = (values.unflatten(0, (-1, self.copies)) for values in (image, maps))
+        for records in _pieces(n, numbers):
+            for copy in range(self.copies):
+                patches = F.unfold(image[records, copy], self.kernel, self.dilation, self.padding, self.stride)
+                patches = patches.reshape(-1, c // self.groups * taps, patches.shape[2])
+                flat_maps = maps[records, copy].reshape(-1, maps.shape[2] // self.groups, patches.shape[2])
+                part = torch.bmm(flat_maps, patches.transpose(1, 2)).view(-1, *self.layer.weight.shape)
+                if copy == 0:
+                    formed[records] = part
+                else:
+                    formed[records] += part
         return formed
 
     def _blank(self, keep: Tensor) -> None:
+        keep = keep.repeat_interleave(self.copies)
         self.image, self.maps = blank(self.image, keep), blank(self.maps, keep)
 
     def _weighted_weight_sum(self, factors: Tensor) -> Tensor:
         # The operation that computes the weight gradient in ordinary training, on scaled rows.
         return torch.ops.aten.convolution_backward(
-            scale(self.maps, factors),
+            scale(self.maps, factors.repeat_interleave(self.copies)),
             self.image,
             self.layer.weight,
             None,
@@ -155,9 +180,11 @@ class Correlations(LayerGradient):
         )[1]
 
     def in_float64(self, rows: Tensor) -> Correlations:
-        return Correlations(
-            self.layer, self.image[rows].double(), self.maps[rows].double(), self.output_gradient[rows].double()
+        image, maps, output_gradient = (
+            values.unflatten(0, (-1, self.copies))[rows].flatten(0, 1).double()
+            for values in (self.image, self.maps, self.output_gradient)
         )
+        return Correlations(self.layer, image, maps, output_gradient, self.copies)
 
     def per_record(self) -> dict[str, Tensor]:
         gradients = {"weight": self._form(self.image, self.maps)} if self.has_weight else {}

@@ -13,6 +13,9 @@ If T is large and the weight is small, it is cheaper to compute W_i, keep it, an
 choice for each layer follows Bu, Mao & Xu, "Scalable and efficient training of large convolutional neural networks with
 differential privacy", NeurIPS 2022; the single backward pass follows Bu et al., "Differentially private optimization on
 large model at small cost", ICML 2023 (book-keeping).
+
+If a record has K copies, which are consecutive rows of a layer's input, then t runs over the positions of all of them:
+one W_i, the gradient of the record's loss, is bounded, and memory for gradients does not grow with K.
 """
 
 from __future__ import annotations
@@ -150,11 +153,15 @@ def _gram_inner(of_inputs: Tensor, of_gradients: Tensor) -> tuple[Tensor, Tensor
 
 
 class OuterProducts(LayerGradient):
-    """nn.Linear on inputs [b, in] or [b, ..., in]: W_i = Σ_t d_t a_tᵀ over the T middle positions."""
+    """nn.Linear on inputs [b, in] or [b, ..., in]: W_i = Σ_t d_t a_tᵀ over the T middle positions.
 
-    def __init__(self, layer: nn.Linear, inputs: Tensor, gradients: Tensor) -> None:
-        self.a = inputs.reshape(len(inputs), -1, layer.in_features)  # [b, T, in]
-        self.d = gradients.reshape(len(gradients), -1, layer.out_features)  # [b, T, out]
+    With `copies` = K, here and in `LookUps`, inputs have K b rows, and T counts the positions of K rows.
+    """
+
+    def __init__(self, layer: nn.Linear, inputs: Tensor, gradients: Tensor, copies: int = 1) -> None:
+        b = len(inputs) // copies
+        self.a = inputs.reshape(b, -1, layer.in_features)  # [b, T, in]
+        self.d = gradients.reshape(b, -1, layer.out_features)  # [b, T, out]
         trains_bias = layer.bias is not None and layer.bias.requires_grad
         super().__init__(layer, self.d.sum(1) if trains_bias else None)
 
@@ -192,9 +199,9 @@ class OuterProducts(LayerGradient):
 class LookUps(LayerGradient):
     """nn.Embedding on indices [b] or [b, ...]: row v of W_i is Σ_t 1[v_t = v] d_t."""
 
-    def __init__(self, layer: nn.Embedding, indices: Tensor, gradients: Tensor) -> None:
+    def __init__(self, layer: nn.Embedding, indices: Tensor, gradients: Tensor, copies: int = 1) -> None:
         super().__init__(layer, None)
-        self.ids = indices.reshape(len(indices), -1)  # [b, T]
+        self.ids = indices.reshape(len(indices) // copies, -1)  # [b, T]
         self.d = gradients.reshape(*self.ids.shape, layer.embedding_dim)  # [b, T, width]
         if layer.padding_idx is not None:
             self.d = torch.where((self.ids == layer.padding_idx).unsqueeze(2), torch.zeros_like(self.d), self.d)

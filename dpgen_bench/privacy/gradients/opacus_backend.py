@@ -114,8 +114,9 @@ def clipped_sum(
     losses_of: Callable[[tuple[Tensor, ...]], Tensor],
     rows: tuple[Tensor, ...],
     max_norm: float,
+    copies: int = 1,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """The same as `bookkeeping.clipped_sum`, by Opacus's GradSampleModule."""
+    """The same as `bookkeeping.clipped_sum`, by Opacus's GradSampleModule; copies take memory for a gradient each."""
     layers = layers_to_record(module, parameters)
     with _hooked(module):
         with Recorder(layers) as recorder:
@@ -132,15 +133,17 @@ def clipped_sum(
     # Opacus takes dimension 0 for the records, so check its size, and the precision.
     b = len(losses)
     for name, sample in samples.items():
-        if not isinstance(sample, Tensor) or len(sample) != b:
+        if not isinstance(sample, Tensor) or len(sample) != b * copies:
             got = tuple(sample.shape) if isinstance(sample, Tensor) else type(sample).__name__
             raise ValueError(
-                f"expected Opacus to give {b} per-record gradients for {name!r}, got {got}. Keep the records in "
-                "dimension 0 throughout the module."
+                f"expected Opacus to give {b * copies} per-record gradients for {name!r}, got {got}. Keep the "
+                "records in dimension 0 throughout the module."
             )
     expect_full_precision("the loss", losses.dtype)
     for name, sample in samples.items():
         expect_full_precision(f"the per-record gradients of {name!r}", sample.dtype)
+    if copies > 1:
+        samples = {name: sample.unflatten(0, (b, copies)).sum(1) for name, sample in samples.items()}
     norms = _norms(samples, finite)
     keep = finite & torch.isfinite(norms)
     norms = torch.where(keep, norms, torch.zeros_like(norms)) * (1.0 + BASE)
