@@ -25,7 +25,7 @@ LAYERS = (
     ("method",),
     ("testing", "evaluate"),
     ("runs",),
-    ("audit",),  # planned, not written yet: attacks on finished runs
+    ("audit",),
     ("tables", "api"),
     ("plots",),
     ("report",),

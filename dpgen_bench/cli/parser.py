@@ -13,6 +13,7 @@ from dpgen_bench import __version__
 from dpgen_bench.cli import values
 from dpgen_bench.cli.account_parser import add_account
 from dpgen_bench.cli.arguments import Parser
+from dpgen_bench.cli.audit_parser import add_audit
 from dpgen_bench.cli.completion import completer
 from dpgen_bench.cli.values import default_results
 from dpgen_bench.tables.spec import FORMATS
@@ -45,7 +46,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         )
         return verbs[name]
 
-    first, then = (_run, _runs, _rm, _check, _account, _evaluate), (_sample, _export, _tables, _sweep, _report)
+    first, then = (_run, _runs, _rm, _check, _account, _audit, _evaluate), (_sample, _export, _tables, _sweep, _report)
     for describe in (*first, *then, _record, _fetch, _list):
         describe(add)
     return parser, verbs
@@ -150,6 +151,12 @@ def _account(add: Add) -> None:
     parser = add_account(add)
     assert isinstance(parser, Parser)
     _overrides(parser)
+    _folders(parser)
+
+
+def _audit(add: Add) -> None:
+    parser = add_audit(add)
+    assert isinstance(parser, Parser)
     _folders(parser)
 
 

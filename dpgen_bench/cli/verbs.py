@@ -160,6 +160,13 @@ def account(options: argparse.Namespace) -> int:
     return run_account(options, overrides_of(options) if options.overrides else [])
 
 
+def audit(options: argparse.Namespace) -> int:
+    """Attack a mechanism."""
+    from dpgen_bench.audit.command import audit
+
+    return audit(options.target, trials=options.trials, relation=options.relation, as_json=options.json)
+
+
 def evaluate(options: argparse.Namespace) -> int:
     """Measure the generator of a run again."""
     Store(options.results).find(options.run)  # raises for an unknown run
@@ -363,6 +370,7 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "rm": rm,
     "check": check,
     "account": account,
+    "audit": audit,
     "evaluate": evaluate,
     "sample": sample,
     "export": export,
