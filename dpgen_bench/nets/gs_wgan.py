@@ -5,7 +5,7 @@ Chen, Orekondy & Fritz, "GS-WGAN" (NeurIPS 2020), Algorithms 1 and 2. `nets.wass
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -116,11 +116,17 @@ class AveragedGenerator:
         self.adam = torch.optim.Adam(g.parameters(), settings.lr, settings.betas)
         largest_decay = settings.ema
 
-        def average(mean: Tensor, new: Tensor, n: Tensor | int) -> Tensor:
-            """A plain mean of the first weights, and later an exponential average of the largest decay."""
-            return mean + max(1.0 - largest_decay, 1.0 / (n + 1)) * (new - mean)
+        @torch.no_grad()
+        def average(means: Sequence[Tensor], news: Sequence[Tensor], n: Tensor | int) -> None:
+            """A plain mean of the first weights, and later an exponential average of the largest decay.
 
-        self.ema = AveragedModel(g, avg_fn=average)
+            The weight of the new values stays on the device, so that no step waits for it.
+            """
+            weight = torch.as_tensor(1.0 / (n + 1)).clamp(min=1.0 - largest_decay)
+            for mean, new in zip(means, news, strict=True):
+                mean.copy_(mean + weight * (new - mean))
+
+        self.ema = AveragedModel(g, multi_avg_fn=average)
         self.states: dict[str, Any] = {"g": self.g, "adam": self.adam, "ema": self.ema}
 
     def descend(self, x: Tensor, gradient: Tensor) -> None:

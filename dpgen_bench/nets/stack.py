@@ -34,9 +34,11 @@ class Stack:
         self.parameters = {name: tensors[name].detach().clone().requires_grad_() for name in names}
         self.buffers = {name: tensors[name].detach().clone() for name, _ in template.named_buffers()}
         self.adam = torch.optim.Adam(self.parameters.values(), lr, betas)
-        for name, parameter in self.parameters.items() if "step" in tensors else ():
-            moments = {key: tensors[f"{key}.{name}"].detach().clone() for key in ADAM}
-            self.adam.state[parameter] = {"step": tensors["step"].flatten()[0].cpu().clone(), **moments}
+        if "step" in tensors:
+            step = tensors["step"].flatten()[0].cpu()  # Adam keeps it on the host
+            for name, parameter in self.parameters.items():
+                moments = {key: tensors[f"{key}.{name}"].detach().clone() for key in ADAM}
+                self.adam.state[parameter] = {"step": step.clone(), **moments}
 
     @staticmethod
     def initial(make: Callable[[], nn.Module], rngs: Sequence[torch.Generator]) -> dict[str, Tensor]:
@@ -55,10 +57,11 @@ class Stack:
     def tensors(self, *, adam: bool) -> dict[str, Tensor]:
         """The state of the stack, [G, ...] by name: parameters, buffers and, if `adam`, Adam's moments and steps."""
         tensors = {**self.parameters, **self.buffers}
-        for name, parameter in self.parameters.items() if adam else ():
-            state = self.adam.state[parameter]
-            tensors.update({f"{key}.{name}": state[key] for key in ADAM})
-            tensors["step"] = state["step"].to(parameter.device).expand(len(parameter))
+        if adam:
+            states = {name: self.adam.state[parameter] for name, parameter in self.parameters.items()}
+            tensors.update({f"{key}.{name}": state[key] for name, state in states.items() for key in ADAM})
+            parameter = next(iter(self.parameters.values()))  # all have made the same number of steps
+            tensors["step"] = self.adam.state[parameter]["step"].to(parameter.device).expand(len(parameter))
         return {name: value.detach().clone() for name, value in tensors.items()}
 
     def __call__(self, *inputs: Tensor) -> Tensor:

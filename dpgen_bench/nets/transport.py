@@ -129,30 +129,40 @@ def temperatures(diameter: float, lam: float, exponent: float, scaling: float) -
 
 def diameter_of(x: Tensor, y: Tensor) -> float:
     """Diagonal of the box around both clouds [n, d] and [m, d], as in geomloss; at least 1e-6."""
+    return max(float(_diagonal(x, y)), 1e-6)
+
+
+def _diagonal(x: Tensor, y: Tensor) -> Tensor:
     low = torch.minimum(x.amin(dim=0), y.amin(dim=0))
     high = torch.maximum(x.amax(dim=0), y.amax(dim=0))
-    # If all points are equal, any temperature but 0 gives the same result.
-    return max(float((high - low).double().norm()), 1e-6)
+    return (high - low).double().norm()
 
 
-def _check_clouds(x: Tensor, y: Tensor) -> None:
-    """Raise ValueError unless x and y are clouds of one dimension with coordinates of at most 1e6.
+def _checked_diameters(problems: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    """`diameter_of` of each problem; raise ValueError unless its clouds have one dimension and coordinates up to 1e6.
 
     The clouds are checked separately. If x is public and the records y are known to be in range, the error does not
     depend on records.
     """
-    if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or min(len(x), len(y)) == 0:
-        raise ValueError(
-            "expected two clouds [n, d] and [m, d] of one dimension d and at least one point each, got "
-            f"{tuple(x.shape)} and {tuple(y.shape)}."
-        )
-    for cloud in (x, y):
-        largest = float(cloud.abs().amax())  # NaN where a coordinate is
-        if not largest <= 1e6:
+    for x, y in problems:
+        if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or min(len(x), len(y)) == 0:
             raise ValueError(
-                "expected points with finite coordinates of at most 1e6 for optimal transport, got coordinates up to "
-                f"{largest:g}. If they are a generator's images, the training has diverged: lower the learning rate."
+                "expected two clouds [n, d] and [m, d] of one dimension d and at least one point each, got "
+                f"{tuple(x.shape)} and {tuple(y.shape)}."
             )
+    # All numbers are read together, because an accelerator finishes its work before each reading.
+    numbers = [torch.stack([x.abs().amax().double(), y.abs().amax().double(), _diagonal(x, y)]) for x, y in problems]
+    read = torch.stack(numbers).tolist() if numbers else []
+    for *largest_of_both, _ in read:
+        for largest in largest_of_both:  # NaN where a coordinate is
+            if not largest <= 1e6:
+                raise ValueError(
+                    "expected points with finite coordinates of at most 1e6 for optimal transport, got coordinates up "
+                    f"to {largest:g}. If they are a generator's images, the training has diverged: lower the learning "
+                    "rate."
+                )
+    # If all points are equal, any temperature but 0 gives the same result.
+    return [max(diagonal, 1e-6) for *_, diagonal in read]
 
 
 @dataclass(frozen=True)
@@ -222,9 +232,7 @@ class Transport:
                 large.
         """
         problems = tuple((x.detach().clone(), y.detach().clone()) for x, y in problems)
-        for x, y in problems:
-            _check_clouds(x, y)
-        diameters = [diameter_of(x, y) for x, y in problems]
+        diameters = _checked_diameters(problems)
         if self.backend == "geomloss":
             return [self._by_geomloss(x, y, diameter) for (x, y), diameter in zip(problems, diameters, strict=True)]
         schedules = [temperatures(diameter, self.lam, self.exponent, self.scaling) for diameter in diameters]

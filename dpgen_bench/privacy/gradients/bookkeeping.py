@@ -137,29 +137,34 @@ def _clip_and_add(
     margin = BASE + PER_TERM * kappa
     ordinary = finite & (squared < LARGEST_SQUARE) & (terms < LARGEST_SQUARE)
 
-    # Norms from float64 Gram matrices, where terms cancel much.
-    cancelling = ordinary & (kappa > MOST_IN_FLOAT32)
-    if bool(cancelling.any()):
-        rows = torch.nonzero(cancelling).flatten()
-        squared[rows] = torch.stack(
-            [
-                # Where a float32 gradient was formed, it is the summand, so its norm is the relevant one.
-                in_float32[name][0][rows] if gradient.kept is not None else gradient.in_float64(rows).squared_norms()[0]
-                for name, gradient in layer_gradients.items()
-            ]
-        ).sum(0)
-        kappa = cancellation(squared, terms)
-        margin[rows] = BASE + PER_TERM * kappa[rows].sqrt()
-    ordinary &= kappa <= MOST_CONTRACTED
+    # One question to the device: does any record need more than float32? In most steps none does.
+    all_ordinary = bool((ordinary & (kappa <= MOST_IN_FLOAT32)).all())
+    if not all_ordinary:
+        # Norms from float64 Gram matrices, where terms cancel much.
+        rows = torch.nonzero(ordinary & (kappa > MOST_IN_FLOAT32)).flatten()
+        if len(rows):
+            squared[rows] = torch.stack(
+                [
+                    # Where a float32 gradient was formed, it is the summand, so its norm is the relevant one.
+                    in_float32[name][0][rows]
+                    if gradient.kept is not None
+                    else gradient.in_float64(rows).squared_norms()[0]
+                    for name, gradient in layer_gradients.items()
+                ]
+            ).sum(0)
+            kappa = cancellation(squared, terms)
+            margin[rows] = BASE + PER_TERM * kappa[rows].sqrt()
+        ordinary &= kappa <= MOST_CONTRACTED
 
     # The contraction in float32; the other records are added in float64.
     norms = torch.where(ordinary, squared.sqrt() * (1.0 + margin), torch.zeros_like(squared))
     factors = torch.where(ordinary, max_norm / norms.clamp_min(max_norm), torch.zeros_like(norms))
     sums = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-    others = torch.nonzero(finite & ~ordinary).flatten()
-    if len(others):
-        norms[others] = _add_in_float64(sums, layer_gradients, others, max_norm)
-    all_ordinary = bool(ordinary.all())
+    if not all_ordinary:
+        others = torch.nonzero(finite & ~ordinary).flatten()
+        if len(others):
+            norms[others] = _add_in_float64(sums, layer_gradients, others, max_norm)
+        all_ordinary = bool(ordinary.all())
     for name, gradient in layer_gradients.items():
         if not all_ordinary:
             gradient.keep_only(ordinary)
