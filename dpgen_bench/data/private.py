@@ -23,13 +23,14 @@ from dpgen_bench.privacy.factors import PerRecordMoments, PerRecordProducts
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.planning import Request, plan_entry
-from dpgen_bench.privacy.sampling import SAMPLINGS, OneShard, Sampling
+from dpgen_bench.privacy.sampling import SAMPLINGS, EveryShard, OneShard, Sampling
 from dpgen_bench.privacy.services import Services
+from dpgen_bench.privacy.shards import PerShard
 from dpgen_bench.privacy.state import PrivateState, Start
 from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.privacy.warn import warn_of_settings
 
-_BOUNDS = (PerRecord, PerRecordGradient, PerRow, Whole, Votes, PerRecordProducts, PerRecordMoments)
+_BOUNDS = (PerRecord, PerRecordGradient, PerRow, Whole, Votes, PerRecordProducts, PerRecordMoments, PerShard)
 
 
 class PrivateData:
@@ -207,6 +208,7 @@ class PrivateData:
                 f"mechanism {name!r}: expected a bound of {self.num_classes} classes, as many as the data have, got "
                 f"{bound.classes}; give classes=data.num_classes, or None for one block."
             )
+        _expect_together(name, sample, bound)
         if self._services.ledger.unit == "client":
             raise ValueError(
                 f"mechanism {name!r} would protect single records, but the unit is the client: make the mechanism from "
@@ -239,7 +241,7 @@ class PrivateData:
         self,
         name: str,
         *,
-        sample: OneShard,
+        sample: OneShard | EveryShard,
         start: Start,
         identity: dict[str, Any],
         stack: int = 1,
@@ -259,13 +261,14 @@ class PrivateData:
                 `identity` contains, must compute each shard's state from this shard alone, and must not raise.
             identity: Everything that `start` depends on, except the records, the run's seed and the method's source; it
                 must be storable as JSON.
-            stack: The number of shards whose first states are computed together.
+            stack: The number of shards whose first states are computed together and, under `EveryShard`, of shards that
+                a release asks together.
 
         Raises:
-            ValueError: For a sampling other than OneShard, a stack below 1, a name that is used already or cannot be a
-                folder name, or an identity that cannot be stored as JSON.
+            ValueError: For a sampling other than OneShard and EveryShard, a stack below 1, a name that is used already
+                or cannot be a folder name, or an identity that cannot be stored as JSON.
         """
-        _expect_proven(sample, (OneShard,), "sampling with shards")
+        _expect_proven(sample, (OneShard, EveryShard), "sampling with shards")
         if name in self._state_names:
             raise ValueError(f"private state named {name!r} was already made; use another name.")
         self._state_names.add(name)
@@ -296,6 +299,17 @@ def _expect_proven(value: object, proven: tuple[type, ...], what: str) -> None:
         raise ValueError(f"expected a {what} of the harness ({names}), got {type(value).__name__}.")
 
 
+def _expect_together(name: str, sample: Sampling, bound: Bound) -> None:
+    """Raise ValueError unless answers of shards are bounded as such, and nothing else is."""
+    of_shards = isinstance(bound, PerShard) or (isinstance(bound, Votes) and bound.voters == "shards")
+    if of_shards != isinstance(sample, EveryShard):
+        got = f"{type(bound).__name__} with {type(sample).__name__}"
+        raise ValueError(
+            f"mechanism {name!r}: expected PerShard or Votes(voters='shards') together with the sampling EveryShard, "
+            f"in which each shard gives one answer, got {got}; change the bound or the sampling."
+        )
+
+
 def _expect_covered(state: PrivateState, sample: Sampling, bound: Bound) -> None:
     """Raise ValueError unless the accounting of `sample` and `bound` covers hidden state.
 
@@ -303,7 +317,7 @@ def _expect_covered(state: PrivateState, sample: Sampling, bound: Bound) -> None
     """
     if sample != state.sampling:
         raise ValueError(f"expected the sampling of private state {state.name!r} ({state.sampling}), got {sample}.")
-    if not isinstance(bound, PerRow | Whole):
+    if isinstance(sample, OneShard) and not isinstance(bound, PerRow | Whole):
         raise ValueError(
             f"expected PerRow or Whole for a mechanism with private state, got {type(bound).__name__}: its sensitivity "
             "holds for rows that depend on one record each, but with state each row depends on its whole shard."

@@ -84,7 +84,7 @@ class Observer(Protocol):
         return
 
     def answers(self, rows: dict[int, Tensor]) -> None:
-        """Called before a release that sums the clipped rows of clients, with these rows by client."""
+        """Called before a release that sums rows of clients (clipped) or of shards (not yet clipped), with these."""
         return
 
     def before_records(self) -> None:

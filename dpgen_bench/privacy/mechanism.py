@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,12 @@ from dpgen_bench.privacy.isolation import public_type
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Entry
 from dpgen_bench.privacy.noise import add_noise
+from dpgen_bench.privacy.sampling import EveryShard, OneShard
 from dpgen_bench.privacy.services import Services
+from dpgen_bench.privacy.shards import PerShard, answers
 from dpgen_bench.privacy.state import PrivateState
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
+from dpgen_bench.privacy.votes import Votes
 
 
 class Mechanism(Allowance):
@@ -54,8 +57,10 @@ class Mechanism(Allowance):
         self._ids = ids
         self._state = state
         if state is not None:
-            keys = (services.key.derive(entry.name, index) for index in range(entry.event.times))
-            visits = [state.sampling.shard(own, index) for index, own in enumerate(keys)]
+            visits, sampling = None, entry.event.sampling
+            if isinstance(sampling, OneShard):
+                keys = (services.key.derive(entry.name, index) for index in range(entry.event.times))
+                visits = [sampling.shard(own, index) for index, own in enumerate(keys)]
             state.bind(visits, services.key.derive(entry.name))
         services.register(self, _Control(self))
 
@@ -69,7 +74,11 @@ class Mechanism(Allowance):
                 a global generator, it would depend on the number of records. For a mechanism with private state,
                 fn(images, labels, state, rng) returns what the bound expects and the shard's next state; the arguments
                 are positional, a state is float32 tensors by name, and rng is a CPU generator (`torch.Generator`) for
-                the private randomness of this release.
+                the private randomness of this release. For a mechanism that samples by `EveryShard`, fn is called once
+                for each group of g shards: fn(shards, rngs) returns what the bound expects of these shards, [g, ...],
+                where `shards` is a list of (images, labels), of which some may be empty, and `rngs` is a list of
+                generators. With private state, it is fn(shards, states, rngs) and also returns the next states, both
+                float32 tensors [g, ...] by name, and a group has the `stack` shards of the state; without, one shard.
             public: rows that are added to the sum of a PerRecordGradient; their number was declared with the bound.
 
         Returns:
@@ -79,8 +88,8 @@ class Mechanism(Allowance):
         Raises:
             AllowanceExhausted: after `times` releases.
             RuntimeError: outside `ctx.steps`, for a mechanism with private state.
-            ValueError: if `fn` is not a function, or not one of the four arguments above for a mechanism with private
-                state; and for public rows that were not declared.
+            ValueError: if `fn` is not a function, or not one of the arguments above for a mechanism with private
+                state or shards; and for public rows that were not declared.
             Invalidated: if any private function of the run has raised before, even if the method caught the error.
 
         An error of `fn` is raised here after the ledger was marked on disk. A signal that stops the process waits until
@@ -111,23 +120,28 @@ class Mechanism(Allowance):
             raise ValueError(f"mechanism {self.name!r}: expected a function of (images, labels), got {fn!r}; give one.")
         # These checks use no records, so their errors mark nothing.
         self._bound.check_public(public)
-        if self._state is not None:
-            _expect_stateful(self.name, fn)
+        sampling = self.event.sampling
+        of_shards = isinstance(sampling, EveryShard)
+        if of_shards or self._state is not None:
+            _expect_arguments(self.name, fn, of_shards, self._state is not None)
         # Draw the records, and wrap fn so that it receives private state and leaves its rows for diagnostics.
         key = self._services.key.derive(self.name, index)
         drawn = self.event.sampling.draw(self._ids, key, index)
-        if self._state is not None:
-            fn = self._state.wrap(fn, self._state.sampling.shard(key, index), index, key)
+        if isinstance(sampling, OneShard) and self._state is not None:
+            fn = self._state.wrap(fn, sampling.shard(key, index), index, key)
         unbounded: list[Any] = []
-        if self._services.diagnostics is not None:
+        if self._services.diagnostics is not None and not of_shards:
             fn = _recording(fn, unbounded)
-        if self._services.observer is not None and self._state is None:
+        if self._services.observer is not None and self._state is None and not of_shards:
             self._services.observer.before_release(self, index, fn, self._draw(drawn, key), public)
         # On disk before the noise is used: after a kill, another source must not use it for another query.
         self._services.ledger.record_executed(self.name, index + 1)
         # Call fn, clip and add noise.
         try:
-            exact = self._bound.value(fn, self._draw(drawn, key), public)
+            if of_shards:
+                exact = self._of_shards(fn, index, key, unbounded)
+            else:
+                exact = self._bound.value(fn, self._draw(drawn, key), public)
             noisy = {part: self._add_noise(value, key.derive(part)) for part, value in exact.items()}
         except BaseException as error:
             # Whether a function raises may depend on records and has no noise, so no release may follow.
@@ -140,6 +154,27 @@ class Mechanism(Allowance):
         if self._state is None:
             self._services.journal.put(self.name, index, self.times, noisy)
         return noisy
+
+    def _of_shards(self, fn: Callable[..., Any], index: int, key: Key, unbounded: list[Any]) -> dict[str, Tensor]:
+        """The exact value of a release to which every shard gives an answer."""
+        services, sampling, bound = self._services, self.event.sampling, self._bound
+        assert isinstance(sampling, EveryShard)
+        assert isinstance(bound, PerShard | Votes)
+        rows: dict[int, Tensor] = {}
+
+        def groups() -> Iterator[tuple[int, Tensor]]:
+            asked = answers(fn, sampling, self._ids, lambda at: self._draw(at, key), self._state, index, key)
+            for shards, answer in asked:
+                if services.observer is not None:
+                    rows.update(zip(shards, answer.detach(), strict=True))
+                if services.diagnostics is not None:
+                    unbounded.append(answer)
+                yield len(shards), answer
+
+        exact = bound.total(groups(), services.device)
+        if services.observer is not None:
+            services.observer.answers(rows)
+        return exact
 
     def _add_noise(self, exact: Tensor, key: Key) -> Tensor:
         return add_noise(exact, self.std, key)
@@ -155,7 +190,7 @@ class Mechanism(Allowance):
             norms: list[Tensor] | None = None
             if isinstance(self.bound, PerRecordProducts):
                 norms = [self.bound.row_norms(factors) for factors in unbounded]
-            elif isinstance(self.bound, PerRow | Whole | PerRecord | PerRecordMoments):
+            elif isinstance(self.bound, PerRow | Whole | PerRecord | PerRecordMoments | PerShard):
                 norms = [rows.detach().reshape(*rows.shape[:1], -1).norm(dim=1) for rows in unbounded if len(rows)]
             if norms is not None:
                 row["norms_before_clipping"] = [round(float(norm), 5) for part in norms for norm in part]
@@ -181,18 +216,22 @@ class _Control:
             self._mechanism._state.commit(self._mechanism._executed)
 
 
-def _expect_stateful(name: str, fn: Callable[..., Any]) -> None:
-    """Raise ValueError unless fn takes the arguments of a mechanism with private state."""
+def _expect_arguments(name: str, fn: Callable[..., Any], of_shards: bool, state: bool) -> None:
+    """Raise ValueError unless fn takes the arguments of a mechanism with shards, private state or both."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # a function implemented in C has no signature
         return
+    arguments = ["images", "labels", "state", "rng"]
+    if of_shards:
+        arguments = ["shards", "states", "rngs"] if state else ["shards", "rngs"]
+    what = " and ".join(["asks every shard"] * of_shards + ["keeps private state"] * state)
     try:
-        signature.bind("images", "labels", "state", "rng")
+        signature.bind(*arguments)
     except TypeError as error:
         raise ValueError(
-            f"mechanism {name!r} keeps private state: expected a function of (images, labels, state, rng), got one of "
-            f"{signature} ({error}); take these four arguments and draw from rng, a torch.Generator."
+            f"mechanism {name!r} {what}: expected a function of ({', '.join(arguments)}), got one of {signature} "
+            f"({error}); take these arguments and draw from {arguments[-1]}{' (one for each shard)' * of_shards}."
         ) from error
 
 

@@ -103,8 +103,25 @@ class Poisson(Sampling):
         return f"Poisson rate {self.rate:.6g}"
 
 
+class _Shards:
+    """The public partition of the records into `shards` shards; see `OneShard` and `EveryShard`."""
+
+    shards: int
+    seed: int
+
+    def shard_of(self, ids: np.ndarray) -> np.ndarray:
+        """The shard in 0..K-1 of each record id, int64 [n]."""
+        return _partition(self.shards, self.seed, np.asarray(ids, dtype=np.int64).tobytes())
+
+    def members(self, ids: np.ndarray) -> list[np.ndarray]:
+        """For each shard, the positions (int64, ascending) in `ids` [n] of its records."""
+        shard_of = self.shard_of(ids)
+        ends = np.bincount(shard_of, minlength=self.shards).cumsum()
+        return np.split(np.argsort(shard_of, kind="stable"), ends[:-1])
+
+
 @dataclass(frozen=True)
-class OneShard(Sampling):
+class OneShard(_Shards, Sampling):
     """The records are partitioned into `shards` shards; a draw consists of all records of one (GS-WGAN, Algorithm 1).
 
     The partition is public and a function of record ids alone: each `shards` consecutive ids are assigned to the shards
@@ -142,10 +159,6 @@ class OneShard(Sampling):
     def period(self) -> int:  # type: ignore[override]
         return self.shards if self.schedule == "public_balanced" else 1
 
-    def shard_of(self, ids: np.ndarray) -> np.ndarray:
-        """The shard in 0..K-1 of each record id, int64 [n]."""
-        return _partition(self.shards, self.seed, np.asarray(ids, dtype=np.int64).tobytes())
-
     def shard(self, key: Key, index: int) -> int:
         """The shard of draw number `index`."""
         return _part(self.shards, self.schedule, self.seed, key, index)
@@ -158,6 +171,41 @@ class OneShard(Sampling):
 
     def __str__(self) -> str:
         return f"one of {self.shards} shards, {self.schedule}"
+
+
+@dataclass(frozen=True)
+class EveryShard(_Shards, Sampling):
+    """The records are partitioned into `shards` shards, and every shard answers in every draw (PATE).
+
+    The partition is that of `OneShard`: public, and a function of record ids alone.
+
+    Guarantees: a record takes part in every draw, through the answer of its own shard alone. So nothing is amplified,
+    and mechanisms may keep private state of each shard at no cost (docs/accounting.md, "Every shard in each release").
+    Answers are bounded by `PerShard`, or by `Votes(voters="shards")`.
+
+    Args:
+        shards: K >= 1.
+        seed: the seed of the public partition.
+
+    Raises:
+        ValueError: for fewer than one shard.
+    """
+
+    shards: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_parts("shards", self.shards, "random")
+
+    @property
+    def rate(self) -> float:  # type: ignore[override]
+        return 1.0
+
+    def draw(self, ids: np.ndarray, key: Key, index: int) -> np.ndarray:
+        return np.arange(len(ids))
+
+    def __str__(self) -> str:
+        return f"every one of {self.shards} shards"
 
 
 @dataclass(frozen=True)
@@ -318,13 +366,13 @@ def _order(shards: int, seed: int, purpose: str, number: int) -> np.ndarray:
     return Key.seeded(f"shards:{shards}:{seed}").derive(purpose, number).generator("order").permutation(shards)
 
 
-SAMPLINGS = (Full, Poisson, OneShard)  # of records
+SAMPLINGS = (Full, Poisson, OneShard, EveryShard)  # of records
 CLIENT_SAMPLINGS = (Poisson, FixedSize, OneClient)  # of clients
 
 
 def sampling_from_dict(data: dict[str, Any]) -> Sampling:
     """Inverse of `Sampling.to_dict`."""
-    known: tuple[Any, ...] = (Full, Poisson, OneShard, OneClient, FixedSize)
+    known: tuple[Any, ...] = (*SAMPLINGS, OneClient, FixedSize)
     (cls,) = [cls for cls in known if cls.__name__ == data["kind"]]
     fields = {key: value for key, value in data.items() if key in cls.__dataclass_fields__}
     return cls(**fields)

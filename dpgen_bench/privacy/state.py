@@ -17,7 +17,7 @@ from torch import Tensor
 from dpgen_bench.privacy.expect import expect_name
 from dpgen_bench.privacy.isolation import expect_plain, public_type
 from dpgen_bench.privacy.key import Key
-from dpgen_bench.privacy.sampling import OneShard
+from dpgen_bench.privacy.sampling import EveryShard, OneShard
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state_file import Parts, StateFile
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
@@ -31,24 +31,25 @@ class GlobalRandomness(ValueError):
 
 
 class PrivateState:
-    """State of each shard of a `OneShard` sampling: made from the shard's records, then changed by its releases.
+    """State of each shard of a `OneShard` or `EveryShard` sampling, made from its records and changed by its releases.
 
     `PrivateData.private_state` makes it, and `PrivateData.mechanism(state=...)` uses it. A method reads it only inside
     the functions that it passes to either.
 
     Guarantees: the state of a shard is a function of that shard's records, of public values and of earlier releases
-    (assumption A8 of docs/accounting.md), provided that `start` treats the shards of a group separately. Groups have
-    fixed members, so the result of `start` does not depend on which shards are needed. After a kill each shard has the
-    state of the last checkpoint.
+    (assumption A8 of docs/accounting.md), provided that `start`, and a function that is asked for several shards, treat
+    the shards of a group separately. Groups have fixed members, so the result of `start` does not depend on which
+    shards are needed. After a kill each shard has the state of the last checkpoint.
 
     Attributes:
+        stack: number of shards in a group.
         groups: number of groups of shards that the approved releases need; `start(i)` makes the states of group i.
     """
 
     def __init__(
         self,
         name: str,
-        sampling: OneShard,
+        sampling: OneShard | EveryShard,
         make: Start,
         services: Services,
         *,
@@ -78,10 +79,9 @@ class PrivateState:
                 f"got {stack!r}."
             )
         self.name, self.sampling, self.groups = name, sampling, 0
-        self._make, self._stack = make, min(stack, sampling.shards)
+        self._make, self.stack = make, min(stack, sampling.shards)
         self._draw, self._services = draw, services
-        shard_of = sampling.shard_of(ids)
-        self._members = [np.flatnonzero(shard_of == shard) for shard in range(sampling.shards)]
+        self._members = sampling.members(ids)
         of_shards = {"shards": sampling.shards, "partition": sampling.seed}
         if reserved := of_shards.keys() & identity.keys():
             raise ValueError(
@@ -89,7 +89,7 @@ class PrivateState:
                 "remove these keys."
             )
         # First states have a key and a place in the cache that depend on everything that they are computed from.
-        whole = {"name": name, "stack": self._stack, "own": {**of_shards, **identity}, **place.identity}
+        whole = {"name": name, "stack": self.stack, "own": {**of_shards, **identity}, **place.identity}
         try:
             text = json.dumps(whole, sort_keys=True)
         except TypeError as error:
@@ -106,19 +106,21 @@ class PrivateState:
         self._text = text
         self._first = StateFile(self._cache, sampling.shards, slots=1)
         self._later = StateFile(place.folder and place.folder / name, sampling.shards, slots=2)
-        self._visits: np.ndarray | None = None
+        self._visits: np.ndarray | None = None  # None: every release asks all shards
+        self._bound = False
         self._needed: list[int] = []
         self._committed = 0
 
-    def bind(self, visits: list[int], key: Key) -> None:
-        """Set the shard that each release of the mechanism will draw, and the key of the mechanism."""
-        if self._visits is not None:
+    def bind(self, visits: list[int] | None, key: Key) -> None:
+        """Set the shard that each release of the mechanism will draw (None: each asks all) and the mechanism's key."""
+        if self._bound:
             raise ValueError(
                 f"private state {self.name!r}: expected one mechanism, got a second one; make another private state "
                 "for it."
             )
-        self._visits = np.array(visits, np.int64)
-        needed = sorted({int(shard) // self._stack for shard in np.unique(self._visits)})
+        self._bound, self._visits = True, None if visits is None else np.array(visits, np.int64)
+        drawn = np.arange(self.sampling.shards) if self._visits is None else np.unique(self._visits)
+        needed = sorted({int(shard) // self.stack for shard in drawn})
         self.groups = len(needed)
         # Each run begins with another group, so that runs with one cache divide the work among them.
         first = int(key.generator("first group").integers(max(self.groups, 1)))
@@ -130,7 +132,7 @@ class PrivateState:
         Raises:
             ValueError: if no mechanism was approved for this state yet, because no record may be used before.
         """
-        if self._visits is None:
+        if not self._bound:
             raise ValueError(
                 f"private state {self.name!r}: expected a mechanism before `start`, got none; request the mechanism "
                 "with state=... first."
@@ -140,7 +142,7 @@ class PrivateState:
     def _start_group(self, group: int) -> None:
         """Make the first states of a group's shards, unless this or another process has stored them."""
         self._services.before_records()
-        shards = range(group * self._stack, min((group + 1) * self._stack, self.sampling.shards))
+        shards = range(group * self.stack, min((group + 1) * self.stack, self.sampling.shards))
         with self._lock(f"group-{group}"):
             self._reopen_cache()
             if all(self._first.find(shard, 1) is not None for shard in shards):
@@ -194,26 +196,41 @@ class PrivateState:
                 )
             value, after = returned
             expect_parts(after)
-            # Overwrite the version that is not the last checkpoint's, which is needed after a kill.
-            versions = self._later.versions(shard)
-            kept = int(np.argmax(np.where(versions <= self._committed, versions, -1)))
-            self._later.write(shard, 1 - kept, index + 1, after)
+            self._keep(shard, index, after)
             return value
 
         return with_state
 
+    def _before_group(self, shards: range, index: int) -> Parts:
+        """The states of these shards before release `index`, [g, ...] by name, where every release asks every shard."""
+        parts = [self._before(shard, index) for shard in shards]
+        return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+
+    def _keep_group(self, shards: range, index: int, after: Parts) -> None:
+        """Store the states that release `index` leaves to these shards, [g, ...] by name."""
+        expect_parts(after, leading=len(shards))
+        for place, shard in enumerate(shards):
+            self._keep(shard, index, {name: part[place] for name, part in after.items()})
+
+    def _keep(self, shard: int, index: int, after: Parts) -> None:
+        # Overwrite the version that is not the last checkpoint's, which is needed after a kill.
+        versions = self._later.versions(shard)
+        kept = int(np.argmax(np.where(versions <= self._committed, versions, -1)))
+        self._later.write(shard, 1 - kept, index + 1, after)
+
     def _before(self, shard: int, index: int) -> Parts:
         """The state of a shard before release `index`: after the last earlier release that drew it, or its first."""
-        assert self._visits is not None
-        earlier = np.flatnonzero(self._visits[:index] == shard)
-        if len(earlier) == 0:
+        last = index - 1
+        if self._visits is not None:
+            last = int(np.flatnonzero(np.append(True, self._visits[:index] == shard))[-1]) - 1
+        if last < 0:
             if self._first.find(shard, 1) is None:
-                self._start_group(shard // self._stack)
+                self._start_group(shard // self.stack)
             return self._first.read(shard, 0, self._services.device)
-        slot = self._later.find(shard, int(earlier[-1]) + 1)
+        slot = self._later.find(shard, last + 1)
         if slot is None:
             raise RuntimeError(
-                f"private state {self.name!r}: expected the state of shard {shard} after release {int(earlier[-1])}, "
+                f"private state {self.name!r}: expected the state of shard {shard} after release {last}, "
                 "got none: the run's private/ folder does not fit its checkpoint. Restore the folder, or delete the "
                 "run's folder and start again, which with privacy.noise=os spends its epsilon a second time."
             )

@@ -9,17 +9,20 @@ of A or B but not both, that is by sqrt(|A| + |B| - 2 |A and B|) <= sqrt(2k). Th
 `PerRecord(C=sqrt(k))`, because the rows have non-negative inner products. Both are reached: by k votes of a record that
 joins, and by votes for 2k different bins.
 
-The argument requires that each record votes for itself. Where a group of records (a shard) casts the votes, a record
-that leaves may change all k votes of its shard, so that the sensitivity is sqrt(2k) under both relations; `Votes` does
-not cover this. `histogram` counts such votes, too.
+This argument requires that each record votes for itself. With `voters="shards"`, each shard of an `EveryShard` sampling
+casts k votes instead. Then a record that joins, leaves or is exchanged may change all k votes of its shard, so the
+histogram moves by sqrt(|A| + |B| - 2 |A and B|) <= sqrt(2k) under both relations.
+
+There are only `bins` bins, so that |A| + |B| - 2 |A and B| <= bins, too: `Votes(bins=k, k=k)`, k votes for yes or no,
+moves by sqrt(k) under all of these.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -40,12 +43,16 @@ class Votes(Bound):
     has the bins that record i votes for. A number outside 0..bins-1, such as -1, is an abstention, and a bin that a
     record names twice gets one vote of it. (An error instead would depend on records.)
 
-    Guarantees: the histogram moves by at most sqrt(k) if a record joins or leaves the draw, and by at most sqrt(2k) if
-    one is exchanged, provided that row i depends on record i, its row of `rng` and public inputs alone.
+    Guarantees: the histogram moves by at most sqrt(k) if a record joins or leaves the draw, and by at most
+    sqrt(min(2k, bins)) if one is exchanged, provided that row i depends on record i, its row of `rng` and public inputs
+    alone. If shards vote, it moves by at most sqrt(min(2k, bins)) in both cases, for any two functions, hence also if
+    private state differs.
 
     Args:
         bins: the number of bins.
-        k: the largest number of bins that a record votes for.
+        k: the largest number of bins that a record, or a shard, votes for.
+        voters: "records", or "shards" for a mechanism that samples by `EveryShard`. Its function gets the shards of a
+            group, see `Mechanism.__call__`, and returns the numbers of bins of each shard, int64 [g, k].
         microbatch: the largest number of records on which fn is called together, by default 1000. It limits the memory
             and does not change the result.
 
@@ -59,6 +66,7 @@ class Votes(Bound):
     C: float = field(init=False, default=math.nan)
     bins: int
     k: int = 1
+    voters: Literal["records", "shards"] = "records"
     microbatch: int | None = None
 
     def __post_init__(self) -> None:
@@ -66,6 +74,8 @@ class Votes(Bound):
         k = expect_integer(self.k, "Votes, k", advice="give the largest number of votes of a record")
         if k > bins:
             raise ValueError(f"Votes: expected k of at most {bins}, the number of bins, got {k}; give fewer votes.")
+        if self.voters not in ("records", "shards"):
+            raise ValueError(f"Votes: expected voters 'records' or 'shards', got {self.voters!r}; give one.")
         object.__setattr__(self, "bins", bins)
         object.__setattr__(self, "k", k)
         object.__setattr__(self, "C", math.sqrt(k))
@@ -73,16 +83,25 @@ class Votes(Bound):
 
     @property
     def sensitivity(self) -> Sensitivity:
-        return Sensitivity(math.sqrt(self.k), math.sqrt(2 * self.k))
+        exchanged = math.sqrt(min(2 * self.k, self.bins))
+        return Sensitivity(exchanged if self.voters == "shards" else math.sqrt(self.k), exchanged)
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "bins": self.bins, "votes": self.k}
+        of_shards = {"voters": "shards"} if self.voters == "shards" else {}
+        return {**super().describe(), "bins": self.bins, "votes": self.k, **of_shards}
 
     def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
         total = torch.zeros(self.bins, dtype=torch.float64, device=batch.labels.device)
         for chunk in batch.chunks(self.microbatch or _RECORDS_AT_ONCE):
             if len(chunk):
                 total += histogram(call(fn, chunk), len(chunk), self.bins, self.k)
+        return {"value": total}
+
+    def total(self, groups: Iterable[tuple[int, Tensor]], device: torch.device) -> dict[str, Tensor]:
+        """The exact value of a release in which shards vote: groups of g shards with their votes, int64 [g, k]."""
+        total = torch.zeros(self.bins, dtype=torch.float64, device=device)
+        for shards, votes in groups:
+            total += histogram(votes, shards, self.bins, self.k)
         return {"value": total}
 
 
@@ -103,7 +122,7 @@ def histogram(votes: Tensor, voters: int, bins: int, k: int) -> Tensor:
     """
     if votes.dtype != torch.int64 or tuple(votes.shape) != (voters, k):
         raise ValueError(
-            f"Votes: expected the function to return int64 {(voters, k)}, the numbers of the bins that each record "
+            f"Votes: expected the function to return int64 {(voters, k)}, the numbers of the bins that each voter "
             f"votes for, got {votes.dtype} {tuple(votes.shape)}; return numbers of bins, such as argmin(1)[:, None]."
         )
     ordered = votes.detach().sort(dim=1).values

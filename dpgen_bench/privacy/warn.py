@@ -9,7 +9,7 @@ from dpgen_bench.privacy.accountants.calibration import LEAST_SHARE, is_nearly_s
 from dpgen_bench.privacy.accountants.proven import NotCovered
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.planning import own_shares
-from dpgen_bench.privacy.sampling import OneShard
+from dpgen_bench.privacy.sampling import EveryShard, OneShard
 
 
 def warn_of_settings(ledger: Ledger, name: str, ids_are_positions: bool = False) -> None:
@@ -28,7 +28,8 @@ def warn_of_settings(ledger: Ledger, name: str, ids_are_positions: bool = False)
             f"{ledger.unit}s: a mechanism that publishes the data of one {ledger.unit} at random satisfies this "
             "(epsilon, delta). Set privacy.delta well below 1/n."
         )
-    if ids_are_positions and budget.relation == "add_remove" and isinstance(entry.event.sampling, OneShard):
+    of_shards = isinstance(entry.event.sampling, OneShard | EveryShard)
+    if ids_are_positions and budget.relation == "add_remove" and of_shards:
         ledger.warn(
             f"{name!r} assigns records to shards by their position in the data set, so adding or removing a record "
             "moves later ones to other shards. Epsilon under add_remove does not cover this: it holds for records that "

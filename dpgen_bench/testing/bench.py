@@ -70,7 +70,7 @@ class Release:
         drawn: ids of the records in its draw, or numbers of the clients.
         exact: the value before noise was added, by part.
         noisy: the value that the method received, by part.
-        rows: the row of each client, where the exact value is the sum of these rows.
+        rows: the row of each client or shard, where the exact value is the sum of these rows.
     """
 
     mechanism: str
@@ -99,8 +99,8 @@ class Tape:
     _rows: dict[int, Tensor] = field(default_factory=dict)
 
     def answers(self, rows: dict[int, Tensor]) -> None:
-        """Keep the row of each client for the release that follows."""
-        self._rows = {client: row.detach().clone() for client, row in rows.items()}
+        """Keep the row of each client or shard for the release that follows."""
+        self._rows = {part: row.detach().clone() for part, row in rows.items()}
 
     def release(self, mechanism: Allowance, index: int, drawn: np.ndarray, exact: Parts, noisy: Parts) -> Parts:
         """Record a release.

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dpgen_bench.federation.client_mechanism import ClientMechanism
 from dpgen_bench.generator import Generator
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.allowance import AllowanceExhausted
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.state_file import StatePlace
 from dpgen_bench.testing.bench import SAMPLE_SEED, SAMPLES, Bench, DataSet, Fit, Tape, flat
 from dpgen_bench.testing.digest import as_json, clocks, different, without, without_order
@@ -168,12 +170,16 @@ class Replays:
         for a, b in zip(before.releases, after.releases, strict=True):
             distance = float((flat(a.exact) - flat(b.exact)).norm())
             drawn = changed in a.drawn or changed in b.drawn
-            # For a sum over clients, the rows of the clients that did not change must be the same.
-            for client in (a.rows.keys() | b.rows.keys()) - {changed}:
+            # For a sum over clients or shards, the rows of those that did not change must be the same.
+            sampling = self.first.ledger.entries[a.mechanism].event.sampling
+            of_shards = isinstance(sampling, EveryShard)
+            what = "shard" if of_shards else "client"
+            own = int(sampling.shard_of(np.array([changed]))[0]) if isinstance(sampling, EveryShard) else changed
+            for part in (a.rows.keys() | b.rows.keys()) - {own}:
                 expect(
-                    client in a.rows and client in b.rows and torch.equal(a.rows[client], b.rows[client]),
-                    f"with {other_name}, the row of client {client} in release {a.index} of {a.mechanism!r} differs "
-                    f"from that with {name}: an answer must depend on the message and that client's records alone.",
+                    part in a.rows and part in b.rows and torch.equal(_numbers(a.rows[part]), _numbers(b.rows[part])),
+                    f"with {other_name}, the row of {what} {part} in release {a.index} of {a.mechanism!r} differs "
+                    f"from that with {name}: an answer must depend on public inputs and that {what}'s records alone.",
                 )
             sensitivity = getattr(self.first.ledger.entries[a.mechanism].event.sensitivity, which)
             what = f"with {other_name}, release {a.index} of {a.mechanism!r} differs by {distance:.6g} from {name}"
@@ -186,6 +192,11 @@ class Replays:
                 f"{what} although the changed {self.first.ledger.unit} was not in its draw: the release depends on "
                 "records outside of its draw (those of another draw, or a value kept from an earlier call).",
             )
+
+
+def _numbers(row: Tensor) -> Tensor:
+    """The row, with a number in place of each NaN, so that NaN equals NaN."""
+    return row.nan_to_num(nan=1.2345) if row.is_floating_point() else row
 
 
 def compare_states(first: Fit, other: Fit, where: str, times: set[str], *, last: int | None = None) -> None:

@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 
 from dpgen_bench.privacy.sampling import FixedSize, OneClient, OneShard, Poisson
+from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.testing.bench import Fit, flat
 from dpgen_bench.testing.errors import expect
 
@@ -90,6 +91,27 @@ def check_draws(fit: Fit) -> None:
             f"{name!r}: {both} records were drawn twice in a row; fresh draws at rate {sampling.rate:.4g} would give "
             f"about {records * (len(draws) - 1) * sampling.rate**2:.0f} (p = {p:.1e}). A draw must not be used again.",
         )
+
+
+def check_votes_of_shards(fit: Fit) -> None:
+    """Check that no shard names a bin twice, or one that is neither a bin nor -1; neither would be counted.
+
+    Raises:
+        ConformanceError: if one does.
+    """
+    for release in fit.tape.releases:
+        bound = fit.data.mechanisms[release.mechanism].bound
+        if not isinstance(bound, Votes):
+            continue
+        for shard, row in release.rows.items():
+            votes = row.sort().values
+            twice = bool(((votes[1:] == votes[:-1]) & (votes[1:] >= 0)).any())
+            expect(
+                not twice and int(votes.min()) >= -1 and int(votes.max()) < bound.bins,
+                f"release {release.index} of {release.mechanism!r}: shard {shard} votes twice for one bin, or for a "
+                f"number outside 0..{bound.bins - 1}. Such votes are not counted: return different numbers of bins, "
+                "and -1 for each vote that is not cast.",
+            )
 
 
 def _check_shards(name: str, sampling: OneShard, draws: list[np.ndarray], records: int) -> None:

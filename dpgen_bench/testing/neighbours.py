@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dpgen_bench.privacy.events import Relation
+from dpgen_bench.privacy.sampling import EveryShard, Sampling
 from dpgen_bench.testing.bench import DataSet, Tape, random_images
 
 MOST_SHARDS = 4  # with at most this number of shards, one record of each is changed
@@ -251,13 +252,20 @@ def other_data(base: DataSet, num_classes: int, seed: int) -> Iterator[DataSet]:
     yield replace(base, name="all records of one class", images=images, labels=torch.zeros_like(labels))
 
 
-def units_to_change(tape: Tape) -> list[int]:
+def units_to_change(tape: Tape, samplings: Sequence[Sampling] = ()) -> list[int]:
     """Records, or clients, whose change is most likely to expose a fault.
 
     These are one of the first draw that is not in the last draw, and one of the last draw that is not in the first (if
     there are such). The change of the former exposes a method that keeps its first draw, and the change of the latter a
-    method that uses records before they are drawn. Where draws are of few shards, one record of each shard is chosen.
+    method that uses records before they are drawn. Where draws are of few shards, or each draw asks all of few shards,
+    one record of each shard is chosen; of many shards that are all asked, one record of each of MOST_SHARDS shards.
     """
+    drawn = np.unique(np.concatenate([release.drawn for release in tape.releases] or [np.arange(1)])).astype(np.int64)
+    for sampling in samplings:
+        if isinstance(sampling, EveryShard) and len(drawn):
+            filled = [members for members in sampling.members(drawn) if len(members)]
+            chosen = np.linspace(0, len(filled) - 1, min(MOST_SHARDS, len(filled))).astype(int)
+            return sorted(int(drawn[filled[shard][len(filled[shard]) // 2]]) for shard in chosen)
     draws = [release.drawn for release in tape.releases if len(release.drawn)] or [np.arange(1)]
     distinct = {tuple(draw): draw for draw in draws}
     disjoint = len(np.unique(np.concatenate(list(distinct.values())))) == sum(map(len, distinct.values()))

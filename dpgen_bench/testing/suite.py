@@ -16,7 +16,7 @@ from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient
 from dpgen_bench.privacy.events import Budget, Event, Relation, budget_text
 from dpgen_bench.privacy.factors import PerRecordMoments, PerRecordProducts
 from dpgen_bench.privacy.mechanism import Mechanism
-from dpgen_bench.privacy.sampling import Poisson
+from dpgen_bench.privacy.sampling import EveryShard, Poisson
 from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.testing.bench import (
     SAMPLE_SEED,
@@ -28,7 +28,7 @@ from dpgen_bench.testing.bench import (
     random_images,
 )
 from dpgen_bench.testing.checks import Replays, check_budget, check_empty_draws, check_generator, check_kept_state
-from dpgen_bench.testing.draws import check_draws, check_noise
+from dpgen_bench.testing.draws import check_draws, check_noise, check_votes_of_shards
 from dpgen_bench.testing.errors import ConformanceError, expect
 from dpgen_bench.testing.fresh import FreshSamples, NotSampled, now
 from dpgen_bench.testing.independence import check_row_independence
@@ -121,6 +121,7 @@ def _check(bench: Bench, first: Fit, fresh: FreshSamples, thorough: bool, echo: 
     check_noise(first)
     echo("noise has the ledger's standard deviation and is never used twice")
     check_draws(first)
+    check_votes_of_shards(first)
     echo("draws have the ledger's rate and are independent for each release")
     # Replays on the same data, on unrelated data, on neighbours, and with other noise.
     replays = Replays(bench, first)
@@ -176,7 +177,7 @@ def _cached_accounting() -> Iterator[None]:
 def _has_rows(mechanism: Mechanism) -> bool:
     """Whether the values of a mechanism are sums of rows that each belong to one record."""
     kinds = PerRecord | PerRecordGradient | PerRecordProducts | PerRecordMoments | Votes
-    return isinstance(mechanism.bound, kinds)
+    return isinstance(mechanism.bound, kinds) and not isinstance(mechanism.event.sampling, EveryShard)
 
 
 def random_data(image_shape: tuple[int, int, int], records: int, num_classes: int, clients: int, seed: int) -> DataSet:
@@ -187,7 +188,7 @@ def random_data(image_shape: tuple[int, int, int], records: int, num_classes: in
 
 def _families(bench: Bench, first: Fit, thorough: bool) -> Iterator[Family]:
     """Families of data sets that differ in one unit of the ledger of the first fit, a record or a client."""
-    changed = units_to_change(first.tape)
+    changed = units_to_change(first.tape, [event.sampling for event in first.ledger.events])
     if first.ledger.unit == "record":
         return record_families(bench.base, changed, first.tape, bench.num_classes, thorough=thorough)
     join = all(isinstance(event.sampling, Poisson) for event in first.ledger.events)

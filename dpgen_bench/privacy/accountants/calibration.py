@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 
 from dpgen_bench.privacy.accountants.proven import ACCOUNTANTS, Accountant, NotCovered, Pld
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
-from dpgen_bench.privacy.sampling import Full, Sampling
+from dpgen_bench.privacy.sampling import EveryShard, Full, Sampling
 
 SIGNIFICANT_DIGITS = 5
 LEAST_SHARE = 0.01  # a budget of which less than this share is left counts as spent
@@ -171,7 +171,7 @@ def calibrate_share(budget: Budget, share: float, sampling: Sampling, sensitivit
         return 0.0
     _require_clipping(budget, sensitivity)
     whole = _gaussian(budget, share)
-    if isinstance(sampling, Full):
+    if isinstance(sampling, Full | EveryShard):
         return round_up(getattr(sensitivity, budget.relation) * math.sqrt(times) * whole.std)
     own = ACCOUNTANTS[budget.accountant].epsilon([whole], budget.delta, budget.relation)
     if own <= 0.0:

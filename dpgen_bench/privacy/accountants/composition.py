@@ -10,7 +10,7 @@ from typing import Any
 
 from dpgen_bench.privacy.accountants.participations import Participations, one_shard
 from dpgen_bench.privacy.events import Event, Relation
-from dpgen_bench.privacy.sampling import FixedSize, Full, OneClient, OneShard, Poisson
+from dpgen_bench.privacy.sampling import EveryShard, FixedSize, Full, OneClient, OneShard, Poisson
 
 Entries = tuple[tuple[float, float, int], ...]
 
@@ -57,9 +57,10 @@ class Composition:
         shards, fixed = Counter[tuple[int, float]](), Counter[tuple[int, int, float]]()
         for event in events:
             sampling, times = event.sampling, event.times
-            if not isinstance(sampling, Full | Poisson | OneShard | OneClient | FixedSize):
+            if not isinstance(sampling, Full | Poisson | OneShard | EveryShard | OneClient | FixedSize):
                 raise TypeError(
-                    f"expected Full, Poisson, OneShard, OneClient or FixedSize sampling, got {type(sampling).__name__}."
+                    "expected Full, Poisson, OneShard, EveryShard, OneClient or FixedSize sampling, got "
+                    f"{type(sampling).__name__}."
                 )
             multiplier = event.multiplier(relation)
             if times == 0 or math.isinf(multiplier):
