@@ -9,7 +9,7 @@ NAME ?= demo
 export DPGEN_RESULTS ?= results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types tests test-portable portable docs browser test-slow test-gpu tables tables-check report sweep bench clean
+.PHONY: help setup demo test check format lint types tests test-portable portable docs browser test-slow test-gpu tables tables-check report sweep bench wheelhouse clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -86,6 +86,9 @@ test-gpu: setup ## run the tests that need a GPU
 
 bench: setup ## measure speed, as ratios within one process, into results/bench
 	$(RUN)/python -m tests.bench
+
+wheelhouse: setup ## collect wheels, MNIST and FID weights for a machine without network, in wheelhouse/
+	$(RUN)/python -m dpgen_bench.wheelhouse.collect wheelhouse --data mnist fashion_mnist --weights
 
 browser: ## install Chromium for the tests of the report, if the machine has no browser (Debian and Ubuntu, as root)
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || \

@@ -29,7 +29,7 @@ LAYERS = (
     ("tables", "api"),
     ("plots",),
     ("report",),
-    ("cli",),
+    ("cli", "wheelhouse"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
