@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,11 +14,14 @@ from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
 from dpgen_bench.nets.class_gaussians import ClassGaussians
+from dpgen_bench.nets.gaussian_clusters import Clusters, root
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from methods.dp_gauss import DPGauss, root
+from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.testing import check_method
+from methods.dp_gauss import DPGauss
 from tests.defaults import build
 
 CLASSES = 3
@@ -106,6 +110,77 @@ def test_eigenvalues_below_the_noise_are_dropped():
     torch.testing.assert_close(root(covariance, 0.0), torch.diag(torch.tensor([2.0, 0.5**0.5, 0.0])))
 
 
+def pairs_of_clusters(n: int = 1200) -> tuple[Tensor, Tensor]:
+    """In each class, a quarter of the images is bright in the upper half, and the others in the lower half."""
+    rng = torch.Generator().manual_seed(0)
+    labels, upper = torch.arange(n) % CLASSES, torch.arange(n) // CLASSES % 4 == 0
+    images = 0.2 + 0.1 * labels[:, None, None, None] + 0.02 * torch.randn(n, 1, 4, 4, generator=rng)
+    images[upper, :, :2] += 0.4
+    images[~upper, :, 2:] += 0.4
+    return images.clamp(0.0, 1.0), labels
+
+
+@pytest.mark.parametrize("eps", [math.inf, 100.0])
+def test_clusters_of_a_class_are_found_with_their_sizes_and_covariances(eps: float) -> None:
+    images, labels = pairs_of_clusters()
+    generator, _ = fit(images, labels, eps, dim=3, clusters=2, radius=1.0, radius_residual=0.5, radius_code=0.5)
+    samples = generator.sample_unrounded(torch.arange(3000) % CLASSES, seed=0) / 255.0
+    for c in range(CLASSES):
+        of_class = samples[c::CLASSES]
+        upper = of_class[:, 0, :2].mean(dim=(1, 2)) > of_class[:, 0, 2:].mean(dim=(1, 2))
+        assert float(upper.float().mean()) == pytest.approx(0.25, abs=0.06)
+        for drawn, half in ((of_class[upper], slice(0, 2)), (of_class[~upper], slice(2, 4))):
+            mean = torch.full((4, 4), 0.2 + 0.1 * c)
+            mean[half] += 0.4
+            torch.testing.assert_close(drawn.mean(dim=(0, 1)), mean, atol=0.03, rtol=0)
+            # It is 0.02 in the images, 0.2 without clusters, and 0 if the covariance is below its noise.
+            assert float(drawn.std(dim=0).mean()) == pytest.approx(0.02 if eps == math.inf else 0.0, abs=0.01)
+
+
+def test_a_mixture_chooses_clusters_with_their_probabilities() -> None:
+    net = ClassGaussians(1 + 3 + 1, 2, (1, 1, 3), clusters=2)
+    levels = torch.tensor([0.1, 0.9, 0.3, 0.6])  # of two clusters of class 0 and two of class 1
+    with torch.no_grad():
+        net.means.copy_(levels[:, None].expand(4, 3))
+        net.cumulative.copy_(torch.tensor([[0.25, 1.0], [1.0, 1.0]]))
+    z, y = torch.randn(4000, 5, generator=torch.Generator().manual_seed(0)), torch.arange(4000) % 2
+    grey = net(z, y).detach()[:, 0, 0, 0]
+    assert float((grey[y == 0] == levels[0]).float().mean()) == pytest.approx(0.25, abs=0.03)
+    assert set(grey[y == 0].tolist()) == set(levels[:2].tolist())
+    assert (grey[y == 1] == levels[2]).all()
+
+
+def test_a_cluster_that_is_not_above_its_noise_keeps_its_centre_and_is_never_drawn() -> None:
+    clusters = Clusters.draw(2, 3, torch.eye(4), torch.Generator().manual_seed(0))
+    sums = torch.zeros(2, 3, 5)
+    sums[0, 0], sums[0, 1], sums[0, 2] = 30.0, 90.0, 9.0  # with the constant 3, of 10, 30 and 3 records
+    moved = clusters.moved(sums.flatten(1), constant=3.0, least=5.0)
+    torch.testing.assert_close(moved.size, torch.tensor([[10.0, 30.0, 0.0], [0.0, 0.0, 0.0]]))
+    torch.testing.assert_close(moved.centres[0, :2], torch.full((2, 4), 3.0))
+    torch.testing.assert_close(moved.centres[0, 2], clusters.centres[0, 2])
+    torch.testing.assert_close(moved.weights, torch.tensor([[0.25, 0.75, 0.0], [1 / 3, 1 / 3, 1 / 3]]))
+
+
+def test_clusters_of_a_class_without_records() -> None:
+    images, labels = records()
+    for eps in (math.inf, 1.0):
+        generator, _ = fit(images, labels % 2, eps, dim=3, clusters=3, **WIDE)
+        assert all(torch.isfinite(value).all() for value in generator.net.state_dict().values())
+        assert generator.sample(torch.full((5,), 2), seed=0).float().std() > 0
+
+
+def test_the_method_with_clusters_conforms() -> None:
+    make = partial(build, DPGauss, dim=2, clusters=2)
+    check_method(make, image_shape=(1, 4, 4), num_classes=2)
+
+
+def test_options_that_were_added_do_not_change_the_id_of_earlier_runs() -> None:
+    """The id of the record in results/records."""
+    run = ["experiment=dp_gauss/mnist", "seed=0"]
+    assert build_spec(compose_config(run)).id == "5edbacf72b84"
+    assert build_spec(compose_config([*run, "method.clusters=4"])).id != "5edbacf72b84"
+
+
 def test_the_budget_is_shared_and_the_sensitivities_are_about_sqrt_2():
     images, labels = records()
     _, ledger = fit(images, labels, 1.0, dim=3, share_means=0.2, share_residuals=0.3)
@@ -114,6 +189,16 @@ def test_the_budget_is_shared_and_the_sensitivities_are_about_sqrt_2():
     total = sum(shares.values())
     assert [share / total for share in shares.values()] == pytest.approx([0.2, 0.3, 0.5], rel=0.01)
     assert [event.sensitivity.replace_one for event in events.values()] == pytest.approx([2**0.5] * 3, rel=1e-3)
+
+
+def test_lloyd_steps_share_their_share_of_the_budget() -> None:
+    _, ledger = fit(*records(), 1.0, dim=3, clusters=2, share_clusters=0.24, share_means=0.16, share_residuals=0.2)
+    entries = ledger.entries
+    costs = {name: e.event.times * (e.event.sensitivity.replace_one / e.event.std) ** 2 for name, e in entries.items()}
+    total = sum(costs.values())
+    assert list(costs) == ["images", "residuals", "clusters", "codes"]
+    assert [cost / total for cost in costs.values()] == pytest.approx([0.16, 0.2, 0.24, 0.4], rel=0.01)
+    assert entries["clusters"].event.times == 3
 
 
 def test_colour_images_and_noise_for_release():
@@ -130,3 +215,8 @@ def test_mistakes_are_refused_before_records_are_read():
         fit(images, labels, dim=16)
     with pytest.raises(ValueError, match=r"expected a sum below 1, because the codes get the rest, got 0.6 [+] 0.4"):
         build(DPGauss, share_means=0.6, share_residuals=0.4)
+    build(
+        DPGauss, share_means=0.5, share_residuals=0.4, share_clusters=0.15
+    )  # without clusters, nothing is spent on them
+    with pytest.raises(ValueError, match=r"method.share_clusters: expected a sum below 1, .* got 0.5 [+] 0.4 [+] 0.15"):
+        build(DPGauss, share_means=0.5, share_residuals=0.4, share_clusters=0.15, clusters=2)

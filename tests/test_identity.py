@@ -33,6 +33,12 @@ class Derived(Stated):
 
 
 @dataclass
+class Extended(Stated):
+    added = ("c",)
+    c: int = 5
+
+
+@dataclass
 class Exchanging:
     a: int | None = None
     b: int | None = None
@@ -116,6 +122,14 @@ def test_invalid_versions_are_refused(version):
 def test_stating_a_default_changes_nothing():
     short, whole = (OmegaConf.create({"_target_": "x", **more}) for more in ({}, {"a": 1, "b": 2, "check": {"a": 9}}))
     assert resolved_arguments(Stated, short) == resolved_arguments(Stated, whole)
+
+
+def test_an_option_that_was_added_changes_nothing_at_its_default():
+    def resolved(cls: type, **more: int) -> dict[str, object]:
+        return resolved_arguments(cls, OmegaConf.create({"_target_": "x", **more}))
+
+    assert resolved(Extended) == resolved(Extended, c=5) == resolved(Stated)
+    assert resolved(Extended, c=6) == {**resolved(Stated), "c": 6}
 
 
 def test_arguments_are_distinguished_even_if_the_class_maps_them_to_the_same_attributes():

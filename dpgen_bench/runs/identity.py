@@ -24,7 +24,8 @@ def resolved_arguments(cls: type, config: DictConfig) -> dict[str, Any]:
     Arguments are those of the config, not the attributes of an instance, because the method's code may map different
     arguments to the same attribute. Defaults are known only for dataclasses.
 
-    Arguments that the class lists in `places` only say where files are, and are left out.
+    Arguments that the class lists in `places` only say where files are, and are left out. Those in `added` are options
+    that the method got after runs existed; with their default value they are left out, so that ids do not change.
 
     Args:
         cls: the class that `config` names.
@@ -42,6 +43,9 @@ def resolved_arguments(cls: type, config: DictConfig) -> dict[str, Any]:
     resolved = {**defaults, **arguments}
     for place in getattr(cls, "places", ()):
         resolved.pop(place, None)
+    for option in getattr(cls, "added", ()):
+        if resolved.get(option) == defaults[option]:
+            del resolved[option]
     return {"_target_": config["_target_"], "name": config.get("name"), **resolved}
 
 
