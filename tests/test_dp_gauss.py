@@ -169,6 +169,7 @@ def test_clusters_of_a_class_without_records() -> None:
         assert generator.sample(torch.full((5,), 2), seed=0).float().std() > 0
 
 
+@pytest.mark.slow
 def test_the_method_with_clusters_conforms() -> None:
     make = partial(build, DPGauss, dim=2, clusters=2)
     check_method(make, image_shape=(1, 4, 4), num_classes=2)
