@@ -129,8 +129,8 @@ class DPGauss(Checked):
             return clusters.rows_of_step(code(x, y), y, R_z / 2.0)
 
         for _ in range(LLOYD_STEPS if K > 1 else 0):
-            sums, least = steps.unpack(of_steps(row_of_step)).first, 2.0 * of_steps.std / steps.coefficients[1]
-            clusters = clusters.moved(sums, constant=R_z / 2.0, least=least / (R_z / 2.0))
+            of_cells, least = steps.unpack(of_steps(row_of_step)).first, 2.0 * of_steps.std / steps.coefficients[1]
+            clusters = clusters.moved(of_cells, constant=R_z / 2.0, least=least / (R_z / 2.0))
 
         # Normal distributions of codes. The noise of a sum of z z^T has the spectral norm `noise`.
         z = codes.unpack(of_codes(lambda x, y: clusters.deviations(code(x, y), y)))
