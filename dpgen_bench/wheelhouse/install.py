@@ -86,7 +86,7 @@ def main() -> None:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_bytes(file.read_bytes())
     where = f"PYTHONPATH={arguments.target} " if arguments.target else ""
-    data = f"DPGEN_DATA={arguments.data} " if arguments.data else ""
+    data = f"DPGEN_DATA={arguments.data} TORCH_HOME={arguments.data / 'torch_home'} " if arguments.data else ""
     print(f"{len(wheels)} packages are installed. Try: {where}{data}{sys.executable} -m dpgen_bench.cli list methods")
 
 
