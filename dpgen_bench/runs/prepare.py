@@ -131,7 +131,7 @@ def _key(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> Key:
                 f"expected the noise key {path}, with which run {spec.id} made releases, but it is missing; training "
                 "again would spend its epsilon a second time. Restore its folder, or use another seed for a new run."
             )
-        write_atomic(path, Key.from_os().secret)  # mkstemp's mode: readable by its owner only
+        write_atomic(path, Key.from_os().secret, private=True)
     return Key.from_os(path.read_bytes())
 
 

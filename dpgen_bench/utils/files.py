@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def atomic(path: Path) -> Iterator[Path]:
+def atomic(path: Path, *, private: bool = False) -> Iterator[Path]:
     """Give a temporary path in the same folder, which is renamed to `path` if the block succeeds, and removed if not.
 
-    The folder is made if it does not exist. The file and its name are on disk when the block ends.
+    The folder is made if it does not exist. The file and its name are on disk when the block ends. Its owner alone can
+    read a private file; another has the permissions of all new files (umask).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=f".tmp{path.suffix}", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp{path.suffix}")
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666))
     try:
         yield temporary
         with open(temporary, "rb") as file:
@@ -82,7 +82,7 @@ def append_private(path: Path, text: str) -> None:
         out.write(text)
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
+def write_atomic(path: Path, content: str | bytes, *, private: bool = False) -> None:
     """Write text or bytes to `path` such that a reader sees either the old file or the complete new one."""
-    with atomic(path) as temporary:
+    with atomic(path, private=private) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
