@@ -265,7 +265,7 @@ def test_overrides_account_the_planned_mechanisms(monkeypatch, capsys) -> None:
     printed = capsys.readouterr().out
     assert "'sums': 1 release, all records, joint multiplier 1\n" in printed
     assert "alone" not in printed  # it is the whole table
-    assert "budget: epsilon 10 (replace_one, pld)" in printed
+    assert "budget: epsilon 10 (replace-one, pld)" in printed
     assert "delta = 1e-06" in printed
     assert f"{epsilon([UNSAMPLED], 1e-6, 'replace_one', 'pld'):.4g}" in printed
     out = as_json(capsys, "method=dp_merf", "--delta", "1e-5")

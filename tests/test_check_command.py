@@ -29,7 +29,7 @@ def conf(tmp_path: Path) -> list[str]:
 def test_the_output_states_the_settings_and_the_limits(conf, capsys):
     assert main(["check", *conf, "method=toy", "dataset=digits", "--records", "20", "seed=3"]) == 0
     output = capsys.readouterr().out
-    assert "20 made-up records 1x28x28, 10 classes; epsilon 10, delta 1e-05, add_remove; seed 3" in output
+    assert "20 made-up records 1x28x28, 10 classes; epsilon 10, delta 1e-05, add/remove; seed 3" in output
     assert "releases: 3 of 'sum'" in output
     assert "unit: one record;" in output
     assert "client" not in output.partition("toy conforms")[0]

@@ -112,9 +112,9 @@ def test_runs_marks_values_of_a_changed_protocol(tmp_path):
     first = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"]
     record = build_spec(compose_config([*first, "protocol.num_samples=50"])).protocol_record()
     run = Store(tmp_path).folder(fake_run(tmp_path, first, 92.0, record))
-    assert "quick (changed): acc_logreg_pct 92.0" in "".join(row(overview(run)))
+    assert "quick (changed): Acc. log. reg. 92.0%" in "".join(row(overview(run)))
     other = Store(tmp_path).folder(fake_run(tmp_path, [*first, "seed=3"], [92.0, 93.0]))
-    assert "quick: acc_logreg_pct 92.5 (mean of 2)" in "".join(row(overview(other)))
+    assert "quick: Acc. log. reg. 92.5% (mean of 2)" in "".join(row(overview(other)))
 
 
 @pytest.mark.parametrize(

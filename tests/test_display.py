@@ -7,7 +7,15 @@ import re
 import pytest
 
 from dpgen_bench.runs.catalogue import catalogue
-from dpgen_bench.runs.display import METRICS, dataset_name, label_of, method_name, metric_label, metric_name
+from dpgen_bench.runs.display import (
+    METRICS,
+    dataset_name,
+    label_of,
+    method_name,
+    metric_label,
+    metric_name,
+    metric_with_value,
+)
 from dpgen_bench.tables.names import table_names
 from dpgen_bench.tables.published import METRICS as PUBLISHED
 from dpgen_bench.tables.rows import load_table
@@ -32,6 +40,19 @@ from dpgen_bench.utils.own_folders import using
 )
 def test_metrics_have_names(key, label, name):
     assert (metric_label(key), metric_name(key), label_of(key)) == (label, name, name)
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("fid", "FID 9.5"),
+        ("acc_cnn_pct", "Acc. CNN 9.5%"),
+        ("seconds_total", "Time 9.5 s"),
+        ("peak_memory_mib", "Memory 9.5 MiB"),
+    ],
+)
+def test_a_value_in_a_list_has_the_unit_of_its_metric(key, text):
+    assert metric_with_value(key, "9.5") == text
 
 
 def test_no_key_of_a_table_is_its_own_name():

@@ -93,7 +93,7 @@ def test_the_card_has_front_matter_epsilons_and_metrics(private, tmp_path):
     assert rows["ε proven"] == f"{ledger['epsilon']['proven']:.3g}"
     assert rows["ε claimed (the count of the method's paper, which need not bound the privacy loss)"] == "–"
     assert (rows["neighbouring relation"], rows["unit of privacy"], rows["accountant"]) == (
-        "add_remove", "one record", "pld"
+        "add/remove", "one record", "pld"
     )  # fmt: skip
     assert rows["δ"] == "1e-05"
     assert rows["noise"].startswith("os: ")

@@ -146,7 +146,7 @@ def test_each_epsilon_has_its_own_places(tmp_path):
         (ledger(unproven=["a client raised"]), "nothing is proven: a client raised"),
         (
             ledger(epsilon={"proven": 9.99, **TERMS, "relation": "add_remove"}),
-            "its ledger counts by relation add_remove",
+            "its ledger counts by relation add/remove",
         ),
         (ledger(budget={"epsilon": 10.0, **TERMS, "delta": 1e-3}), "its ledger counts by delta 0.001, not 1e-05"),
         (

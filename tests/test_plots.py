@@ -76,7 +76,7 @@ def test_a_curve_says_what_it_shows(tmp_path: Path) -> None:
     assert {"FID", "accuracy, CNN (%)", "1", "10"} <= set(found)
     for words in (
         "Scale demo; protocol quick; 2 seeds each",
-        "ε proven 9.5 (add-remove, δ = 1e-05)",
+        "ε proven 9.5 (add/remove, δ = 1e-05)",
         "counts 12.3",
         "Not a reproduction: no paper has this picture; scale demo.",
         "points of fewer than 3 seeds have no bar",

@@ -272,6 +272,6 @@ def test_the_ledger_is_shown_in_full(bench):
     }
     assert ledger["table"] == {
         "head": ["ε by", "rdp", "pld"],
-        "rows": [["add_remove", "9.5", "8.25"], ["replace_one", "inf", "16.5"]],
+        "rows": [["add/remove", "9.5", "8.25"], ["replace-one", "inf", "16.5"]],
     }
     assert "not for release" in ledger["warnings"][0]

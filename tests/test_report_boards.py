@@ -97,7 +97,7 @@ def test_lines_that_cannot_be_compared_are_named_with_the_term(results):
     for words, why in (
         ("privacy.delta=1e-6", "δ = 1e-06, not 1e-05"),
         ("privacy.accountant=rdp", "accountant rdp, not pld"),
-        ("privacy.relation=replace_one", "replace-one, not add-remove"),
+        ("privacy.relation=replace_one", "replace-one, not add/remove"),
         ("scale=paper", None),
     ):
         run = make_run(results, DEMO, "privacy.epsilon=1", words)
@@ -108,7 +108,7 @@ def test_lines_that_cannot_be_compared_are_named_with_the_term(results):
             assert ledger["budget"]["epsilon"] == 1
             assert reasons(board_of(collect(results), "1"))[run.id] == why
     assert board_of(collect(results), "1")["terms"] == (
-        "add-remove, δ = 1e-05, accountant pld, unit record, protocol quick"
+        "add/remove, δ = 1e-05, accountant pld, unit record, protocol quick"
     )
 
 

@@ -106,7 +106,7 @@ def test_the_first_board_is_ranked_and_every_switch_keeps_it_ranked(visit):
     assert column(page, "fid") == ["5.0", "9.0"]
     assert column(page, "best") == ["best", "+4.0"]
     assert page.locator("#terms").inner_text() == (
-        "2 lines, lowest FID first. Same for all: add-remove, δ = 1e-05, accountant pld, unit record, protocol quick."
+        "2 lines, lowest FID first. Same for all: add/remove, δ = 1e-05, accountant pld, unit record, protocol quick."
     )
     page.get_by_label("Acc. MLP (%)").check()
     assert column(page, "place") == ["1", "2"]
@@ -170,8 +170,8 @@ def test_a_run_opens_with_its_ledger_and_command_and_closes(visit, site):
     assert released[4:8] == ["Poisson rate 0.25", "0.25", "40", "40"]
     epsilons = dialog.get_by_role("table", name="Epsilon under both relations").locator("tbody tr").all_inner_texts()
     assert [re.split(r"\s+", row) for row in epsilons] == [
-        ["add_remove", "9.5", "8.25"],
-        ["replace_one", "inf", "16.5"],
+        ["add/remove", "9.5", "8.25"],
+        ["replace-one", "inf", "16.5"],
     ]
     assert "not for release" in dialog.inner_text()
     assert dialog.locator("img").evaluate("image => image.complete && image.naturalWidth") == 80

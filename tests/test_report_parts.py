@@ -134,7 +134,7 @@ def test_pictures_are_small_and_keep_their_appearance(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"relation": "replace_one"}, "add-remove / replace-one, not add-remove"),
+        ({"relation": "replace_one"}, "add/remove / replace-one, not add/remove"),
         ({"delta": 1e-3}, "δ = 1e-05 / 0.001, not 1e-05"),
         ({"accountant": "rdp"}, "accountant pld / rdp, not pld"),
         ({"proven": 2.5}, "seed 1: proven 2.5 is above 1"),

@@ -84,7 +84,7 @@ def test_a_caveat_of_a_metric_that_the_table_lacks_is_refused(tmp_path):
         ({"epsilon": {"proven": None}}, "nothing is proven"),
         ({"unproven": ["who knows"]}, "nothing is proven: who knows"),
         ({"budget": {"epsilon": 5.0}}, "its ledger has a budget of 5, not 10"),
-        ({"epsilon": {"relation": "replace_one"}}, "its ledger counts by relation replace_one, not add_remove"),
+        ({"epsilon": {"relation": "replace_one"}}, "its ledger counts by relation replace-one, not add/remove"),
         ({"unit": None}, "its ledger lacks the unit or the budget"),
     ],
 )

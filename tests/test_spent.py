@@ -170,7 +170,7 @@ def test_the_population_of_a_run_can_be_named_later_and_is_printed_with_samples(
     assert "this run: epsilon" in out
     assert "all 2 run(s) with privacy.noise=os on the records of 'staff'" in out
     total_epsilon = total(only(tmp_path), tmp_path)["add_remove"]["pld"]
-    assert f"epsilon {float(total_epsilon):.3g} (add_remove)" in out
+    assert f"epsilon {float(total_epsilon):.3g} (add/remove)" in out
     assert epsilon is not None
     assert float(total_epsilon) > float(epsilon["proven"])
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpgen_bench.plots.parts import epsilon_text
-from dpgen_bench.runs.display import counted
+from dpgen_bench.runs.display import counted, relation_name
 from dpgen_bench.runs.listing import epsilon_number, is_changed
 from dpgen_bench.runs.soundness import budget_problem
 from dpgen_bench.runs.store import ReadableRun
@@ -68,13 +68,13 @@ def caption(
     private = [row.specs[0].config.privacy for row in drawn if row.specs[0].config.privacy.epsilon != math.inf]
     parts.append(f"ε proven {_epsilons(runs, 'proven')}")
     if private:
-        relations = ", ".join(_different(str(privacy.relation).replace("_", "-") for privacy in private))
+        relations = ", ".join(_different(relation_name(str(privacy.relation)) for privacy in private))
         parts[-1] += f" ({relations}, δ = {', '.join(_different(f'{privacy.delta:g}' for privacy in private))})"
     if claimed := _epsilons(runs, "claimed", finite=True):
         parts.append(f"claimed by the papers' counts {claimed}")
     lines = ["; ".join(parts) + "."]
     if {str(privacy.relation) for privacy in private} == {"add_remove", "replace_one"}:
-        lines.append("An ε under replace-one is not comparable with one under add-remove.")
+        lines.append("An ε under replace-one is not comparable with one under add/remove.")
     if reasons := _no_reproduction(table, sound):
         lines.append(f"Not a reproduction: {'; '.join(reasons)}.")
     return how, *lines

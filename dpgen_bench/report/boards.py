@@ -13,7 +13,7 @@ from typing import Any
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.report.lines import TIME, Line, line_content, lines_of, varying_settings
 from dpgen_bench.report.runs import Run
-from dpgen_bench.runs.display import dataset_name, direction, metric_label, metric_name
+from dpgen_bench.runs.display import dataset_name, direction, metric_label, metric_name, relation_name
 from dpgen_bench.tables.ranking import Standing, standings
 
 # Metrics by which the page ranks: FID, then the first two accuracies that the lines have, then the time.
@@ -122,7 +122,7 @@ def _other_terms(terms: dict[str, str], main: dict[str, str]) -> str:
 
 def _term(key: str, terms: dict[str, str]) -> str:
     text = terms.get(key, "none")
-    return TERMS[key] + (text.replace("_", "-") if key == "relation" else text)
+    return TERMS[key] + (" / ".join(map(relation_name, text.split(" / "))) if key == "relation" else text)
 
 
 def boards_content(boards: Sequence[Board]) -> list[dict[str, Any]]:

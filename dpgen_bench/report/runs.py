@@ -26,7 +26,7 @@ from dpgen_bench.report.text import (
     small_picture,
 )
 from dpgen_bench.runs.config import identify
-from dpgen_bench.runs.display import counted, dataset_name, method_name, metric_label
+from dpgen_bench.runs.display import counted, dataset_name, method_name, metric_label, relation_name
 from dpgen_bench.runs.identity import is_stale
 from dpgen_bench.runs.listing import (
     describe_claims,
@@ -318,7 +318,7 @@ def ledger_panel(run: Run) -> dict[str, Any]:
     return {
         "pairs": [
             ["budget", f"ε {budget_text(budget['epsilon'])}, δ {float(budget['delta']):g}"],
-            ["relation, accountant", f"{budget['relation']}, {budget['accountant']}"],
+            ["relation, accountant", f"{relation_name(budget['relation'])}, {budget['accountant']}"],
             ["unit", f"{unit}; {ledger['records']:,} {unit}s"],
             ["ε proven", describe_proven(epsilon)],
             ["ε claimed", describe_claims(epsilon)],
@@ -332,7 +332,8 @@ def ledger_panel(run: Run) -> dict[str, Any]:
         "table": {
             "head": ["ε by", *accountants],
             "rows": [
-                [relation, *(format_epsilon(row.get(name)) for name in accountants)] for relation, row in table.items()
+                [relation_name(relation), *(format_epsilon(row.get(name)) for name in accountants)]
+                for relation, row in table.items()
             ],
         },
         "out_of_scope": ledger.get("out_of_scope", []),

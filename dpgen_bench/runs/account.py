@@ -18,6 +18,7 @@ from dpgen_bench.privacy.events import RELATIONS, Event, Sensitivity, budget_tex
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson, Sampling
 from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.display import relation_name
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.utils.console import Console
 
@@ -193,10 +194,11 @@ def _print(
         )
     if plan.ledger is not None:
         budget = plan.ledger.budget
-        console.print(f"budget: epsilon {budget_text(budget.epsilon)} ({budget.relation}, {budget.accountant})")
+        counted_by = f"{relation_name(budget.relation)}, {budget.accountant}"
+        console.print(f"budget: epsilon {budget_text(budget.epsilon)} ({counted_by})")
     # The proven epsilons: of everything together, then of each mechanism alone.
     view = RichTable(title=f"epsilon at delta = {plan.delta:g}", title_justify="left")
-    for column in ("count", "add/remove", "replace-one"):
+    for column in ("count", *map(relation_name, RELATIONS)):
         view.add_column(column, overflow="fold")
     for name in ACCOUNTANTS:
         view.add_row(f"proven, {name.upper()}", _cell(table["add_remove"][name]), _cell(table["replace_one"][name]))

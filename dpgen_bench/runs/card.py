@@ -9,6 +9,7 @@ from dpgen_bench import __version__
 from dpgen_bench.generator import Generator
 from dpgen_bench.privacy.events import RELATIONS, budget_text
 from dpgen_bench.privacy.ledger import unproven_reasons
+from dpgen_bench.runs.display import relation_name
 from dpgen_bench.runs.listing import describe_claims, describe_proven, format_epsilon, is_unbounded
 from dpgen_bench.runs.measure import is_for_release
 from dpgen_bench.runs.soundness import release_problems
@@ -119,7 +120,7 @@ def _privacy(ledger: Mapping[str, Any]) -> list[str]:
         "ε proven": describe_proven(epsilon),
         "ε claimed (the count of the method's paper, which need not bound the privacy loss)": describe_claims(epsilon),
         "δ": f"{budget['delta']:g}",
-        "neighbouring relation": budget["relation"],
+        "neighbouring relation": relation_name(budget["relation"]),
         "unit of privacy": f"one {ledger['unit']}",
         "accountant": budget["accountant"],
         "ε budget": budget_text(_number(budget["epsilon"])),
@@ -143,7 +144,7 @@ def _privacy(ledger: Mapping[str, Any]) -> list[str]:
     if table := epsilon.get("table"):
         rows = [(name, *(_cell(table[relation].get(name)) for relation in RELATIONS)) for name in table[RELATIONS[0]]]
         parts.append("ε of these releases by each accountant, under both relations:")
-        parts.append(_table(("accountant", *RELATIONS), rows))
+        parts.append(_table(("accountant", *map(relation_name, RELATIONS)), rows))
     return parts
 
 

@@ -15,6 +15,7 @@ from dpgen_bench.data.datasets import DatasetSpec
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.runs.config import RunSpec, build_dataset, build_method, compose_config
+from dpgen_bench.runs.display import relation_name
 from dpgen_bench.testing.bench import DataSet
 from dpgen_bench.testing.errors import ConformanceError
 from dpgen_bench.testing.source import read_plugin
@@ -88,7 +89,7 @@ def check_configured_method(
     console.print(f"{config.method.name}: its yaml builds {config.method['_target_']}")
     console.print(
         f"  at  {len(data)} {kind} {'x'.join(map(str, data.images.shape[1:]))}, {dataset.num_classes} classes; "
-        f"epsilon {budget_text(budget.epsilon)}, delta {budget.delta:g}, {budget.relation}; "
+        f"epsilon {budget_text(budget.epsilon)}, delta {budget.delta:g}, {relation_name(budget.relation)}; "
         f"seed {int(config.seed)}; {threads} {'thread' if threads == 1 else 'threads'}; "
         + ("thorough" if thorough else "fast (--thorough checks more)")
     )

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from dpgen_bench.privacy.ledger import unproven_reasons
 from dpgen_bench.runs.config import CONF, RunSpec, compose_config
+from dpgen_bench.runs.display import metric_label, metric_with_value
 from dpgen_bench.runs.measurements import Measurement, Protocol
 from dpgen_bench.runs.statistics import format_value, summarise
 from dpgen_bench.runs.store import RunFolder
@@ -68,14 +69,14 @@ def is_unbounded(ledger: dict[str, Any]) -> bool:
 
 
 def describe_measurement(measurement: Measurement) -> str:
-    """A measurement in one line: `protocol: fid 12.3, acc_cnn_pct 94.5 (mean of 3)`.
+    """A measurement in one line: `protocol: FID 12.3, Acc. CNN 94.5% (mean of 3)`.
 
     It has the values of `MAIN_METRICS`, or else the first three values. A protocol that differs from the one of its
     name in conf/protocol is marked as changed, and metrics that were not measured are named.
     """
     protocol, values = measurement["protocol"], mean_values(measurement)
     shown = [name for name in MAIN_METRICS if name in values] or list(values)[:3]
-    text = ", ".join(f"{name} {format_value(values[name])}" for name in shown)
+    text = ", ".join(metric_with_value(name, format_value(values[name])) for name in shown)
     repeats = f" (mean of {len(measurement['repeats'])})" if len(measurement["repeats"]) > 1 else ""
     changed = " (changed)" if is_changed(protocol) else ""
     missing = f"; not measured: {', '.join(unmeasured(measurement))}" if unmeasured(measurement) else ""
@@ -107,7 +108,7 @@ def print_metrics(folder: RunFolder) -> None:
     console = make_console()
     table = Table("metric", "value", title=f"run {folder.id}, protocol {measurement['protocol']['name']}")
     for name, values in sorted(metric_values(measurement).items()):
-        table.add_row(name, summarise([values]).text())
+        table.add_row(metric_label(name), summarise([values]).text())
     console.print(table)
     for note in notes(measurement):
         console.print(f"  {note}", highlight=False, soft_wrap=True)

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.ledger import entry_modes, unproven_reasons
+from dpgen_bench.runs.display import relation_name
 from dpgen_bench.runs.listing import epsilon_number
 
 
@@ -45,7 +46,8 @@ def budget_problem(ledger: Mapping[str, Any], privacy: DictConfig, unit: str | N
         # The budget was approved with these settings, and `epsilon` states those that it was computed with.
         for part in (ledger["budget"], epsilon):
             if part.get(key) != privacy[key]:
-                return f"its ledger counts by {key} {part.get(key, 'unknown')}, not {privacy[key]}"
+                stated, wanted = (relation_name(str(value)) for value in (part.get(key, "unknown"), privacy[key]))
+                return f"its ledger counts by {key} {stated}, not {wanted}"
     proven = epsilon_number(epsilon, "proven")
     if proven is None or not math.isfinite(proven):
         return "nothing is proven"

@@ -14,6 +14,7 @@ from dpgen_bench.privacy.accountants.table import Table, epsilon_table
 from dpgen_bench.privacy.events import RELATIONS, Event
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.runs.config import population_of
+from dpgen_bench.runs.display import relation_name
 from dpgen_bench.runs.listing import format_epsilon, make_console
 from dpgen_bench.runs.store import RunFolder
 
@@ -127,7 +128,7 @@ def print_spent(results: Path, delta: float | None = None) -> None:
             head = [spent.population, spent.unit, _first_three(spent.runs), f"{len(spent.entries)}"]
             epsilons = [format_epsilon(table[relation][name]) for name in ACCOUNTANTS]
             delta_text = f"{delta or spent.delta:g}" if is_first else ""
-            view.add_row(*(head if is_first else [""] * 4), relation, delta_text, *epsilons)
+            view.add_row(*(head if is_first else [""] * 4), relation_name(relation), delta_text, *epsilons)
         notes += _notes(spent, populations)
     if populations:
         console.print(view)
@@ -166,10 +167,12 @@ def describe_total(results: Path, folder: RunFolder) -> list[str]:
     same = [each for each in populations if each.population == population and each.unit == ledger.unit]
     own: Mapping[str, Any] = ledger.epsilon or {}
     budget = ledger.budget
-    lines = [f"this run: epsilon {format_epsilon(own.get('proven'))} ({budget.relation}, delta {budget.delta:g})"]
+    terms = f"{relation_name(budget.relation)}, delta {budget.delta:g}"
+    lines = [f"this run: epsilon {format_epsilon(own.get('proven'))} ({terms})"]
     for spent in same:
         table = total(spent, results)
-        epsilons = ", ".join(f"{format_epsilon(table[relation]['pld'])} ({relation})" for relation in RELATIONS)
+        by_relation = {relation_name(relation): format_epsilon(table[relation]["pld"]) for relation in RELATIONS}
+        epsilons = ", ".join(f"{epsilon} ({name})" for name, epsilon in by_relation.items())
         lines.append(
             f"all {len(spent.runs)} run(s) with privacy.noise=os on the {spent.unit}s of {population!r}: epsilon "
             f"{epsilons}, delta {spent.delta:g}, by pld"

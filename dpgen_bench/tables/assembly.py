@@ -10,7 +10,7 @@ from pathlib import Path
 from hydra.errors import HydraException
 
 from dpgen_bench.privacy.events import budget_text
-from dpgen_bench.runs.display import dataset_name, method_name
+from dpgen_bench.runs.display import dataset_name, method_name, relation_name
 from dpgen_bench.runs.listing import describe_dataset, is_changed
 from dpgen_bench.tables.leaderboard import ranked
 from dpgen_bench.tables.lines import CONDITIONAL, ILLEGIBLE, NOTHING, PUBLIC_DATA, SERVER, BuiltTable, Cell, Line
@@ -195,7 +195,7 @@ def _head(table: TableSpec, printed: PublishedRow | None, row: TableRow | None) 
         blank = ("ε budget", "ε proven", SERVER, "ε claimed", CONDITIONAL, "relation, δ, by", PUBLIC_DATA)
         return {**head, **dict.fromkeys(blank, "–")}
     privacy = config.privacy
-    by = f"{privacy.relation}, {privacy.delta:g}, {privacy.accountant}" + (
+    by = f"{relation_name(privacy.relation)}, {privacy.delta:g}, {privacy.accountant}" + (
         " (of clients)" if row.unit == "client" else ""
     )
     return {

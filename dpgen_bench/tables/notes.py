@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from dpgen_bench.runs.display import relation_name
 from dpgen_bench.tables.lines import NONE, NOTHING, BuiltTable, Cell, Line
 from dpgen_bench.tables.naming import epsilon_of, is_measured, is_real_data, uses_no_records
-
-RELATIONS = {"add_remove": "add/remove", "replace_one": "replace-one"}
 
 
 @dataclass
@@ -95,7 +94,7 @@ def _facts(line: Line) -> dict[str, str]:
     if row.evidence:
         facts["evidence"] = row.evidence
     if privacy.epsilon != math.inf and not uses_no_records(line):
-        relation = RELATIONS.get(str(privacy.relation), str(privacy.relation))
+        relation = relation_name(str(privacy.relation))
         unit = "a client" if row.unit == "client" else "a record"
         facts["ε"] = f"ε for {unit} under {relation} at δ = {privacy.delta:g}, by {str(privacy.accountant).upper()}"
     return facts
