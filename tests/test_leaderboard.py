@@ -296,7 +296,17 @@ def test_the_boards_own_lines_are_comparable(tmp_path):
     table = load_table("leaderboard")
     assemble("leaderboard", table, tmp_path)  # raises if they are not
     methods = {row.specs[0].config.method.name for row in table_rows(table, tmp_path)}
-    assert methods == {"dpgan", "dp_sinkhorn", "gs_wgan", "dp_merf", "real_data", "public_fonts", "uniform_noise"}
+    assert methods == {
+        *("dp_gauss", "sim_pe", "dp_ntk", "dp_hp", "dp_merf", "dpgan", "dp_sinkhorn", "gs_wgan"),
+        *("real_data", "public_fonts", "uniform_noise"),
+    }
+    budgets = {
+        (spec.config.method.name, str(spec.config.dataset.name), spec.config.privacy.epsilon)
+        for row in table_rows(table, tmp_path)
+        for spec in row.specs
+    }
+    private = ("dp_gauss", "dp_ntk", "dp_hp", "dp_merf")
+    assert {(m, d, e) for m in private for d in ("mnist", "fashion_mnist") for e in (1, 10)} <= budgets
 
 
 def test_lines_that_are_not_better_than_runs_without_records_say_so(tmp_path):

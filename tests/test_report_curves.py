@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dpgen_bench.report.boards import boards_of
 from dpgen_bench.report.curves import best_lines, curves_content
-from dpgen_bench.report.papers import bar, count_values
+from dpgen_bench.report.papers import bar, count_values, summary
 from dpgen_bench.report.runs import read_runs
 from dpgen_bench.tables.lines import Line
 from dpgen_bench.tables.published import PublishedRow
@@ -60,3 +60,17 @@ def test_a_printed_value_counts_as_the_best_that_was_measured_of_it_at_any_scale
     assert (shown["name"], shown["table"]) == ("Table 8", "dpgan_table8-paper")
     other = bar(a_table(), "t", "quick", Counter(none=1))
     assert (other["name"], other["table"], other["text"]) == ("Table 8 (t)", "t-quick", "1 value: 1 not run")
+
+
+def test_tables_of_which_nothing_is_measured_have_no_bar_and_are_named() -> None:
+    run, unrun = (
+        bar(a_table(), name, "paper", counts) for name, counts in (("t", Counter(some=1)), ("u", Counter(none=2)))
+    )
+    found = summary({"dpgan_revisited": [run, unrun], "gs_wgan": [unrun]})
+    (paper,) = found["started"]
+    assert (paper["text"], paper["tables"]) == ("3 values: 1 measured otherwise, 2 not run", [run])
+    assert [(each["name"][:7], each["tables"]) for each in found["unrun"]] == [
+        ("Private", [unrun]),
+        ("GS-WGAN", [unrun]),
+    ]
+    assert found["unrun_count"] == 2

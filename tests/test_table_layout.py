@@ -108,6 +108,20 @@ def test_the_best_of_each_epsilon_is_bold_and_real_data_does_not_compete(tmp_pat
     assert "2 seeds" not in " ".join(layout.paragraphs)
 
 
+def test_a_leaderboard_counts_its_lines_without_runs_and_does_not_show_them(tmp_path):
+    terms = "privacy.epsilon=10 privacy.relation=replace_one privacy.accountant=pld"
+    lines = [f"experiment=demo/{name} {terms}" for name in ("dp_merf", "dpgan", "gs_wgan")]
+    table = table_of(sweeps=lines, metrics=["fid"], leaderboard={"by": "fid"})
+    assert len(lay_out(assemble("t", table, tmp_path)).parts[0].rows) == 3, "nothing is measured"
+    measured(tmp_path, lines[0], "quick", {"fid": {"fid": 50.0}})
+    layout = lay_out(assemble("t", table, tmp_path))
+    assert column(layout, "Method") == [("DP-MERF",)]
+    expected = "2 lines have no run yet (DPGAN, GS-WGAN); `dpgen sweep t --dry-run` lists the runs."
+    assert layout.paragraphs[-1] == expected
+    plain = table_of(sweeps=lines, metrics=["fid"])
+    assert len(lay_out(assemble("t", plain, tmp_path)).parts[0].rows) == 3
+
+
 def test_rows_that_use_no_records_come_last(tmp_path):
     lines = [f"experiment=demo/{name} privacy.epsilon=10" for name in ("dp_merf", "dpgan")]
     for line in lines:

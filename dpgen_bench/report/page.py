@@ -19,10 +19,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from dpgen_bench.report.boards import boards_content, boards_of
 from dpgen_bench.report.curves import curves_content
 from dpgen_bench.report.drawings import draw_plots
-from dpgen_bench.report.papers import bar, count_values, describe
+from dpgen_bench.report.papers import bar, count_values, summary
 from dpgen_bench.report.runs import Run, panel, read_runs
 from dpgen_bench.report.text import plain
-from dpgen_bench.runs.display import counted, method_name, paper_name
+from dpgen_bench.runs.display import counted, method_name
 from dpgen_bench.tables.assembly import build
 from dpgen_bench.tables.layout import lay_out
 from dpgen_bench.tables.lines import BuiltTable
@@ -131,7 +131,7 @@ def _describe_reproductions(runs: Sequence[Run], reproductions: Counter[str]) ->
 
 def _tables(
     results: Path, runs: Sequence[Run], progress: Callable[[str], None]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]], Counter[str]]:
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any], Counter[str]]:
     """The tables, their plots, the bars of the papers, and the number of reproductions by the method that was run.
 
     A paper's table of which nothing is measured shows the published values, and other such tables are left out. A table
@@ -161,12 +161,8 @@ def _tables(
             if number_reproduced := sum(cell.is_reproduction for cell in line.cells.values()):
                 method = str(line.row.specs[0].config.method.name if line.row else line.head["method"])
                 reproductions[method] += number_reproduced
-    papers = [
-        {"name": paper_name(paper), "text": describe(sum((row["counts"] for row in rows), Counter())), "tables": rows}
-        for paper, rows in bars.items()
-    ]
     tables.sort(key=lambda table: bool(table.get("published")))  # those of the bench first
-    return tables, plots, papers, reproductions
+    return tables, plots, summary(bars), reproductions
 
 
 def _table(built: BuiltTable) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpgen_bench.runs.display import counted
+from dpgen_bench.runs.display import counted, paper_name
 from dpgen_bench.tables.lines import BuiltTable
 from dpgen_bench.tables.published import NAMING_FIELDS
 from dpgen_bench.tables.spec import TableSpec
@@ -54,6 +54,27 @@ def bar(table: TableSpec, name: str, scale: str, counts: Counter[str]) -> dict[s
         "counts": counts,
         "text": describe(counts),
     }
+
+
+def summary(bars: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
+    """What the report shows of all papers.
+
+    Args:
+        bars: those of the tables of each paper, by the key of the paper.
+
+    Returns:
+        `started`, the papers with a table of which something was measured, with the counts of all their tables and the
+        bars of these; and `unrun`, by paper the bars of the other tables, which the page names in one line.
+    """
+    started, unrun = [], []
+    for paper, rows in bars.items():
+        counts: Counter[str] = sum((row["counts"] for row in rows), Counter())
+        some, none = ([row for row in rows if bool(row["counts"].keys() - {"none"}) is run] for run in (True, False))
+        if some:
+            started.append({"name": paper_name(paper), "text": describe(counts), "tables": some})
+        if none:
+            unrun.append({"name": paper_name(paper), "tables": none})
+    return {"started": started, "unrun": unrun, "unrun_count": sum(len(each["tables"]) for each in unrun)}
 
 
 def describe(counts: Counter[str]) -> str:

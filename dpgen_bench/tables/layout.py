@@ -14,13 +14,13 @@ from typing import TypeVar
 from dpgen_bench.runs.display import direction, label_of, metric_label
 from dpgen_bench.tables.blocks import Best, Block, Text, best_values, cell_block, epsilon_block, name_block
 from dpgen_bench.tables.lines import NONE, PUBLIC_DATA, TO_BEST, BuiltTable, Line
-from dpgen_bench.tables.naming import budget_of, dataset_of, group_of, method_of, rank_of
+from dpgen_bench.tables.naming import budget_of, dataset_of, group_of, is_measured, method_of, rank_of
 from dpgen_bench.tables.notes import Notes, Shared, paragraphs
 
 MOST_COLUMNS = 9
 WIDTH = 120  # characters of a table in a terminal
 EPSILONS = "ε claimed → proven"
-UNDERSTOOD = ("#", "Method", EPSILONS)  # columns whose cells need no name
+UNDERSTOOD = ("#", "Method")  # columns whose cells need no name
 WIDEST_NAME = 26  # characters of the column of methods, whose texts are folded
 
 Pair = tuple[str, str]  # a data set and a metric, which have a column
@@ -78,11 +78,25 @@ def lay_out(built: BuiltTable, width: int = WIDTH) -> Layout:
     A part that would be wider is split by data set. What is still wider has a row for each metric if its methods are
     few, and is otherwise split by metric.
     """
+    built, unmade = _without_unmade(built)
     draft = _Draft(built, Shared(built), best_values(built))
     notes = Notes()
     parts = [draft.part(pairs, notes, turned) for pairs, turned in draft.plan(width)]
     below = paragraphs(built, draft.shared, bool(draft.best.values))
+    below += [unmade] if unmade else []
     return Layout(built.name, built.heading, tuple(parts), tuple(below), tuple(notes.texts), tuple(built.remarks))
+
+
+def _without_unmade(built: BuiltTable) -> tuple[BuiltTable, str]:
+    """A leaderboard without the lines that have no run, and a sentence about these; other tables show such lines."""
+    unmade = [line for line in built.lines if line.standing is not None and not is_measured(line)]
+    if not built.measured or not unmade:
+        return built, ""
+    names = ", ".join(dict.fromkeys(map(method_of, unmade)))
+    has = "line has no run" if len(unmade) == 1 else "lines have no run"
+    quick = " scale=quick" if built.scale == "quick" else ""
+    text = f"{len(unmade)} {has} yet ({names}); `dpgen sweep {built.name}{quick} --dry-run` lists the runs."
+    return replace(built, lines=[line for line in built.lines if line not in unmade]), text
 
 
 @dataclass(frozen=True)
@@ -220,7 +234,7 @@ def _turned(part: Part, naming: int, methods: Sequence[int]) -> Part:
     upright = [part.rows[number] for number in methods]
     # The name of a setting stands before its value, because its column's heading is gone.
     names = [column.head[0].text for column in part.columns[:naming]]
-    before = ["" if name in UNDERSTOOD else f"{name} " for name in names]
+    before = ["" if name in UNDERSTOOD else "ε " if name == EPSILONS else f"{name} " for name in names]
     heads = [
         tuple(
             replace(text, text=prefix + text.text)

@@ -55,7 +55,7 @@ class Shared:
             texts.append({"not implemented": "Not implemented here."}.get(status, _sentence(status)))
         elif main == "not run":
             texts.append("" if self.is_unmade else "Not run yet.")
-        elif main not in ("measured", "measured in part", NOTHING):
+        elif main not in ("measured", "measured in part", NOTHING) and "seeds measured" not in reasons:
             texts.append(_sentence(main))
         # Below a published value the reasons are a part of its own note.
         if reasons and not (self._published and any(cell.caveat for cell in line.cells.values())):
