@@ -49,8 +49,9 @@ test: setup ## run what CI runs: formatting, lint, types, documentation, fast te
 	$(RUN)/ruff format --check .
 	$(MAKE) lint types docs tests portable tables-check
 
-docs: setup ## build the documentation into site/; a broken link or an undocumented public name is an error
+docs: setup ## build the documentation into site/, with the report of the records; a broken link or an undocumented public name is an error
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict
+	$(RUN)/dpgen report --recorded --out site/report.html
 
 format:
 	$(RUN)/ruff format .

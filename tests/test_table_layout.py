@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -112,7 +113,6 @@ def test_a_leaderboard_counts_its_lines_without_runs_and_does_not_show_them(tmp_
     terms = "privacy.epsilon=10 privacy.relation=replace_one privacy.accountant=pld"
     lines = [f"experiment=demo/{name} {terms}" for name in ("dp_merf", "dpgan", "gs_wgan")]
     table = table_of(sweeps=lines, metrics=["fid"], leaderboard={"by": "fid"})
-    assert len(lay_out(assemble("t", table, tmp_path)).parts[0].rows) == 3, "nothing is measured"
     measured(tmp_path, lines[0], "quick", {"fid": {"fid": 50.0}})
     layout = lay_out(assemble("t", table, tmp_path))
     assert column(layout, "Method") == [("DP-MERF",)]
@@ -178,6 +178,13 @@ def test_counts_have_no_decimals():
     assert value_text(Summary(166161.0, 0.0, None, None, None, 2, 1)) == "166,161"
 
 
+def test_names_of_the_files_of_published_values_are_written_for_readers():
+    text = to_markdown(built_of("dp_sinkhorn_table1")) + to_markdown(built_of("gs_wgan_table1"))
+    assert "its authors' code, balanced labels" in text
+    assert "DP-MERF AE" in text
+    assert not [name for name in ("DP-Merf", "code_balanced", "FMNIST") if name in text.replace("FashionMNIST", "")]
+
+
 # --- LaTeX ---
 
 
@@ -193,6 +200,9 @@ def test_a_table_is_ascii_in_latex_and_balanced(names):
         latex = to_latex(built_of(name))
         assert latex.isascii(), (name, {letter for letter in latex if not letter.isascii()})
         assert latex.count("{") - latex.count(r"\{") == latex.count("}") - latex.count(r"\}")
+        assert "`" not in latex.replace("``", ""), "code is set in a font of its own"
+        outside = latex.split("\n", 1)[1].replace(r"\end{table}", r"\begin{table}").split(r"\begin{table}")[::2]
+        assert not "".join(outside).strip(), "notes stand in a float"
         assert r"\caption{" in latex
         for body in latex.split(r"\begin{tabular}{")[1:]:
             columns, _, rows = body.partition("}\n")
@@ -206,9 +216,14 @@ def test_a_table_is_ascii_in_latex_and_balanced(names):
 @pytest.mark.parametrize("name", ["dp_sinkhorn_table1", "gs_wgan_tablea1", "dpgan_table2"])
 def test_latex_compiles_and_fits_its_page(name, tmp_path):
     (tmp_path / "table.tex").write_text(to_latex(built_of(name)))
-    document = rf"\documentclass{{article}}{PREAMBLE}\begin{{document}}\input{{table}}\end{{document}}"
+    widths = r"\let\scaled\resizebox\newsavebox\whole\renewcommand\resizebox[3]{\sbox\whole{#3}"
+    widths += r"\typeout{WIDTH \the\wd\whole\space of \the\linewidth}\scaled{#1}{#2}{#3}}"
+    document = rf"\documentclass{{article}}{PREAMBLE}{widths}\begin{{document}}\input{{table}}\end{{document}}"
     (tmp_path / "document.tex").write_text(document)
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-draftmode", "document.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
     assert done.returncode == 0, done.stdout[-2000:]
     assert not [line for line in done.stdout.splitlines() if "Overfull" in line or "Float too large" in line]
+    found = [float(width) / float(of) for width, of in re.findall(r"WIDTH ([\d.]+)pt of ([\d.]+)pt", done.stdout)]
+    assert found
+    assert max(found) <= 8 / 7, "the letters of 8 points would have less than 7"

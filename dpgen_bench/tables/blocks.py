@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from dpgen_bench.runs.display import direction
 from dpgen_bench.runs.statistics import Summary, format_value
 from dpgen_bench.tables.lines import NONE, BuiltTable, Cell, Line
-from dpgen_bench.tables.naming import dataset_of, epsilon_notes, epsilon_of, group_of, is_measured, method_of, rank_of
+from dpgen_bench.tables.naming import (
+    dataset_of,
+    epsilon_notes,
+    epsilon_of,
+    group_of,
+    is_measured,
+    method_of,
+    rank_of,
+    variant_of,
+)
 from dpgen_bench.tables.notes import Notes, Shared
 
 
@@ -33,7 +42,7 @@ def name_block(row: Sequence[Line], shared: Shared, notes: Notes) -> Block:
     several = len({tuple(shared.notes_of(line)) for line in row}) > 1
     texts = [f"{dataset_of(line)}: {text}" if several else text for line in row for text in shared.notes_of(line)]
     name = Text(method_of(row[0]), notes.number(texts))
-    variant = row[0].printed.variant.replace("sigma", "σ") if row[0].printed else ""
+    variant = variant_of(row[0])
     return (name, Text(variant)) if variant else (name,)
 
 

@@ -214,13 +214,16 @@ def _rows(lines: Sequence[Line], settings: Sequence[str]) -> list[list[Line]]:
 
 
 def _width(part: Part) -> int:
-    """Characters of a part in a terminal: a column is as wide as its longest line; headings are folded at spaces."""
-    total = 1
-    for number, column in enumerate(part.columns):
-        words = [word for text in (column.group, *(each.text for each in column.head)) for word in text.split(" ")]
-        longest = max([len(word) for word in words] + [len(text) for row in part.rows for text in row[number]])
-        total += 3 + (min(longest, WIDEST_NAME) if column.head[0].text == "Method" else longest)
-    return total
+    """Characters of a part in a terminal."""
+    return 1 + sum(3 + column_width(part, number) for number in range(len(part.columns)))
+
+
+def column_width(part: Part, number: int) -> int:
+    """Characters of a column: it is as wide as its longest line; headings are folded at spaces, and so are names."""
+    column = part.columns[number]
+    words = [word for text in (column.group, *(each.text for each in column.head)) for word in text.split(" ")]
+    longest = max([len(word) for word in words] + [len(text) for row in part.rows for text in row[number]])
+    return min(longest, WIDEST_NAME) if column.head[0].text == "Method" else longest
 
 
 def _chunks(items: Sequence[Item], count: int) -> list[list[Item]]:

@@ -13,6 +13,10 @@ REAL = "real_data"  # the method whose samples are the records themselves
 REAL_ROWS = ("Real", "Real data")  # and the names of its rows in the papers
 DATASETS = {"FashionMNIST": "Fashion-MNIST"}  # names in results/published that are not the ones for readers
 
+METHODS = {"DP-Merf": "DP-MERF", "DP-Merf AE": "DP-MERF AE", "DataLens": "Datalens"}
+VARIANTS = {"DP-MERF code_balanced rerun": "its authors' code, balanced labels"}
+SYMBOLS = {"sigma": "σ", "Delta": "Δ", "FMNIST": "Fashion-MNIST"}  # in names of variants
+
 
 def dataset_of(line: Line) -> str:
     """A line's data set for readers."""
@@ -23,10 +27,20 @@ def dataset_of(line: Line) -> str:
 
 
 def method_of(line: Line) -> str:
-    """A line's method for readers, as the paper prints it."""
+    """A line's method for readers: of a printed row its name there, in the spelling of its own paper."""
     if line.printed is not None:
-        return line.printed.method
+        return METHODS.get(line.printed.method, line.printed.method)
     return method_name(str(line.row.specs[0].config.method.name)) if line.row else line.head["method"]
+
+
+def variant_of(line: Line) -> str:
+    """The variant of a printed row for readers; "" if it has none."""
+    if line.printed is None:
+        return ""
+    variant = VARIANTS.get(line.printed.variant, line.printed.variant)
+    for word, symbol in SYMBOLS.items():
+        variant = variant.replace(word, symbol)
+    return variant
 
 
 def group_of(line: Line) -> str:
