@@ -1,14 +1,15 @@
 """Draws the picture of README: the leaderboard at one epsilon, with samples next to each line.
 
-It reads what `dpgen tables leaderboard` wrote, or else results/earlier/leaderboard.csv, and the grids of samples in
-results/earlier/leaderboard-2.svg. Run it again after the leaderboard:
+It reads results/earlier/leaderboard.csv, and the grids of samples in results/earlier/leaderboard-2.svg. With --records
+it reads results/tables/leaderboard.csv, which `make tables` makes from the records, and the pictures of the records:
 
-    .venv/bin/python docs/make_picture.py
+    .venv/bin/python docs/make_picture.py --records
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from base64 import b64decode
 from io import BytesIO
 from pathlib import Path
@@ -20,39 +21,48 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
+from dpgen_bench.runs.display import method_name, relation_name
+from dpgen_bench.runs.records import find_record
+
 ROOT = Path(__file__).resolve().parent.parent
 EPSILON = 10.0
 PICTURE = ROOT / "results" / "pictures" / "leaderboard_eps10.png"
-METRICS = {"fid": "FID", "acc_mlp_pct": "MLP %"}
+RECORDS = "--records" in sys.argv[1:]
+METRICS = {"acc_cnn_pct": "CNN %", "acc_mlp_pct": "MLP %"} if RECORDS else {"fid": "FID", "acc_mlp_pct": "MLP %"}
 COLUMNS_OF_VALUES = ("ε proven", "ε claimed", *METRICS.values())
-COLUMNS = {  # left ends, as shares of the width
-    "method": 0.035, "steps": 0.165, "samples": 0.285, "ε proven": 0.62, "ε claimed": 0.7, "FID": 0.785, "MLP %": 0.895,
-}  # fmt: skip
+LEFT_ENDS = (0.035, 0.165, 0.285, 0.62, 0.7, 0.785, 0.895)  # of the columns, as shares of the width
+COLUMNS = dict(zip(("method", "steps", "samples", *COLUMNS_OF_VALUES), LEFT_ENDS, strict=True))
 
 
 def lines() -> list[dict[str, str]]:
-    """The lines of the leaderboard at `EPSILON`, in the order of their places."""
-    written = ROOT / "results" / "tables" / "leaderboard.csv"
-    table = pd.read_csv(written if written.exists() else ROOT / "results" / "earlier" / "leaderboard.csv", dtype=str)
-    table = table[table["epsilon_budget"].astype(float) == EPSILON]
+    """The lines on MNIST of the leaderboard at `EPSILON` that have a place, in the order of their places."""
+    table = pd.read_csv(ROOT / "results" / ("tables" if RECORDS else "earlier") / "leaderboard.csv", dtype=str)
+    table = table[(table["epsilon_budget"].astype(float) == EPSILON) & (table["dataset"] == "mnist")]
+    table = table[table["place"] != "–"]
     shown = []
     for (place, method), rows in table.groupby(["place", "method"]):
         values = rows.set_index("metric")
         first = rows.iloc[0]
-        line = {key: first[key] for key in ("steps", "scale", "seeds", "relation", "delta", "accountant", "protocol")}
+        line = {
+            key: first[key]
+            for key in ("steps", "scale", "seeds", "relation", "delta", "accountant", "protocol", "runs")
+        }
         line |= {"place": str(place), "method": str(method)}
         for kind in ("proven", "claimed"):
             value = str(first[f"epsilon_{kind}"])
             line[f"ε {kind}"] = value if value == "–" else f"{float(value):.3g}"
         for metric, title in METRICS.items():
-            mean, spread = (float(str(values.loc[metric, key])) for key in ("mean", "std_seeds"))
-            line[title] = f"{mean:.1f} ± {spread:.1f}"
+            mean, spread = (float(values.loc[metric, key]) for key in ("mean", "std_seeds"))
+            line[title] = f"{mean:.1f}" + ("" if pd.isna(spread) else f" ± {spread:.1f}")
         shown.append(line)
-    return sorted(shown, key=lambda line: int(line["place"].removeprefix("=")))
+    return sorted(shown, key=lambda line: int(line["place"].rstrip("=")))
 
 
 def grids() -> list[np.ndarray]:
-    """The grids of samples at `EPSILON`, the second of the plot's three rows, in the order of its columns."""
+    """The grids of samples at `EPSILON`: of the records, or the second of the earlier plot's three rows."""
+    if RECORDS:
+        records = [find_record(ROOT / "results", line["runs"].split()[0]) for line in lines()]
+        return [np.broadcast_to(grid, (*grid.shape[:2], 3)) for grid in (record.montage(2) for record in records)]
     svg = (ROOT / "results" / "earlier" / "leaderboard-2.svg").read_text()
     images = re.findall(r'<image xlink:href="data:image/png;base64,([^"]+)"', svg)
     return [plt.imread(BytesIO(b64decode(each))) for each in images[4:8]]
@@ -67,7 +77,7 @@ def description(shown: list[dict[str, str]]) -> str:
 def caption(shown: list[dict[str, str]]) -> str:
     """What has to be known of the values."""
     first = shown[0]
-    relation = first["relation"].replace("_", "-")
+    relation = relation_name(first["relation"])
     return (
         f"MNIST, a proven ε of {EPSILON:g} for each line ({relation}, δ = {float(first['delta']):g}, accountant "
         f"{first['accountant']}). Protocol {first['protocol']}, mean ± standard deviation over {first['seeds']} "
@@ -79,17 +89,22 @@ def caption(shown: list[dict[str, str]]) -> str:
 def main() -> None:
     """Write the picture."""
     shown = lines()
-    figure = plt.figure(figsize=(10.5, 3.9), dpi=130)
+    if not shown:
+        sys.exit(
+            f"expected lines with a place on MNIST at ε = {EPSILON:g}, got none; `dpgen sweep leaderboard` makes runs."
+        )
+    row = 0.7 / len(shown)
+    figure = plt.figure(figsize=(10.5, 1.17 + 0.6825 * len(shown)), dpi=130)
     figure.text(0.01, 0.93, "Leaderboard at ε = 10", fontsize=13, weight="bold")
     for title, left in COLUMNS.items():
         figure.text(left, 0.85, title, fontsize=10, color="0.35")
     for number, (line, grid) in enumerate(zip(shown, grids(), strict=True)):
-        y = 0.74 - 0.175 * number
+        y = 0.74 - row * number
         figure.text(0.01, y, line["place"], fontsize=12, va="center", weight="bold")
-        figure.text(COLUMNS["method"], y, line["method"], fontsize=12, va="center")
-        steps = f"{int(line['steps']):,}\nscale {line['scale']}"
+        figure.text(COLUMNS["method"], y, method_name(line["method"]), fontsize=12, va="center")
+        steps = (f"{int(line['steps']):,}\n" if line["steps"].isdigit() else "") + f"scale {line['scale']}"
         figure.text(COLUMNS["steps"], y, steps, fontsize=10, va="center")
-        axes = figure.add_axes((COLUMNS["samples"], y - 0.082, 0.32, 0.164))
+        axes = figure.add_axes((COLUMNS["samples"], y - 0.47 * row, 0.32, 0.94 * row))
         axes.imshow(grid, interpolation="nearest")
         axes.axis("off")
         axes.set_anchor("W")
