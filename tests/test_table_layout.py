@@ -179,10 +179,11 @@ def test_counts_have_no_decimals():
 
 
 def test_names_of_the_files_of_published_values_are_written_for_readers():
-    text = to_markdown(built_of("dp_sinkhorn_table1")) + to_markdown(built_of("gs_wgan_table1"))
-    assert "its authors' code, balanced labels" in text
-    assert "DP-MERF AE" in text
-    assert not [name for name in ("DP-Merf", "code_balanced", "FMNIST") if name in text.replace("FashionMNIST", "")]
+    tables = [to_markdown(built_of(name)) for name in ("dp_sinkhorn_table1", "gs_wgan_table1")]
+    rows = "".join(line for table in tables for line in table.splitlines() if line.startswith("|"))
+    assert "its authors' code, balanced labels" in rows
+    assert "DP-MERF AE" in rows
+    assert not [name for name in ("DP-Merf", "code_balanced", "FMNIST") if name in rows]
 
 
 # --- LaTeX ---
