@@ -59,6 +59,10 @@ _HP: dict[str, Any] = dict(
     sum_order=6, product_order=3, hidden=8, steps=12, epoch_steps=5, batch_size=8, lr_decay=0.3, length_scale2=0.15
 )
 
+_DPDM: dict[str, Any] = dict(
+    batch_size=8, steps=8, noise_levels=2, lr=1e-2, ema=0.5, width=4, multipliers=[1, 1], blocks=1, patch=2, embedding=8
+)
+
 CASES = [
     Case("dp_gauss", dict(dim=4)),
     Case("dp_gauss", dict(dim=4, threshold=0.2, radius=0.2, radius_residual=0.1, radius_code=0.1), 10.0),
@@ -73,6 +77,9 @@ CASES = [
     Case("dpgan", dict(n_d=2, **_DPGAN)),
     Case("dpgan", dict(n_d=2, sigma=1.0, **_DPGAN)),
     Case("dpgan", dict(n_d="adaptive", beta=0.7, threshold=0.6, **{**_DPGAN, "steps": 30})),
+    Case("dpdm", dict(sampler="stochastic", sampler_steps=4, **_DPDM)),
+    Case("dpdm", dict(sigma=0.5, sampler="ddim", sampler_steps=4, guidance=0.5, **_DPDM)),
+    Case("dpdm", dict(sampler="churn", sampler_steps=4, churn=[2.0, 0.0, 100.0, 1.0], **_DPDM)),
     Case("dp_sinkhorn", _SINKHORN),
     Case("dp_sinkhorn", dict(sigma=0.1, **_SINKHORN)),
     Case("dp_sinkhorn", dict(sigma=0.1, clip="whole", debias_labels="repeated", **_SINKHORN)),

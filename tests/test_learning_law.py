@@ -43,6 +43,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dp_hp": dict(sum_order=8, hidden=40, steps=80, epoch_steps=40, batch_size=20, length_scale2=0.15, lr_decay=1.0),
     "dp_merf": dict(features=200, steps=80, batch_size=20, length_scale2=40.0, lr_decay=1.0),
     "dp_ntk": dict(width=50, steps=60, batch_size=20),
+    "dpdm": dict(
+        steps=80, batch_size=16, noise_levels=4, p_mean=0.5, lr=1e-2, ema=0.8, width=8, multipliers=[1], patch=4
+    ),
     "dp_sinkhorn": dict(steps=40, batch_size=10, lr=1e-2),
     "dpgan": dict(steps=60, batch_size=16, lr_d=2e-3, lr_g=2e-3, n_d=1),
     "fedavg_gan": dict(
