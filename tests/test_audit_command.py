@@ -44,7 +44,7 @@ def test_a_claim_is_refuted(tmp_path, capsys):
 
 def test_a_claim_that_holds_is_not_refuted(tmp_path, capsys):
     assert main(["audit", written(tmp_path, **mechanism(moved=1.0)), "--trials", "5000"]) == 0
-    assert "no proof that the claim holds" in capsys.readouterr().out
+    assert "this is no proof" in capsys.readouterr().out
 
 
 def test_the_result_as_json(tmp_path, capsys):
@@ -89,3 +89,38 @@ def test_unknown_targets_are_named(tmp_path, capsys):
     assert "which is no file" in capsys.readouterr().err
     assert main(["audit", written(tmp_path), "--relation", "replace_one"]) == 2
     assert "Write a case for the other relation" in capsys.readouterr().err
+
+
+CODE = """
+import numpy as np
+
+
+def releases(images, labels, rng):
+    rows = images.flatten(1).double().numpy()
+    total = (rows / np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))).sum(axis=0)
+    return [total if rng is None else total + 3.7306 * rng.standard_normal(total.shape)]
+"""
+DECLARED = {"sampling": {"kind": "Full"}, "add_remove": 1.0, "replace_one": 2.0, "std": 3.7306, "times": 1}
+
+
+def test_code_whose_noise_is_detached_is_refuted(capsys):
+    assert main(["audit", "detached_noise", "--trials", "100"]) == 1
+    out = capsys.readouterr().out
+    assert "0.0000 of the stated standard deviation" in out
+    assert "0 false and 100 true rejections" in out
+    assert "REFUTED" in out
+    assert main(["audit", "detached_noise", "--trials", "20", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["faults"][0]["level"] == "b"
+
+
+def test_code_of_the_user_is_audited(tmp_path, capsys, monkeypatch):
+    (tmp_path / "my_paper_of_test.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    case = {key: value for key, value in CASE.items() if key != "mechanisms"}
+    path = tmp_path / "my_paper.yaml"
+    path.write_text(yaml.safe_dump({**case, "code": "my_paper_of_test.releases", "declared": DECLARED}))
+    assert main(["audit", str(path), "--trials", "50"]) == 0
+    assert "FAULT" not in capsys.readouterr().out
+    path.write_text(yaml.safe_dump({**case, "code": "my_paper_of_test.release", "declared": DECLARED}))
+    assert main(["audit", str(path)]) == 2
+    assert "to name a function" in capsys.readouterr().err

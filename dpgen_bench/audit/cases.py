@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
+from hydra.utils import get_method
 
+from dpgen_bench.audit.code import Code
 from dpgen_bench.audit.distinguisher import Attacked
 from dpgen_bench.audit.laws import Movement
 from dpgen_bench.privacy.events import RELATIONS, Event, Relation, Sensitivity
@@ -23,9 +25,10 @@ from dpgen_bench.privacy.sampling import CLIENT_SAMPLINGS, SAMPLINGS, Sampling, 
 from dpgen_bench.utils.paths import CONF
 from dpgen_bench.utils.validation import suggestion
 
-_CASE = {"name", "title", "claimed", "mechanisms"}
+_CASE = {"name", "title", "claimed"}
 _CLAIM = {"epsilon", "delta", "relation", "source"}
 _MECHANISM = {"name", "sampling", "moved", "std", "times"}
+_DECLARED = {"sampling", "add_remove", "replace_one", "std", "times"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,9 @@ class Case:
         title: what it is, in one line.
         epsilon, delta, relation: the claim.
         source: where the claim is made.
-        attacked: the mechanisms with their movements.
+        attacked: the mechanisms with their movements; empty for a case with code.
+        code: the function that makes the releases, or None.
+        declared: what is declared of this function, or None.
     """
 
     name: str
@@ -46,7 +51,9 @@ class Case:
     delta: float
     relation: Relation
     source: str
-    attacked: tuple[Attacked, ...]
+    attacked: tuple[Attacked, ...] = ()
+    code: Code | None = None
+    declared: Event | None = None
 
 
 def case_files() -> dict[str, Path]:
@@ -63,24 +70,49 @@ def load_case(path: Path) -> Case:
     """
     if not path.is_file():
         raise FileNotFoundError(f"expected the yaml of a case, got {path}, which is no file; correct the path.")
-    data = _mapping(yaml.safe_load(path.read_text()), _CASE, f"{path}")
+    content = yaml.safe_load(path.read_text())
+    has_code = isinstance(content, dict) and "code" in content
+    data = _mapping(content, _CASE | ({"code", "declared"} if has_code else {"mechanisms"}), f"{path}")
     claim = _mapping(data["claimed"], _CLAIM, f"{path}, claimed")
     if claim["relation"] not in RELATIONS:
         raise ValueError(f"{path}: expected a relation in {', '.join(RELATIONS)}, got {claim['relation']!r}.")
     delta = _number(claim["delta"], f"{path}, claimed delta")
     if not 0.0 < delta < 1.0:
         raise ValueError(f"{path}: expected a claimed delta in (0, 1), got {delta!r}.")
-    if not isinstance(data["mechanisms"], list) or not data["mechanisms"]:
-        raise ValueError(f"{path}: expected a list of mechanisms, got {data['mechanisms']!r}; give at least one.")
-    return Case(
+    case = Case(
         str(data["name"]),
         str(data["title"]),
         _number(claim["epsilon"], f"{path}, claimed epsilon"),
         delta,
         claim["relation"],
         str(claim["source"]),
-        tuple(_attacked(entry, f"{path}, mechanism {at}") for at, entry in enumerate(data["mechanisms"], start=1)),
     )
+    if has_code:
+        return replace(case, code=_function(data["code"], path), declared=_declared(data["declared"], f"{path}"))
+    if not isinstance(data["mechanisms"], list) or not data["mechanisms"]:
+        raise ValueError(f"{path}: expected a list of mechanisms, got {data['mechanisms']!r}; give at least one.")
+    entries = enumerate(data["mechanisms"], start=1)
+    return replace(case, attacked=tuple(_attacked(entry, f"{path}, mechanism {at}") for at, entry in entries))
+
+
+def _function(name: Any, path: Path) -> Code:
+    """The function of this dotted name, on the Python path."""
+    try:
+        code: Code = get_method(str(name))
+    except (ImportError, ValueError) as error:
+        raise ValueError(
+            f"{path}: expected `code` to name a function, such as my_module.releases, got {name!r} ({error}); start "
+            "the command in the folder of the module."
+        ) from None
+    return code
+
+
+def _declared(entry: Any, where: str) -> Event:
+    where = f"{where}, declared"
+    entry = _mapping(entry, _DECLARED, where)
+    sensitivity = Sensitivity(*(_number(entry[relation], f"{where}, {relation}") for relation in RELATIONS))
+    times = expect_integer(entry["times"], f"{where}, times", advice="give the number of releases")
+    return Event(_sampling(entry["sampling"], where), sensitivity, _number(entry["std"], f"{where}, std"), times)
 
 
 def _attacked(entry: Any, where: str) -> Attacked:

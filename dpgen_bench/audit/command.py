@@ -1,77 +1,183 @@
-"""`dpgen audit`: what the attacks on a mechanism certify, next to what is claimed."""
+"""`dpgen audit`: what the attacks on a mechanism certify, next to what is claimed and proven."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 from dpgen_bench.audit.cases import Case, case_files, load_case
-from dpgen_bench.audit.distinguisher import Attacked, Certificate, certify
+from dpgen_bench.audit.code import audit_code
+from dpgen_bench.audit.distinguisher import CONFIDENCE, Attacked, Certificate, certify
+from dpgen_bench.audit.methods import MethodAudit, audit_method, method_spec, run_spec
 from dpgen_bench.privacy.events import Relation
+from dpgen_bench.runs.catalogue import names, run_ids
+from dpgen_bench.runs.config import RunSpec
+from dpgen_bench.testing.errors import ConformanceError
 from dpgen_bench.utils.console import Console
 from dpgen_bench.utils.validation import suggestion
 
-TRIALS = 100_000
+TRIALS = 100_000  # in each world
+EXECUTIONS = 1000  # of code in each world
 
 
-def audit(target: str, *, trials: int = TRIALS, relation: Relation | None = None, as_json: bool = False) -> int:
-    """Audit a case and print the result.
+def audit(
+    target: str,
+    overrides: Sequence[str] = (),
+    *,
+    results: Path,
+    level: str | None = None,
+    trials: int | None = None,
+    relation: Relation | None = None,
+    as_json: bool = False,
+) -> int:
+    """Audit a case, a method or a run, and print the result.
 
     Args:
-        target: the name of a case of the bench, or the path of a yaml.
-        trials: number of trials in each world.
-        relation: the relation of the claim; None takes the case's own.
+        target: the name of a case or of a method, the path of a case's yaml, the id of a run, or an override.
+        overrides: settings of a method.
+        results: the folder of the run.
+        level: the only level to audit; None for all.
+        trials: number of trials in each world; None for `TRIALS`, or `EXECUTIONS` of code.
+        relation: the relation that is attacked; None takes that of the claim or the budget.
 
     Returns:
-        0, or 1 if the claim is refuted.
+        0, or 1 if a release moves further than declared, or a claimed or proven epsilon is refuted.
 
     Raises:
-        ValueError: for a target that is no case.
+        ValueError: for a target that is none of these.
     """
     case = _case(target)
-    if relation is not None and relation != case.relation:
-        raise ValueError(
-            f"expected --relation {case.relation} for the case {case.name}, got {relation}: its claim and its "
-            "movements are those of one relation. Write a case for the other relation."
-        )
-    certificate = certify(case.attacked, case.delta, case.relation, trials=trials)
-    refuted = certificate.strongest > case.epsilon
-    if as_json:
-        print(json.dumps({"case": case.name, "claimed": case.epsilon, "refuted": refuted, **certificate.to_dict()}))
-    else:
-        _print(case, certificate, refuted)
-    return int(refuted)
+    if case is not None:
+        if overrides or level not in (None, "c"):
+            raise ValueError(f"expected no overrides and no other level than c for the case {case.name}, got some.")
+        if relation not in (None, case.relation):
+            raise ValueError(
+                f"expected --relation {case.relation} for the case {case.name}, got {relation}: its claim and its "
+                "movements are those of one relation. Write a case for the other relation."
+            )
+        return _audit_case(case, trials, as_json) if case.code is None else _audit_code(case, trials, as_json)
+    spec = _spec(target, overrides, results)
+    return _audit_method(spec, level, trials or TRIALS, relation, as_json)
 
 
-def _case(target: str) -> Case:
+def _case(target: str) -> Case | None:
     cases = case_files()
     if target in cases:
         return load_case(cases[target])
-    if target.endswith((".yaml", ".yml")):
-        path = Path(target)
-        return replace(load_case(path), name=path.stem)
+    return load_case(Path(target)) if target.endswith((".yaml", ".yml")) else None
+
+
+def _spec(target: str, overrides: Sequence[str], results: Path) -> RunSpec:
+    if "=" in target:
+        return method_spec([target, *overrides])
+    methods = names("method")
+    if target in methods:
+        return method_spec([f"method={target}", *overrides])
+    if any(run.startswith(target) for run in run_ids(results)):
+        if overrides:
+            raise ValueError(f"expected no overrides for the run {target}, got {' '.join(overrides)}.")
+        return run_spec(results, target)
+    known = [*case_files(), *methods]
     raise ValueError(
-        f"expected a case ({', '.join(cases)}) or the path of a yaml, got {target!r}{suggestion(target, cases)}."
+        f"expected a case ({', '.join(case_files())}), the path of a case's yaml, the name of a method, or the id of a "
+        f"run in {results}, got {target!r}{suggestion(target, known)}."
     )
 
 
-def _print(case: Case, certificate: Certificate, refuted: bool) -> None:
-    console = Console(soft_wrap=True, highlight=False)
+def _audit_code(case: Case, trials: int | None, as_json: bool) -> int:
+    assert case.code is not None
+    assert case.declared is not None
+    result = audit_code(case.code, case.declared, case.relation, case.delta, trials=trials or EXECUTIONS)
+    refuted = result.epsilon > case.epsilon
+    if as_json:
+        values = {"epsilon": result.epsilon, "trials": result.trials, "false": result.false, "true": result.true}
+        faults = [{"level": level, "fault": text} for level, text in result.faults]
+        print(json.dumps({"case": case.name, "claimed": case.epsilon, "refuted": refuted, "faults": faults, **values}))
+        return int(refuted or bool(faults))
+    _claim(case)
+    for level, text in result.faults:
+        _line(f"  FAULT      level {level}: {text}")
+    if result.worst is not None:
+        _line(f"  neighbours {result.worst.name}; releases move by {result.worst.distances.max():.6g} at most")
+    _line(
+        f"  certified  epsilon >= {result.epsilon:.4g} at {100 * CONFIDENCE:g} %, {result.trials:,} trials in each "
+        f"world, level c, model-free ({result.false} false and {result.true} true rejections; threshold "
+        f"{result.threshold:.6g}, which was fixed on as many pilot trials)"
+    )
+    _verdict([f"the claimed {case.epsilon:g}"] if refuted else [])
+    return int(refuted or bool(result.faults))
 
-    def line(text: str) -> None:
-        console.print(text, markup=False)
 
-    line(f"{case.name}: {case.title}")
-    line(f"  claimed    epsilon {case.epsilon:g} at delta {case.delta:g}, {case.relation} ({case.source})")
-    for each in case.attacked:
-        line(f"  attacked   {describe_attacked(each)}")
+def _claim(case: Case) -> None:
+    _line(f"{case.name}: {case.title}")
+    _line(f"  claimed    epsilon {case.epsilon:g} at delta {case.delta:g}, {case.relation} ({case.source})")
+
+
+def _audit_case(case: Case, trials: int | None, as_json: bool) -> int:
+    certificate = certify(case.attacked, case.delta, case.relation, trials=trials or TRIALS)
+    refuted = certificate.strongest > case.epsilon
+    if as_json:
+        print(json.dumps({"case": case.name, "claimed": case.epsilon, "refuted": refuted, **certificate.to_dict()}))
+        return int(refuted)
+    _claim(case)
+    _certified(case.attacked, certificate)
+    _verdict([f"the claimed {case.epsilon:g}"] if refuted else [])
+    return int(refuted)
+
+
+def _audit_method(spec: RunSpec, level: str | None, trials: int, relation: Relation | None, as_json: bool) -> int:
+    quiet = (lambda text: None) if as_json else (lambda text: _line(f"  {text}"))
+    try:
+        result = audit_method(spec, relation, levels=level or "abc", trials=trials, echo=quiet)
+    except ConformanceError as error:
+        _line(f"  REFUTED    {error}")
+        return 1
+    failed = bool(result.exceeded or result.wrong_noise or result.refuted)
+    if as_json:
+        print(json.dumps({"refuted": failed, **result.to_dict()}))
+        return int(failed)
+    _line(result.title)
+    for text in result.lines():
+        _line(f"  level a    {text}")
+    for text in result.exceeded:
+        _line(f"  EXCEEDED   {text}")
+    if result.noise is not None and not result.wrong_noise:
+        _line("  level b    the noise has the stated scale, is normal and independent")
+    for text in result.wrong_noise:
+        _line(f"  NOISE      {text}")
+    if result.certificate is not None:
+        _print_epsilons(result)
+    return int(failed)
+
+
+def _print_epsilons(result: MethodAudit) -> None:
+    assert result.certificate is not None
+    if result.claimed is not None:
+        _line(f"  claimed    epsilon {result.claimed:.4g}")
+    proven = "not available" if result.proven is None else f"{result.proven:.4g}"
+    _line(f"  proven     epsilon {proven} at delta {result.delta:g}, {result.relation}")
+    _line(f"  neighbours {result.pair.names[0]} / {result.pair.names[1]}")
+    _certified(result.replayed.attacked(result.relation)[1], result.certificate)
+    _verdict([f"the {name} one" for name in result.refuted])
+
+
+def _certified(attacked: Sequence[Attacked], certificate: Certificate) -> None:
+    for each in attacked:
+        _line(f"  attacked   {describe_attacked(each)}")
     for text in describe_certificate(certificate):
-        line(f"  certified  {text}")
+        _line(f"  certified  {text}")
+
+
+def _verdict(refuted: Sequence[str]) -> None:
     if refuted:
-        line(f"  REFUTED    the certified epsilon is above the claimed {case.epsilon:g}")
+        _line(f"  REFUTED    the certified epsilon is above {' and '.join(refuted)}")
     else:
-        line("  not refuted; this is no proof that the claim holds")
+        _line("  not refuted; this is no proof that an epsilon holds")
+
+
+def _line(text: str) -> None:
+    Console(soft_wrap=True, highlight=False).print(text, markup=False)
 
 
 def describe_attacked(attacked: Attacked) -> str:

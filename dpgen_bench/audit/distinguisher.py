@@ -80,8 +80,11 @@ class Certificate:
 
     @property
     def strongest(self) -> float:
-        """The larger of both lower bounds."""
-        return max(self.epsilon, self.gdp or 0.0)
+        """The lower bound that a claim is compared with: GDP where it is known, else the model-free one.
+
+        It is one of both and not their maximum, which would be wrong more often than the confidence allows.
+        """
+        return self.epsilon if self.gdp is None else self.gdp
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values, for the record of an attack; infinities as text."""

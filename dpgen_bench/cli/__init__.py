@@ -18,7 +18,7 @@ from dpgen_bench.utils.paths import CONF, add_working_directory, libraries_first
 from dpgen_bench.utils.validation import suggestion
 
 # Verbs that read results, and then use the folders of yamls with which the runs were executed.
-REMEMBERING = ("runs", "rm", "evaluate", "sample", "export", "tables", "sweep", "report", "record", "list")
+REMEMBERING = ("runs", "rm", "evaluate", "sample", "export", "tables", "sweep", "report", "record", "list", "audit")
 LISTING = ("runs", "list", "account")  # verbs that only print; a reader that wants no more of it is no failure
 # Errors of the machine and not of the code: a full disk, and files that may not be read or written.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

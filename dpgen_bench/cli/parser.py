@@ -157,7 +157,8 @@ def _account(add: Add) -> None:
 def _audit(add: Add) -> None:
     parser = add_audit(add)
     assert isinstance(parser, Parser)
-    _folders(parser)
+    _overrides(parser)
+    _folders(parser, default_results())
 
 
 def _evaluate(add: Add) -> None:

@@ -164,7 +164,15 @@ def audit(options: argparse.Namespace) -> int:
     """Attack a mechanism."""
     from dpgen_bench.audit.command import audit
 
-    return audit(options.target, trials=options.trials, relation=options.relation, as_json=options.json)
+    return audit(
+        options.target,
+        options.overrides,
+        results=options.results,
+        level=options.level,
+        trials=options.trials,
+        relation=options.relation,
+        as_json=options.json,
+    )
 
 
 def evaluate(options: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import Generator
-from dpgen_bench.method import Context, Method, fit_method
+from dpgen_bench.method import Context, Method, Scale, fit_method
 from dpgen_bench.privacy.allowance import Allowance
 from dpgen_bench.privacy.bounds import Batch, PublicRows
 from dpgen_bench.privacy.events import Budget
@@ -256,6 +256,8 @@ class Bench:
         clients: the number of clients that the records belong to.
         pristine: resets the plugin's modules, before each fit, to their state before the first fit.
         class_names: the names of the classes; None takes their numbers.
+        public_n: the number of records that methods are told and the ledger states; None takes that of `base`.
+        scale: the caps of a run's scale; None for those of a fit without a config.
     """
 
     make_method: Callable[[], Method]
@@ -267,6 +269,8 @@ class Bench:
     clients: int = 8
     pristine: Pristine | None = None
     class_names: tuple[str, ...] | None = None
+    public_n: int | None = None
+    scale: Scale | None = None
 
     def fit(
         self,
@@ -314,14 +318,13 @@ class Bench:
             self.num_classes,
             services,
             ids=data_set.ids,
-            public_n=len(self.base),
+            public_n=self._records,
             clients=data_set.clients,
             num_clients=self.clients,
             class_names=self.class_names,
         )
-        context = WatchedContext(
-            self.seed, "cpu", services=services, folder=folder, kill_after=kill_after, save_at=save_at
-        )
+        when = {"kill_after": kill_after, "save_at": save_at}
+        context = WatchedContext(self.seed, "cpu", scale=self.scale, services=services, folder=folder, **when)
         method = self.make_method()
         # The generator and the epsilons that the method claims are the plugin's code, too, so the guard covers them.
         with private_access_refused(method) as refused:
@@ -363,10 +366,14 @@ class Bench:
 
     def _ledger(self, folder: Path | None) -> Ledger:
         if folder is None:
-            return Ledger(self.budget, len(self.base))
+            return Ledger(self.budget, self._records)
         if (folder / "ledger.json").exists():
             return Ledger.load(folder / "ledger.json")
-        return Ledger(self.budget, len(self.base), path=folder / "ledger.json")
+        return Ledger(self.budget, self._records, path=folder / "ledger.json")
+
+    @property
+    def _records(self) -> int:
+        return len(self.base) if self.public_n is None else self.public_n
 
 
 def flat(parts: Parts) -> Tensor:

@@ -1,0 +1,193 @@
+"""Level a of an audit: the search for the record that moves a release furthest, and what level c makes of it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dpgen_bench.audit.methods import audit_method, method_spec
+from dpgen_bench.audit.noise import noise_faults
+from dpgen_bench.audit.replay import attacked_record, describe, noise_of_runs, replay
+from dpgen_bench.cli import main
+from dpgen_bench.privacy.bounds import PerRecord, Whole
+from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.key import Key
+from dpgen_bench.privacy.sampling import Full, OneShard
+from dpgen_bench.testing.bench import Bench, Tape
+from dpgen_bench.testing.errors import ConformanceError
+from dpgen_bench.testing.suite import random_data
+from tests.toys import CoupledRows, MeanImage
+
+SHAPE = (1, 8, 8)
+SMALL = ["method=dp_merf", "method.features=20", "dataset=digits", "privacy.epsilon=1"]
+
+
+def toy(make_method, records=40):
+    bench = Bench(make_method, random_data(SHAPE, records, 3, 8, 0), SHAPE, 3, budget=Budget(10.0), public_n=1000)
+    ledger = bench.fit(bench.base, Tape()).ledger
+    record, _ = attacked_record(ledger, Key.seeded("conformance:0"), records)
+    return bench, ledger, record
+
+
+def replayed(make_method):
+    return replay(*toy(make_method))
+
+
+class Projection(MeanImage):
+    """Each image is projected on signs. The norm is 1 for the image that is white where the sign is positive."""
+
+    def row(self, images, labels):
+        signs = torch.where(torch.arange(64) % 3 == 0, 1.0, -1.0)
+        return (images.flatten(1) @ signs / 22.0)[:, None].expand(-1, 64).reshape(images.shape) / 8.0
+
+    def mechanism(self, data, ctx):
+        return data.mechanism("sum", sample=Full(), bound=PerRecord(C=2.0, shape=data.image_shape), times=2)
+
+
+class Shards(MeanImage):
+    def mechanism(self, data, ctx):
+        bound = Whole(C=1.0, shape=data.image_shape)
+        return data.mechanism("sum", sample=OneShard(2, "public_balanced"), bound=bound, times=4)
+
+    def row(self, images, labels):
+        return images.sum(dim=0)
+
+
+def test_an_honest_sum_reaches_its_sensitivity_and_does_not_exceed_it():
+    result = replayed(MeanImage)
+    moved, pair = result.furthest("sum", "add_remove")
+    assert moved.distance == pytest.approx(5.0, rel=1e-5)
+    assert (pair.names[0], moved.declared) == ("removed", 5.0)
+    assert moved.first == 0.0
+    exchanged, _ = result.furthest("sum", "replace_one")
+    assert 5.0 < exchanged.distance < 10.0
+    assert result.exceeded == []
+    assert any("moved 5" in line and "(1.000)" in line for line in describe(result))
+
+
+def test_gradient_ascent_finds_a_record_that_no_list_contains():
+    """A white image has the norm 20/22 and a black one 0; the best image has 42/22, with the other sign."""
+    result = replayed(Projection)
+    moved, pair = result.furthest("sum", "add_remove")
+    assert "gradient ascent" in pair.names[1]
+    assert moved.distance == pytest.approx(42.0 / 22.0, rel=1e-5)
+    exchanged, pair = result.furthest("sum", "replace_one")
+    assert exchanged.distance == pytest.approx(64.0 / 22.0, rel=1e-5)
+
+
+def test_rows_that_depend_on_the_batch_move_further_than_declared():
+    result = replayed(CoupledRows)
+    assert result.exceeded
+
+
+def test_a_method_whose_releases_depend_on_other_releases_of_records_is_refused():
+    class Stops(MeanImage):
+        """Cheat: the number of releases depends on records."""
+
+        def row(self, images, labels):
+            self.seen = len(images)
+            return images
+
+        def fit(self, data, ctx):
+            release = self.mechanism(data, ctx)
+            release(self.row)
+            other = super().fit
+            return other(data, ctx)
+
+    with pytest.raises((ConformanceError, ValueError)):
+        replayed(Stops)
+
+
+def test_movements_of_a_mechanism_that_was_replayed_completely_are_those_of_its_releases():
+    result = replayed(Projection)
+    _, attacked = result.attacked("add_remove")
+    assert [each.event.times for each in attacked] == [1, 1]
+    assert all(each.movement.distance == pytest.approx(42.0 / 22.0, rel=1e-5) for each in attacked)
+
+
+def test_the_least_movement_stands_for_releases_that_were_not_replayed():
+    result = replayed(MeanImage)
+    pair, (attacked,) = result.attacked("replace_one")
+    assert attacked.event.times == 6
+    assert attacked.movement.distance == pytest.approx(min(each.distance for each in pair.moved))
+
+
+def test_a_record_takes_part_in_the_draws_of_its_shard_only():
+    result = replayed(Shards)
+    pair, (attacked,) = result.attacked("add_remove")
+    assert len(pair.moved) in (1, 2)  # of three replayed releases
+    assert attacked.event.sampling == OneShard(2, "public_balanced")
+
+
+def test_the_attacked_record_and_the_records_of_a_replay_are_in_the_first_draws():
+    bench = Bench(MeanImage, random_data(SHAPE, 40, 3, 8, 0), SHAPE, 3)
+    ledger = bench.fit(bench.base, Tape()).ledger
+    key = Key.seeded("conformance:0")
+    record, ids = attacked_record(ledger, key, 1000)
+    draws = [ledger.entries["sum"].event.sampling.draw(np.arange(1000), key.derive("sum", t), t) for t in range(3)]
+    assert sum(record in draw for draw in draws) >= 2
+    assert record in ids
+    assert len(ids) == 256
+    assert set(ids) <= set(np.concatenate(draws))
+
+
+def test_audit_of_a_method():
+    lines = []
+    result = audit_method(method_spec(SMALL), trials=20_000, echo=lines.append)
+    assert result.relation == "add_remove"
+    assert result.proven == pytest.approx(1.0, rel=1e-3)
+    assert 0.8 < result.certificate.gdp < 1.0
+    assert result.certificate.epsilon < result.certificate.gdp
+    assert not result.exceeded
+    assert result.noise == {"mean_embedding": []}
+    assert not result.refuted
+    assert lines
+    record = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert record["moved"]["mean_embedding"]["add_remove"]["distance"] == pytest.approx(1.0, rel=1e-5)
+
+
+def test_an_infinite_budget_is_audited_without_an_accusation():
+    result = audit_method(method_spec([*SMALL[:3], "privacy.epsilon=inf"]), trials=200, levels="ac")
+    assert result.proven == math.inf
+    assert result.certificate.gdp == math.inf
+    assert not result.refuted
+    json.dumps(result.to_dict(), allow_nan=False)
+
+
+def test_the_noise_of_a_method_is_tested_with_enough_draws():
+    bench, ledger, record = toy(MeanImage)
+    result = replay(bench, ledger, record)
+    (one, other) = noise_of_runs(bench, result)["sum"]
+    assert len(one) == len(other)
+    assert 60_000 < sum(map(len, one + other)) < 110_000
+    std = ledger.entries["sum"].event.std
+    assert noise_faults([one, other], std) == []
+    assert noise_faults([one, other], 1.1 * std)
+
+
+def test_the_command_audits_a_method(capsys):
+    arguments = ["audit", "dp_merf", *SMALL[1:], "--trials", "2000", "--relation", "replace_one"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "level a    mean_embedding, replace_one: moved 1.41" in out
+    assert "certified  epsilon >= " in out
+    assert "no proof" in out
+    assert main([*arguments, "--level", "a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["certified"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dp_merff"], "did you mean 'dp_merf'"),
+        (["public_fonts", "dataset=digits", "privacy.epsilon=0"], "which makes no release"),
+        (["gs_wgan_published", "--level", "a"], "no other level than c"),
+    ],
+)
+def test_what_cannot_be_audited_is_said(arguments, message, capsys, tmp_path):
+    assert main(["audit", *arguments, "--results", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
