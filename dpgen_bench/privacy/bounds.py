@@ -6,6 +6,7 @@ record that joins or leaves the draw, and for one drawn record that is exchanged
 | bound | fn returns | add/remove | replace one |
 |---|---|---|---|
 | PerRecord, PerRecordGradient | one row or one loss per record, clipped to C, summed | C | 2C |
+| PerRecordGradient(clip="per_tensor") | one loss per record; each of R tensors is clipped to C | C sqrt(R) | 2C sqrt(R) |
 | PerRow | R rows, each any function of the batch, each clipped to C | 2C sqrt(R) | 2C sqrt(R) |
 | Whole | one tensor, any function of the batch, clipped to C | 2C | 2C |
 | Votes (module votes) | numbers of at most k bins per record, which are counted | sqrt(k) | sqrt(2k) |
@@ -31,6 +32,7 @@ from dpgen_bench.privacy.clipping import SMALLEST_C, clip_rows
 from dpgen_bench.privacy.events import Sensitivity
 from dpgen_bench.privacy.expect import expect_integer, expect_number, expect_shape
 from dpgen_bench.privacy.gradients import check_module, clipped_gradient_sum
+from dpgen_bench.privacy.gradients.per_tensor import sum_clipped_per_tensor, trainable
 from dpgen_bench.privacy.isolation import expect_plain
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.record_rng import RecordRng, names_rng
@@ -237,7 +239,11 @@ class PerRecordGradient(Bound):
     K changes neither the sensitivity nor the noise. `microbatch` still counts records.
 
     Guarantees: as `PerRecord`, provided that loss i depends on record i, its row of `rng`, the parameters and public
-    inputs alone, and that public rows do not depend on records.
+    inputs alone, and that public rows do not depend on records. With clip="per_tensor", C sqrt(R) takes the place of C.
+
+    Args:
+        clip: "joint" clips the gradient of a record in all parameters together. "per_tensor" clips its gradient in each
+            of the R trainable tensors to C, as some released code does; it takes R times as long.
     """
 
     module: nn.Module = field(repr=False)
@@ -245,6 +251,8 @@ class PerRecordGradient(Bound):
     microbatch: int | None = None
     public_rows: int = 0
     copies: int = 1
+    clip: Literal["joint", "per_tensor"] = "joint"
+    tensors: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -259,10 +267,14 @@ class PerRecordGradient(Bound):
             self.public_rows, f"{what}, public_rows", minimum=0, advice="give their number, or 0 for none"
         )
         object.__setattr__(self, "public_rows", rows)
+        if self.clip not in ("joint", "per_tensor"):
+            raise ValueError(f"{what}: expected clip 'joint' or 'per_tensor', got {self.clip!r}; take one.")
+        object.__setattr__(self, "tensors", trainable(self.module))  # their number is part of the sensitivity
 
     @property
     def sensitivity(self) -> Sensitivity:
-        return Sensitivity(self.C, 2.0 * self.C)
+        joint = self.C if self.clip == "joint" else self.C * math.sqrt(len(self.tensors))
+        return Sensitivity(joint, 2.0 * joint)
 
     def check_public(self, public: PublicRows | None) -> None:
         number = 0 if public is None else len(public[1])
@@ -275,11 +287,17 @@ class PerRecordGradient(Bound):
             expect_plain(part, "public rows")
         for name, parameter in self.module.named_parameters():
             expect_plain(parameter, f"parameter {name!r} of the module")
+        if self.clip == "per_tensor" and trainable(self.module) != self.tensors:
+            raise ValueError(
+                f"PerRecordGradient: expected the {len(self.tensors)} trainable parameters for which the mechanism was "
+                f"approved, got {len(trainable(self.module))}; do not freeze or unfreeze parameters between releases."
+            )
         # Checked here, because a later error would be raised while records are seen, which marks the run.
         check_module(self.module, self.C, self.backend)
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "public_rows": self.public_rows}
+        tensors = {"tensors": len(self.tensors)} if self.clip == "per_tensor" else {}
+        return {**super().describe(), "public_rows": self.public_rows, **tensors}
 
     def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
         images, labels = batch.inputs
@@ -296,16 +314,12 @@ class PerRecordGradient(Bound):
         def losses(images: Tensor, labels: Tensor, ids: Tensor, *mask: Tensor) -> Tensor:
             return self.losses(fn, Batch(images, labels, ids, batch.key), *mask)
 
-        total = clipped_gradient_sum(
-            self.module,
-            losses,
-            rows,
-            self.C,
-            microbatch=self.microbatch,
-            backend=self.backend,
-            copies=self.copies,
-        )
-        return {name: expect_plain(part, f"gradient of {name!r}") for name, part in total.gradients.items()}
+        options: dict[str, Any] = {"microbatch": self.microbatch, "backend": self.backend, "copies": self.copies}
+        if self.clip == "joint":
+            total = clipped_gradient_sum(self.module, losses, rows, self.C, **options).gradients
+        else:
+            total = sum_clipped_per_tensor(self.module, losses, rows, self.C, **options)
+        return {name: expect_plain(part, f"gradient of {name!r}") for name, part in total.items()}
 
     def losses(self, fn: Callable[..., Tensor], batch: Batch, *mask: Tensor) -> Tensor:
         """The losses [b] of the rows of a batch, each the mean over its copies."""

@@ -73,7 +73,9 @@ def paper_count(
     return count(event.sampling.rate, event.std / unit, event.times * per_step, delta)
 
 
-def classical_rdp(q: float, sigma: float, compositions: int, delta: float) -> float:
+def classical_rdp(
+    q: float, sigma: float, compositions: int, delta: float, orders: tuple[float, ...] = TF_PRIVACY_ORDERS
+) -> float:
     """DP-Sinkhorn's count: RDP of the Poisson-subsampled Gaussian with the classical conversion.
 
     epsilon = min over orders alpha of rdp(alpha) + log(1/delta) / (alpha - 1). With `compositions` = iterations x rows
@@ -85,10 +87,10 @@ def classical_rdp(q: float, sigma: float, compositions: int, delta: float) -> fl
         ValueError: q outside (0, 1], sigma <= 0, compositions < 1 or delta outside (0, 1).
     """
     _check(q, sigma, compositions, delta)
-    curve = _curve(q, sigma, compositions, TF_PRIVACY_ORDERS)
+    curve = _curve(q, sigma, compositions, orders)
     bounds = [
         value + math.log(1.0 / delta) / (order - 1.0)
-        for order, value in zip(TF_PRIVACY_ORDERS, curve, strict=True)
+        for order, value in zip(orders, curve, strict=True)
         if not math.isnan(value)
     ]
     return min(bounds, default=math.inf)
