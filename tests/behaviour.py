@@ -62,8 +62,14 @@ _HP: dict[str, Any] = dict(
 _DPDM: dict[str, Any] = dict(
     batch_size=8, steps=8, noise_levels=2, lr=1e-2, ema=0.5, width=4, multipliers=[1, 1], blocks=1, patch=2, embedding=8
 )
+_CGAN: dict[str, Any] = dict(
+    batch_size=8, hidden=6, latent_dim=4, steps=20, lr_d=0.3, lr_d_end=0.1, lr_d_steps=10, lr_g=2e-2
+)
 
 CASES = [
+    Case("dp_cgan", _CGAN),
+    Case("dp_cgan", dict(sigma=1.0, **_CGAN)),
+    Case("dp_cgan", dict(clip="per_tensor", clip_norm=0.3, sigma=0.5, **_CGAN)),
     Case("dp_gauss", dict(dim=4)),
     Case("dp_gauss", dict(dim=4, threshold=0.2, radius=0.2, radius_residual=0.1, radius_code=0.1), 10.0),
     Case("dp_gauss", dict(dim=4, clusters=2)),
