@@ -113,7 +113,7 @@ def test_the_tensors_of_a_bound_do_not_change() -> None:
     bound.check_public(None)
     module[0].bias.requires_grad_(True)
     assert bound.sensitivity.add_remove == math.sqrt(3)
-    with pytest.raises(ValueError, match="expected the 3 trainable parameters for which .* got 4"):
+    with pytest.raises(ValueError, match=r"expected the 3 trainable parameters for which .* got 4"):
         bound.check_public(None)
 
 

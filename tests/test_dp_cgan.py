@@ -104,7 +104,7 @@ def test_the_first_step_by_hand(monkeypatch: pytest.MonkeyPatch, clip: str) -> N
         loss = F.binary_cross_entropy_with_logits(before(image[None], label[None]), torch.tensor([real]))
         gradients = torch.autograd.grad(loss, list(before.parameters()))
         joint = math.sqrt(sum(float(g.square().sum()) for g in gradients))
-        for (name, part), gradient in zip(total.items(), gradients, strict=True):
+        for part, gradient in zip(total.values(), gradients, strict=True):
             norm = joint if clip == "joint" else float(gradient.norm())
             scales.append(min(1.0, C / max(norm, 1e-12)))
             part += gradient * scales[-1]

@@ -6,7 +6,7 @@ record that joins or leaves the draw, and for one drawn record that is exchanged
 | bound | fn returns | add/remove | replace one |
 |---|---|---|---|
 | PerRecord, PerRecordGradient | one row or one loss per record, clipped to C, summed | C | 2C |
-| PerRecordGradient(clip="per_tensor") | one loss per record; each of R tensors is clipped to C | C sqrt(R) | 2C sqrt(R) |
+| PerRecordGradient(clip="per_tensor") | the same, each of R tensors clipped to C | C sqrt(R) | 2C sqrt(R) |
 | PerRow | R rows, each any function of the batch, each clipped to C | 2C sqrt(R) | 2C sqrt(R) |
 | Whole | one tensor, any function of the batch, clipped to C | 2C | 2C |
 | Votes (module votes) | numbers of at most k bins per record, which are counted | sqrt(k) | sqrt(2k) |

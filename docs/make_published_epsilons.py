@@ -1,0 +1,226 @@
+"""Makes the table and the plot of docs/published_epsilons.md: what published values of epsilon are worth.
+
+The claims are in docs/published_epsilons.yaml, printed accuracies in results/published, and measured ones in
+results/records. Proven values are computed as `dpgen account` computes them, and kept in
+docs/published_epsilons.csv, because some take minutes. Run it again after a record or a claim has changed:
+
+    .venv/bin/python docs/make_published_epsilons.py             # the page and the plot, from the CSV
+    .venv/bin/python docs/make_published_epsilons.py --account   # and the CSV; needs MNIST
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import statistics
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dpgen_bench.privacy.accountants.proven import epsilon
+from dpgen_bench.privacy.accountants.table import claimed_epsilon
+from dpgen_bench.privacy.events import Event, Sensitivity
+from dpgen_bench.privacy.sampling import Full, OneShard
+from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.plan import plan
+from dpgen_bench.runs.records import read_record, record_paths
+from dpgen_bench.tables.published import published_rows
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "published_epsilons.md"
+SPEC = ROOT / "docs" / "published_epsilons.yaml"
+VALUES = ROOT / "docs" / "published_epsilons.csv"
+PLOT = ROOT / "results" / "pictures" / "published_epsilons.png"
+BEGIN, END = "<!-- table: made by docs/make_published_epsilons.py -->", "<!-- end of the table -->"
+METRIC, DATASET, DELTA = "acc_cnn_pct", "mnist", 1e-5
+PROTOCOLS = ("league", "standard_utility")  # their CNN is the same
+HEADER = ("method", "claimed", "by", "proven", "flaw", "printed", "measured at the same proven ε")
+
+Entry = Mapping[str, Any]
+
+
+def entries() -> list[dict[str, Any]]:
+    """The claims."""
+    return list(yaml.safe_load(SPEC.read_text())["entries"])
+
+
+def name(entry: Entry) -> str:
+    """The name of an entry in the CSV: its method, who claims, and the claimed value if it states one."""
+    return ", ".join(str(entry[key]) for key in ("method", "by", "claimed") if key in entry)
+
+
+def events(entry: Entry) -> list[Event]:
+    """The releases of an entry."""
+    if "run" in entry:
+        return plan(str(entry["run"]).split()).events
+    found = []
+    for release in entry.get("releases", ()):
+        add_remove, replace_one = (math.sqrt(float(square)) for square in release["sensitivity2"])
+        sampling = OneShard(release["shards"], "random") if "shards" in release else Full()
+        std = float(release["std"]) if "std" in release else _noise_multiplier(entry["noise_for"])
+        found.append(Event(sampling, Sensitivity(add_remove, replace_one), std, int(release["times"])))
+    return found
+
+
+def _noise_multiplier(target: Mapping[str, Any]) -> float:
+    from opacus.accountants.utils import get_noise_multiplier
+
+    return float(
+        get_noise_multiplier(
+            target_epsilon=float(target["epsilon"]),
+            target_delta=DELTA,
+            sample_rate=float(target["q"]),
+            steps=int(target["steps"]),
+            accountant="rdp",
+        )
+    )
+
+
+def account(entry: Entry) -> dict[str, str]:
+    """The line of an entry in the CSV: its claimed and its proven epsilon; inf if nothing is proven."""
+    releases = events(entry)
+    claimed: Any = entry.get("claimed")
+    if claimed is None:
+        method = build_spec(compose_config(str(entry["run"]).split())).method()
+        claimed = claimed_epsilon(method, releases, DELTA)
+    proven = epsilon(releases, DELTA, entry["relation"], "pld") if releases else math.inf
+    return {"entry": name(entry), "claimed": f"{float(claimed):.6g}", "proven": f"{proven:.6g}"}
+
+
+def accounted() -> dict[str, dict[str, str]]:
+    """The lines of the CSV by entry."""
+    with open(VALUES, newline="") as file:
+        return {line["entry"]: line for line in csv.DictReader(file)}
+
+
+def printed(entry: Entry) -> str:
+    """The printed accuracy of an entry in percent."""
+    cell = entry.get("printed")
+    if cell is None:
+        return "–"
+    if "value" in cell:
+        return f"{cell['value']}"
+    for row in published_rows(cell["paper"], cell["table"]):
+        wanted = (cell["method"], cell.get("variant", row.variant), cell["epsilon"], "MNIST")
+        if (row.method, row.variant, row.epsilon, row.dataset) == wanted and cell["metric"] in row.cells:
+            value = row.cells[cell["metric"]].value
+            return "–" if value is None else f"{value:g}"
+    raise ValueError(f"expected a printed row of {dict(cell)}, got none; correct {SPEC.name}.")
+
+
+def measured(entry: Entry) -> str:
+    """The accuracy that records have for a method at the proven epsilon of the claim, with its seeds and scale."""
+    same = entry.get("same")
+    if same is None:
+        return "–"
+    values: dict[tuple[str, str], list[float]] = {}
+    for path in sorted(record_paths(ROOT / "results").values()):
+        config = (record := read_record(path)).config
+        is_same = config.method.name == same["method"] and config.dataset.name == DATASET
+        if not is_same or config.privacy.epsilon != same["epsilon"] or config.privacy.delta != DELTA:
+            continue
+        for each in record.measurements.all():
+            value = each["metrics"].get(METRIC) if each["protocol"]["name"] in PROTOCOLS else None
+            if value is not None:
+                values.setdefault((config.scale.name, config.privacy.relation), []).append(_mean(value))
+                break
+    cells = []
+    for (scale, relation), found in sorted(values.items()):
+        seeds = f"{len(found)} seed{'s' if len(found) > 1 else ''}"
+        about = f"{seeds}, {relation.replace('_', '-' if relation == 'replace_one' else '/')}"
+        cells.append(f"{statistics.fmean(found):.1f} ({about}{'' if scale == 'paper' else f', scale {scale}'})")
+    return "; ".join(cells) or "–"
+
+
+def _mean(value: Any) -> float:
+    numbers = value["values"] if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+    return statistics.fmean(float(number) for number in numbers)
+
+
+def shown(value: str) -> str:
+    """An epsilon with three digits."""
+    number = float(value)
+    return "none" if math.isinf(number) else f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
+
+
+def rows() -> list[tuple[str, ...]]:
+    """The cells of the table; the relation of a proven value is that of the claim."""
+    known, relations = accounted(), {"add_remove": "add/remove", "replace_one": "replace-one"}
+    cells = []
+    for entry in entries():
+        line = known[name(entry)]
+        proven = shown(line["proven"])
+        proven = f"**{proven}**" + ("" if proven == "none" else f" ({relations[entry['relation']]})")
+        claim = f"{float(line['claimed']):.4g}"
+        cells.append((entry["method"], claim, entry["by"], proven, entry["flaw"], printed(entry), measured(entry)))
+    return cells
+
+
+def table() -> str:
+    """The table in Markdown."""
+    lines = [HEADER, ("---",) * len(HEADER), *rows()]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def page() -> str:
+    """The page with its table made again."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+
+
+def description() -> str:
+    """The values of the plot as text, which is stored in it, so that a test can compare them with the table."""
+    return "; ".join(" ".join(cells[:4]) for cells in rows())
+
+
+def draw() -> None:
+    """Draw claimed and proven values, one line for each claim."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    known = accounted()
+    lines = [(entry, *(float(known[name(entry)][key]) for key in ("claimed", "proven"))) for entry in entries()]
+    finite = [proven for _, _, proven in lines if math.isfinite(proven)]
+    end = 10 * max(finite)  # where "none" is drawn
+    figure, axes = plt.subplots(figsize=(8.5, 0.32 * len(lines) + 1.0), dpi=120, layout="constrained")
+    for y, (_, claimed, proven) in enumerate(lines):
+        x = proven if math.isfinite(proven) else end
+        more = x > 1.1 * claimed
+        axes.plot([claimed, x], [y, y], color="#d55e00" if more else "#0072b2", linewidth=2, zorder=1)
+        axes.scatter(claimed, y, facecolor="white", edgecolor="black", zorder=2)
+        marker = "o" if math.isfinite(proven) else ">"
+        axes.scatter(x, y, color="#d55e00" if more else "#0072b2", marker=marker, zorder=3)
+        axes.annotate(
+            shown(str(proven)), (max(x, claimed), y), (7, 0), textcoords="offset points", va="center", fontsize=8
+        )
+    axes.set_yticks(range(len(lines)), [f"{e['method']} ({e['by']})" for e, _, _ in lines], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlim(right=4 * end)
+    axes.set_xlabel("ε at δ = 1e-5: claimed (white), proven (filled; an arrow: nothing is proven)")
+    axes.grid(axis="x", color="0.9")
+    axes.set_axisbelow(True)
+    PLOT.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PLOT, metadata={"Description": description(), "Software": None})
+
+
+def main(arguments: list[str]) -> None:
+    """Write the CSV if it is asked for, and the page and the plot."""
+    if "--account" in arguments:
+        lines = [account(entry) for entry in entries()]
+        with open(VALUES, "w", newline="") as file:
+            writer = csv.DictWriter(file, ("entry", "claimed", "proven"), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(lines)
+    PAGE.write_text(page())
+    draw()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
