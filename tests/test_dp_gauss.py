@@ -202,10 +202,15 @@ def test_lloyd_steps_share_their_share_of_the_budget() -> None:
     assert entries["clusters"].event.times == 3
 
 
-def test_colour_images_and_noise_for_release():
-    images = torch.randint(0, 256, (60, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    generator, _ = fit(images, torch.arange(60) % CLASSES, 10.0, mode="os", dim=4)
-    assert generator.sample(torch.arange(3), seed=0).shape == (3, 3, 8, 8)
+@pytest.mark.parametrize("side", [8, pytest.param(32, marks=pytest.mark.slow)])
+def test_colour_images_and_noise_for_release(side: int) -> None:
+    """Radii grow with the square root of the number of values of an image."""
+    rng = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (60, 3, side, side), dtype=torch.uint8, generator=rng)
+    generator, ledger = fit(images, torch.arange(60) % CLASSES, 10.0, mode="os", dim=4)
+    assert generator.sample(torch.arange(3), seed=0).shape == (3, 3, side, side)
+    radii = [entry["bound"]["radius"] for entry in ledger.to_dict()["entries"]]
+    assert radii == pytest.approx([radius * side * 3**0.5 for radius in (0.4, 0.27, 0.25)])
 
 
 def test_mistakes_are_refused_before_records_are_read():
