@@ -188,7 +188,8 @@ def _head(table: TableSpec, printed: PublishedRow | None, row: TableRow | None) 
     if config and not printed:
         head = {"method": str(config.method.name)}
     for name in table.settings:
-        head[name] = "–" if config is None else str(config.method.get(name, "–"))
+        # Of a folder its name, because its place differs between machines.
+        head[name] = "–" if config is None else str(config.method.get(name, "–")).rsplit("/", 1)[-1]
     if not printed:
         head["dataset"] = describe_dataset(config) if config else "–"
     if config is None or row is None:

@@ -142,7 +142,8 @@ class _Draft:
         """The part with a column for each pair; `turned`: with a row for each pair, and these methods as columns."""
         datasets = list(dict.fromkeys(data for data, _ in pairs))
         lines = [line for line in self.built.lines if dataset_of(line) in datasets]
-        settings = [name for name in self.built.settings if any(line.head.get(name, NONE) != NONE for line in lines)]
+        # Settings that are the same in all lines distinguish none.
+        settings = [name for name in self.built.settings if len({line.head.get(name, NONE) for line in lines}) > 1]
         # Columns that name a line: the place in a leaderboard, the method, its settings, and its epsilons.
         with_place, with_best = "place" in lines[0].head, any(line.tail.get(TO_BEST, NONE) != NONE for line in lines)
         heads = ["#"] if with_place else []
@@ -163,7 +164,7 @@ class _Draft:
             to_best = first.tail.get(TO_BEST, NONE) if competes else NONE
             blocks: list[Block] = [(Text(place),)] if with_place else []
             blocks.append(name_block(row, self.shared, notes))
-            blocks += [(Text(first.head.get(name, NONE)),) for name in settings]
+            blocks += [(Text(first.head.get(name, NONE).replace("None", NONE)),) for name in settings]
             blocks.append(epsilon_block(row, notes))
             blocks += [(Text(first.head.get(PUBLIC_DATA, NONE)),)] if with_public else []
             blocks += [(Text(to_best),)] if with_best else []
