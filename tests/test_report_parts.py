@@ -15,7 +15,7 @@ from dpgen_bench.report.boards import boards_content, boards_of
 from dpgen_bench.report.drawings import COMPUTED
 from dpgen_bench.report.page import build_report, collect, render
 from dpgen_bench.report.runs import panel, read_runs
-from dpgen_bench.report.text import plain, small_picture
+from dpgen_bench.report.text import plain, small_picture, with_code
 from dpgen_bench.runs import overrides
 from dpgen_bench.runs.config import identify
 from dpgen_bench.runs.store import RunFolder
@@ -267,3 +267,8 @@ def test_plots_without_runs_are_those_of_the_tables(tmp_path, monkeypatch):
     assert plots["alone"]["caption"] == plots["several-2"]["caption"] == [COMPUTED]
     assert plots["torn"]["title"].startswith("cannot be read")
     assert plots["wrong"]["title"].startswith("cannot be drawn (ValueError: expected samples, got none)")
+
+
+def test_text_between_backticks_is_code_and_stays_escaped():
+    written = with_code("`dpgen sweep <b>` makes them, a single ` does not")
+    assert written == "<code>dpgen sweep &lt;b&gt;</code> makes them, a single ` does not"

@@ -14,14 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from dpgen_bench.report.boards import boards_content, boards_of
 from dpgen_bench.report.curves import curves_content
 from dpgen_bench.report.drawings import draw_plots
 from dpgen_bench.report.papers import bar, count_values, summary
 from dpgen_bench.report.runs import Run, panel, read_runs
-from dpgen_bench.report.text import plain
+from dpgen_bench.report.text import plain, templates
 from dpgen_bench.runs.display import counted, method_name
 from dpgen_bench.tables.assembly import build
 from dpgen_bench.tables.layout import lay_out
@@ -79,13 +77,10 @@ def render(content: dict[str, Any]) -> str:
     The template escapes all texts of runs. The page's script reads its data from a JSON block in which <, > and & are
     escaped, so that no text of a run can end the block, and inserts them as text and not as HTML.
     """
-    environment = Environment(
-        loader=PackageLoader("dpgen_bench.report", "templates"), autoescape=True, undefined=StrictUndefined
-    )
+    environment = templates()
     environment.policies["json.dumps_kwargs"] = {"sort_keys": True, "allow_nan": False, "separators": (",", ":")}
-    templates = environment.loader
-    assert templates is not None
-    script = templates.get_source(environment, "report.js")[0]
+    assert environment.loader is not None
+    script = environment.loader.get_source(environment, "report.js")[0]
     return environment.get_template("report.html.j2").render(
         **content,
         data={key: content[key] for key in ("boards", "runs")},

@@ -5,17 +5,38 @@ from __future__ import annotations
 import base64
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 from PIL import Image
 
 from dpgen_bench.runs.statistics import Summary
 
 LONGEST = 320  # pixels of the longer side of a sample grid in the report
 GREYS = 16  # shades of a grey image; an image of noise then takes 20 kB
+
+
+def templates() -> Environment:
+    """The report's templates, which escape every text. The filter `code` writes `text` between backticks as code."""
+    environment = Environment(
+        loader=PackageLoader("dpgen_bench.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["code"] = with_code
+    return environment
+
+
+def with_code(text: str) -> Markup:
+    """The text in HTML, escaped, with `text` between backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def plain(value: Any) -> Any:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from dpgen_bench.plots.draw import draw
+from dpgen_bench.report.text import templates
 from dpgen_bench.runs.listing import make_console
 from dpgen_bench.tables.assembly import build
 from dpgen_bench.tables.formats import expect_formats, show, to_csv, to_markdown
@@ -20,14 +19,7 @@ from dpgen_bench.utils.files import write_atomic
 
 def to_html(built: BuiltTable) -> str:
     """The table as an HTML page without script, in the report's look."""
-    environment = Environment(
-        loader=PackageLoader("dpgen_bench.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("table.html.j2").render(layout=lay_out(built)) + "\n"
+    return templates().get_template("table.html.j2").render(layout=lay_out(built)) + "\n"
 
 
 WRITERS: dict[str, Callable[[BuiltTable], str]] = {"md": to_markdown, "tex": to_latex, "csv": to_csv, "html": to_html}
