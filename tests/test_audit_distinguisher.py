@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dpgen_bench.audit.count_test import certify_count, exact_epsilon, exceedances
 from dpgen_bench.audit.distinguisher import Attacked, certify, choose_threshold, rejections
 from dpgen_bench.audit.laws import GaussianLaw, Movement, NotAudited, draw_ratios, law_of
+from dpgen_bench.privacy.accountants.calibration import calibrate_std
 from dpgen_bench.privacy.accountants.proven import epsilon
-from dpgen_bench.privacy.events import Event, Sensitivity
+from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.sampling import FixedSize, Full, OneClient, OneShard, Poisson
 
 SENSITIVITY = Sensitivity(1.0, 2.0)
@@ -153,3 +155,83 @@ def test_arguments_are_checked(wrong):
     arguments = {"delta": DELTA, "trials": 100, **wrong}
     with pytest.raises(ValueError, match="expected"):
         certify([attacked(Full(), 1.0)], arguments.pop("delta"), "add_remove", **arguments)
+
+
+GS_WGAN = attacked(OneShard(1000), 2.14, 20_000, 0.0, 2.0 * math.sqrt(32))
+
+
+def test_the_exact_epsilon_of_a_count_is_that_of_a_closed_form():
+    """25 or more of GS-WGAN's releases above 5.4 noise std: 225.8, by a computation for the reference pages."""
+    rates = exceedances(GS_WGAN, 5.4)
+    assert exact_epsilon(GS_WGAN.event, rates, DELTA) == pytest.approx(225.8, abs=0.1)
+    assert stats.binom.sf(24, 20_000, rates[1]) == pytest.approx(1.03e-5, rel=0.01)
+
+
+def test_a_count_certifies_less_than_its_exact_epsilon_and_agrees_with_the_likelihood_ratio():
+    count = certify_count(GS_WGAN, 4.5, DELTA, "replace_one", trials=2_000_000)
+    assert count.false == 0
+    assert 12.0 < count.epsilon < count.exact < epsilon([GS_WGAN.event], DELTA, "replace_one", "pld") * 40
+    assert count.strongest == count.exact
+    assert count.second_trials == 1_000_000
+    small = attacked(Poisson(0.02), 1.0, 1000)
+    by_count = certify_count(small, 2.0, DELTA, "add_remove", trials=20_000)
+    by_ratio = certify([small], DELTA, "add_remove", trials=20_000)
+    proven = epsilon([small.event], DELTA, "add_remove", "pld")
+    assert 0.2 * proven < by_count.epsilon <= 1.2 * by_ratio.epsilon
+    assert by_count.exact < proven
+
+
+def test_a_count_needs_a_hidden_participation():
+    with pytest.raises(NotAudited, match="leave out `above`"):
+        exceedances(attacked(Full(), 1.0), 3.0)
+
+
+SIGMA = {1: 3.7306, 4: 1.0812, 10: 0.4999}  # exact, for one release at delta 1e-5
+GDP_TRIALS = {
+    1.1: (7531, 633, 136),  # an off-by-one class
+    math.sqrt(2): (440, 37, 8),  # features of norm sqrt 2, votes for two bins
+    2.0: (76, 7, 2),  # replace-one taken for add/remove, a clip of each of four tensors
+    math.sqrt(32): (4, 2, 2),  # 32 joint rows
+    2 * math.sqrt(32): (2, 2, 2),  # 32 joint rows that turn around
+}
+
+
+@pytest.mark.parametrize("factor", GDP_TRIALS, ids=lambda factor: f"{factor:.2f}")
+def test_noise_that_is_too_small_is_refuted_at_the_stated_trials(factor):
+    """At these numbers of trials, a fault is refuted about every second time (computed for the reference pages)."""
+    for claim, trials in zip(SIGMA, GDP_TRIALS[factor], strict=True):
+        mechanism = [attacked(Full(), SIGMA[claim] / factor)]
+        found = sum(certify(mechanism, DELTA, "add_remove", trials=trials, seed=seed).gdp > claim for seed in range(40))
+        assert found >= 10
+
+
+@pytest.mark.parametrize(
+    ("factor", "claim", "trials"),
+    [(2.0, 1, 10_000), (math.sqrt(32), 1, 100), (math.sqrt(32), 4, 300), (2 * math.sqrt(32), 1, 30)],
+)
+def test_the_model_free_bound_refutes_large_faults_at_the_stated_trials(factor, claim, trials):
+    mechanism = [attacked(Full(), SIGMA[claim] / factor)]
+    found = sum(certify(mechanism, DELTA, "add_remove", trials=trials, seed=seed).epsilon > claim for seed in range(40))
+    assert found >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+@pytest.mark.parametrize("claim", [0.2, 1.0, 10.0, math.inf])
+def test_honest_mechanisms_are_accused_no_more_often_than_the_confidence_allows(claim, relation):
+    """20 repetitions of six honest settings whose movement is exactly the declared one, which is the worst case."""
+    accused = total = 0
+    for number, sampling in enumerate(
+        (Full(), Full(), Poisson(0.05), Poisson(0.3), OneShard(4, "public_balanced"), OneShard(10))
+    ):
+        times = 1 if number == 0 else 12
+        budget = Budget(claim, DELTA, relation)
+        std = calibrate_std(budget, [], sampling, SENSITIVITY, times)
+        distance = 1.0 if relation == "add_remove" else 2.0
+        first = 0.0 if relation == "add_remove" or isinstance(sampling, OneShard) else -1.0
+        mechanism = [attacked(sampling, std, times, first, first + distance)]
+        for seed in range(20):
+            result = certify(mechanism, DELTA, relation, trials=1000, seed=100 * number + seed)
+            accused += result.strongest > claim
+            total += 1
+    assert stats.binomtest(accused, total, 0.05, alternative="greater").pvalue > 1e-3

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from dpgen_bench.audit.methods import audit_method, method_spec
 from dpgen_bench.audit.noise import noise_faults
@@ -16,7 +17,10 @@ from dpgen_bench.cli import main
 from dpgen_bench.privacy.bounds import PerRecord, Whole
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
+from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Full, OneShard
+from dpgen_bench.runs.listing import describe_certified, epsilon_entry
+from dpgen_bench.runs.plan import plan_spec
 from dpgen_bench.testing.bench import Bench, Tape
 from dpgen_bench.testing.errors import ConformanceError
 from dpgen_bench.testing.suite import random_data
@@ -191,3 +195,29 @@ def test_the_command_audits_a_method(capsys):
 def test_what_cannot_be_audited_is_said(arguments, message, capsys, tmp_path):
     assert main(["audit", *arguments, "--results", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_was_certified_is_written_into_the_ledger_of_a_run(tmp_path, capsys):
+    spec = method_spec([*SMALL, f"results={tmp_path}"])
+    folder = tmp_path / "runs" / spec.id
+    folder.mkdir(parents=True)
+    (folder / "identity.json").write_text(json.dumps(spec.training))
+    OmegaConf.save(spec.config, folder / "config.yaml")
+    ledger = plan_spec(spec)
+    ledger.path = folder / "ledger.json"
+    ledger.epsilon = {"proven": 1.0, "claimed": None, "relation": "add_remove"}
+    ledger.save()
+    arguments = ["audit", spec.id[:6], "--results", str(tmp_path), "--trials", "5000"]
+    assert main([*arguments, "--relation", "replace_one"]) == 0
+    assert "certified" not in Ledger.load(folder / "ledger.json").epsilon
+    assert main(arguments) == 0
+    assert "written    to" in capsys.readouterr().out
+    epsilon = Ledger.load(folder / "ledger.json").epsilon
+    assert 0.5 < epsilon["certified"]["epsilon"] < 1.0
+    assert epsilon["certified"]["attack"]["neighbours"][0] == "removed"
+    assert "at 95 %, 5,000 trials, level c (Gaussian by construction, add_remove)" in describe_certified(epsilon)
+    assert epsilon_entry(epsilon, "certified") == epsilon["certified"]["epsilon"]
+
+
+def test_a_run_that_was_not_audited_has_no_certified_epsilon():
+    assert describe_certified({"proven": 1.0}) is None

@@ -43,6 +43,7 @@ class Case:
         attacked: the mechanisms with their movements; empty for a case with code.
         code: the function that makes the releases, or None.
         declared: what is declared of this function, or None.
+        above: for one mechanism, the limit of a test of counts (`count_test`), or None for likelihood ratios.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Case:
     attacked: tuple[Attacked, ...] = ()
     code: Code | None = None
     declared: Event | None = None
+    above: float | None = None
 
 
 def case_files() -> dict[str, Path]:
@@ -72,7 +74,8 @@ def load_case(path: Path) -> Case:
         raise FileNotFoundError(f"expected the yaml of a case, got {path}, which is no file; correct the path.")
     content = yaml.safe_load(path.read_text())
     has_code = isinstance(content, dict) and "code" in content
-    data = _mapping(content, _CASE | ({"code", "declared"} if has_code else {"mechanisms"}), f"{path}")
+    kind, optional = ({"code", "declared"}, set[str]()) if has_code else ({"mechanisms"}, {"above"})
+    data = _mapping(content, _CASE | kind, f"{path}", optional)
     claim = _mapping(data["claimed"], _CLAIM, f"{path}, claimed")
     if claim["relation"] not in RELATIONS:
         raise ValueError(f"{path}: expected a relation in {', '.join(RELATIONS)}, got {claim['relation']!r}.")
@@ -92,6 +95,10 @@ def load_case(path: Path) -> Case:
     if not isinstance(data["mechanisms"], list) or not data["mechanisms"]:
         raise ValueError(f"{path}: expected a list of mechanisms, got {data['mechanisms']!r}; give at least one.")
     entries = enumerate(data["mechanisms"], start=1)
+    if data.get("above") is not None:
+        if len(data["mechanisms"]) > 1:
+            raise ValueError(f"{path}: expected one mechanism with `above`, got {len(data['mechanisms'])}.")
+        case = replace(case, above=_number(data["above"], f"{path}, above"))
     return replace(case, attacked=tuple(_attacked(entry, f"{path}, mechanism {at}") for at, entry in entries))
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from dpgen_bench.audit.cases import Case, case_files, load_case
 from dpgen_bench.audit.code import audit_code
+from dpgen_bench.audit.count_test import certify_count
 from dpgen_bench.audit.distinguisher import CONFIDENCE, Attacked, Certificate, certify
-from dpgen_bench.audit.methods import MethodAudit, audit_method, method_spec, run_spec
+from dpgen_bench.audit.methods import MethodAudit, audit_method, method_spec, run_spec, write_certified
 from dpgen_bench.privacy.events import Relation
 from dpgen_bench.runs.catalogue import names, run_ids
 from dpgen_bench.runs.config import RunSpec
@@ -19,6 +20,7 @@ from dpgen_bench.utils.validation import suggestion
 
 TRIALS = 100_000  # in each world
 EXECUTIONS = 1000  # of code in each world
+COUNTS = 100_000_000  # of a test of counts in the first world
 
 
 def audit(
@@ -38,7 +40,7 @@ def audit(
         overrides: settings of a method.
         results: the folder of the run.
         level: the only level to audit; None for all.
-        trials: number of trials in each world; None for `TRIALS`, or `EXECUTIONS` of code.
+        trials: number of trials in each world; None for `TRIALS`, `EXECUTIONS` of code, or `COUNTS`.
         relation: the relation that is attacked; None takes that of the claim or the budget.
 
     Returns:
@@ -57,8 +59,8 @@ def audit(
                 "movements are those of one relation. Write a case for the other relation."
             )
         return _audit_case(case, trials, as_json) if case.code is None else _audit_code(case, trials, as_json)
-    spec = _spec(target, overrides, results)
-    return _audit_method(spec, level, trials or TRIALS, relation, as_json)
+    spec, run = _spec(target, overrides, results)
+    return _audit_method(spec, run, results, level, trials or TRIALS, relation, as_json)
 
 
 def _case(target: str) -> Case | None:
@@ -68,16 +70,17 @@ def _case(target: str) -> Case | None:
     return load_case(Path(target)) if target.endswith((".yaml", ".yml")) else None
 
 
-def _spec(target: str, overrides: Sequence[str], results: Path) -> RunSpec:
+def _spec(target: str, overrides: Sequence[str], results: Path) -> tuple[RunSpec, str | None]:
+    """The settings of the target, and the id of the run if it is one."""
     if "=" in target:
-        return method_spec([target, *overrides])
+        return method_spec([target, *overrides]), None
     methods = names("method")
     if target in methods:
-        return method_spec([f"method={target}", *overrides])
+        return method_spec([f"method={target}", *overrides]), None
     if any(run.startswith(target) for run in run_ids(results)):
         if overrides:
             raise ValueError(f"expected no overrides for the run {target}, got {' '.join(overrides)}.")
-        return run_spec(results, target)
+        return run_spec(results, target), target
     known = [*case_files(), *methods]
     raise ValueError(
         f"expected a case ({', '.join(case_files())}), the path of a case's yaml, the name of a method, or the id of a "
@@ -115,7 +118,11 @@ def _claim(case: Case) -> None:
 
 
 def _audit_case(case: Case, trials: int | None, as_json: bool) -> int:
-    certificate = certify(case.attacked, case.delta, case.relation, trials=trials or TRIALS)
+    if case.above is None:
+        certificate = certify(case.attacked, case.delta, case.relation, trials=trials or TRIALS)
+    else:
+        (attacked,) = case.attacked
+        certificate = certify_count(attacked, case.above, case.delta, case.relation, trials=trials or COUNTS)
     refuted = certificate.strongest > case.epsilon
     if as_json:
         print(json.dumps({"case": case.name, "claimed": case.epsilon, "refuted": refuted, **certificate.to_dict()}))
@@ -126,7 +133,15 @@ def _audit_case(case: Case, trials: int | None, as_json: bool) -> int:
     return int(refuted)
 
 
-def _audit_method(spec: RunSpec, level: str | None, trials: int, relation: Relation | None, as_json: bool) -> int:
+def _audit_method(
+    spec: RunSpec,
+    run: str | None,
+    results: Path,
+    level: str | None,
+    trials: int,
+    relation: Relation | None,
+    as_json: bool,
+) -> int:
     quiet = (lambda text: None) if as_json else (lambda text: _line(f"  {text}"))
     try:
         result = audit_method(spec, relation, levels=level or "abc", trials=trials, echo=quiet)
@@ -148,6 +163,8 @@ def _audit_method(spec: RunSpec, level: str | None, trials: int, relation: Relat
         _line(f"  NOISE      {text}")
     if result.certificate is not None:
         _print_epsilons(result)
+    if run is not None and (path := write_certified(results, run, result)) is not None:
+        _line(f"  written    to {path}, and thus to the records and pages of the run")
     return int(failed)
 
 
@@ -194,12 +211,15 @@ def describe_certificate(certificate: Certificate) -> list[str]:
     """What is certified, in one line for each of its figures."""
     c = certificate
     side = "above" if c.rejects_first else "below"
-    test = (
-        f"{c.false} false and {c.true} true rejections by ratios {side} {c.threshold:.6g}, which was fixed on as many "
-        "pilot trials"
-    )
-    at = f"at {100 * c.confidence:g} %, {c.trials:,} trials in each world, level c"
+    pilot = ", which was fixed on as many pilot trials" if c.exact is None else ", which was fixed by the exact law"
+    test = f"{c.false} false and {c.true} true rejections by a {c.statistic} {side} {c.threshold:.6g}{pilot}"
+    trials = f"{c.trials:,} trials in each world"
+    if c.second_trials not in (None, c.trials):
+        trials = f"{c.trials:,} trials in the first and {c.second_trials:,} in the second world"
+    at = f"at {100 * c.confidence:g} %, {trials}, level c"
     lines = [f"epsilon >= {c.epsilon:.4g} {at}, model-free ({test})"]
     if c.gdp is not None:
         lines.append(f"epsilon >= {c.gdp:.4g} {at}, Gaussian by construction (GDP)")
+    if c.exact is not None:
+        lines.append(f"epsilon >= {c.exact:.4g} by the exact rates of error of this test, without trials")
     return lines

@@ -63,6 +63,10 @@ class Certificate:
             it rejects the second one (the unit is missed).
         false, true: numbers of rejections where the rejected world is the true one, and where it is not.
         mechanisms: the attacked mechanisms, see `Attacked.describe`.
+        statistic: what is compared with the threshold.
+        second_trials: number of trials in the second world, if it is another one.
+        exact: epsilon by the exact rates of error of the best threshold, without trials and for certain; None where
+            they are not computed.
     """
 
     epsilon: float
@@ -77,13 +81,18 @@ class Certificate:
     true: int
     seed: int
     mechanisms: tuple[dict[str, Any], ...]
+    statistic: str = "log-likelihood ratio"
+    second_trials: int | None = None
+    exact: float | None = None
 
     @property
     def strongest(self) -> float:
-        """The lower bound that a claim is compared with: GDP where it is known, else the model-free one.
+        """The lower bound that a claim is compared with: the exact one, else GDP, else the model-free one.
 
-        It is one of both and not their maximum, which would be wrong more often than the confidence allows.
+        It is one of them and not their maximum, which would be wrong more often than the confidence allows.
         """
+        if self.exact is not None:
+            return self.exact
         return self.epsilon if self.gdp is None else self.gdp
 
     def to_dict(self) -> dict[str, Any]:

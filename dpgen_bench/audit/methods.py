@@ -20,6 +20,7 @@ from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.accountants.table import claimed_epsilon
 from dpgen_bench.privacy.events import Event, Relation, budget_text
 from dpgen_bench.privacy.key import Key
+from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.runs.config import RunSpec, build_spec
 from dpgen_bench.runs.plan import plan_spec
@@ -114,6 +115,33 @@ def run_spec(results: Path, run: str) -> RunSpec:
     """
     folder = Store(results).find(run)
     return RunSpec(folder.config, folder.read_json("identity.json"))
+
+
+def write_certified(results: Path, run: str, result: MethodAudit) -> Path | None:
+    """Write what was certified into the ledger of a run, as `epsilon.certified`, and return its path.
+
+    Nothing is written, and None returned, if the run's epsilons were not computed yet, if the audit attacked another
+    relation than that of the run's budget, or if it found a fault, which an epsilon would hide.
+    """
+    folder = Store(results).find(run)
+    certificate, path = result.certificate, folder.path / "ledger.json"
+    if certificate is None or result.exceeded or result.wrong_noise or result.refuted:
+        return None
+    with folder.locked():
+        ledger = Ledger.load(path)
+        if ledger.epsilon is None or ledger.budget.relation != result.relation:
+            return None
+        ledger.epsilon["certified"] = {
+            "epsilon": _finite(certificate.strongest),
+            "figure": "model-free" if certificate.gdp is None else "gdp",
+            "confidence": certificate.confidence,
+            "trials": certificate.trials,
+            "level": "c",
+            "relation": result.relation,
+            "attack": result.to_dict(),
+        }
+        ledger.save()
+    return path
 
 
 def method_spec(overrides: list[str]) -> RunSpec:

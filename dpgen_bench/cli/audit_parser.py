@@ -34,7 +34,7 @@ def add_audit(add: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentP
         "--trials",
         type=values.integer,
         metavar="N",
-        help="trials in each world (default 100000; 1000 for a case with code, which each trial executes)",
+        help="trials in each world (default 100000; 1000 of code, which each executes; 100000000 of a test of counts)",
     )
     parser.add_argument(
         "--relation",

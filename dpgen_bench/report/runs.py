@@ -29,6 +29,7 @@ from dpgen_bench.runs.config import identify
 from dpgen_bench.runs.display import counted, dataset_name, method_name, metric_label, relation_name
 from dpgen_bench.runs.identity import is_stale
 from dpgen_bench.runs.listing import (
+    describe_certified,
     describe_claims,
     describe_dataset,
     describe_proven,
@@ -322,6 +323,7 @@ def ledger_panel(run: Run) -> dict[str, Any]:
             ["unit", f"{unit}; {ledger['records']:,} {unit}s"],
             ["ε proven", describe_proven(epsilon)],
             ["ε claimed", describe_claims(epsilon)],
+            *([["ε certified", certified]] if (certified := describe_certified(epsilon)) else []),
             ["noise", f"{mode}: not for release" if release_problems(ledger) else str(mode)],
         ],
         "warnings": once(warnings_),

@@ -10,7 +10,7 @@ from dpgen_bench.generator import Generator
 from dpgen_bench.privacy.events import RELATIONS, budget_text
 from dpgen_bench.privacy.ledger import unproven_reasons
 from dpgen_bench.runs.display import relation_name
-from dpgen_bench.runs.listing import describe_claims, describe_proven, format_epsilon, is_unbounded
+from dpgen_bench.runs.listing import describe_certified, describe_claims, describe_proven, format_epsilon, is_unbounded
 from dpgen_bench.runs.measure import is_for_release
 from dpgen_bench.runs.soundness import release_problems
 from dpgen_bench.runs.statistics import format_value, summarise
@@ -116,9 +116,11 @@ def _privacy(ledger: Mapping[str, Any]) -> list[str]:
         mode = "**seeded: the noise is a function of the run's id, can be subtracted by anyone, and protects nothing**"
     else:
         mode = f"{noise['mode']}: {noise['meaning']}"
+    shown = describe_certified(epsilon)
     stated = {
         "ε proven": describe_proven(epsilon),
         "ε claimed (the count of the method's paper, which need not bound the privacy loss)": describe_claims(epsilon),
+        **({"ε certified (what `dpgen audit` showed the mechanisms to leak)": shown} if shown else {}),
         "δ": f"{budget['delta']:g}",
         "neighbouring relation": relation_name(budget["relation"]),
         "unit of privacy": f"one {ledger['unit']}",

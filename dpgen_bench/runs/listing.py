@@ -32,7 +32,7 @@ def format_epsilon(value: Any) -> str:
 
 
 def epsilon_entry(epsilon: dict[str, Any] | None, name: str) -> Any:
-    """The value called "proven", "server", "claimed" or "conditional" of a ledger's epsilons; None if it is missing."""
+    """The value with this name, such as "proven" or "claimed", of a ledger's epsilons; None if it is missing."""
     entry = (epsilon or {}).get(name)
     return entry["epsilon"] if isinstance(entry, dict) else entry
 
@@ -47,6 +47,18 @@ def describe_claims(epsilon: dict[str, Any]) -> str:
     """The claimed epsilon and the conditional one, if the run has one: `9.99 (329 conditional)`."""
     claimed, conditional = (epsilon_entry(epsilon, name) for name in ("claimed", "conditional"))
     return format_epsilon(claimed) + ("" if conditional is None else f" ({format_epsilon(conditional)} conditional)")
+
+
+def describe_certified(epsilon: dict[str, Any]) -> str | None:
+    """What `dpgen audit` certified for the run: `at least 0.96 at 95 %, 100,000 trials, level c`; None without one."""
+    certified = epsilon.get("certified")
+    if not isinstance(certified, dict):
+        return None
+    figure = "Gaussian by construction" if certified["figure"] == "gdp" else "model-free"
+    return (
+        f"at least {format_epsilon(certified['epsilon'])} at {100 * float(certified['confidence']):g} %, "
+        f"{certified['trials']:,} trials, level {certified['level']} ({figure}, {certified['relation']})"
+    )
 
 
 def describe_dataset(config: DictConfig) -> str:

@@ -33,7 +33,7 @@ from dpgen_bench.utils.validation import suggestion
 # The keys of a run, always in this order; `null` stands for what is unknown or does not exist.
 KEYS = (
     *("id", "method", "dataset", "seed", "scale", "status", "phase", "error", "stale"),
-    *("date", "duration_s", "step", "steps", "budget", "proven", "claimed", "conditional", "server"),
+    *("date", "duration_s", "step", "steps", "budget", "proven", "claimed", "conditional", "server", "certified"),
     *("delta", "relation", "unit", "noise", "parent", "protocols", "metrics", "path"),
 )
 UNREADABLE, DAMAGED = "unreadable", "damaged"
@@ -82,7 +82,7 @@ def overview(folder: RunFolder, version_of: Callable[[type], int | str] = method
         "step": progress.get("step"),
         "steps": progress.get("steps"),
         "budget": budget_text(config.privacy.epsilon),
-        **{name: epsilon_entry(epsilon, name) for name in ("proven", "claimed", "conditional", "server")},
+        **{name: epsilon_entry(epsilon, name) for name in ("proven", "claimed", "conditional", "server", "certified")},
         **{name: config.privacy.get(name) for name in ("delta", "relation")},
         "unit": ledger.get("unit"),
         "noise": config.privacy.get("noise"),

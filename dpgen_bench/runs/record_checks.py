@@ -169,7 +169,8 @@ def _ledger(record: Record) -> Iterator[str]:
 
 def _epsilons(record: Record, cache: Path | None) -> Iterator[str]:
     """Problems of the stated epsilons: others than those that the ledger's entries and the method's claim give."""
-    stated = record.content["ledger"]["epsilon"]
+    stated = {key: value for key, value in record.content["ledger"]["epsilon"].items() if key != "certified"}
+    certified = record.content["ledger"]["epsilon"].get("certified")
     method = build_spec(record.config, planned=True).method()
     ledger = Ledger.from_dict(record.content["ledger"])
     computed = epsilons(method, ledger, ACCOUNT_S, cache)
@@ -179,6 +180,9 @@ def _epsilons(record: Record, cache: Path | None) -> Iterator[str]:
                 f"its ledger's epsilon.{place} is {_shown(found)}, expected {_shown(expected)}, computed again from "
                 "its entries and its method"
             )
+    most = float(computed["proven"]) * (1.0 + EPSILON_TOLERANCE)
+    if certified is not None and not float(certified["epsilon"]) <= most:
+        yield f"its certified ε is {certified['epsilon']}, expected at most the proven {computed['proven']:.6g}"
     for number, step in record.content.get("steps", {}).items():
         if not float(step["step"]["epsilon"]) <= float(computed["proven"]) * (1.0 + EPSILON_TOLERANCE):
             yield f"its step {number} has ε = {step['step']['epsilon']}, expected at most {computed['proven']:.6g}"
