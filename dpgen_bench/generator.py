@@ -43,6 +43,7 @@ class Generator(ABC):
 
     num_classes: int
     image_shape: tuple[int, int, int]
+    set_size: int | None = None  # the number of images, for a generator that draws from a finite set of them
 
     @abstractmethod
     def sample(self, labels: Tensor, seed: int) -> Tensor:
@@ -174,7 +175,7 @@ class NetGenerator(Generator):
     ) -> None:
         if latent not in get_args(LatentDistribution):
             raise ValueError(f"expected latent normal, uniform or bernoulli, got {latent!r}.")
-        self.net = net
+        self.net, self.set_size = net, getattr(net, "set_size", None)
         self.net_config = dict(net_config)
         self.latent_dim = latent_dim
         self.num_classes = num_classes
@@ -352,8 +353,7 @@ def batch_sizes(n: int, batch_size: int) -> list[int]:
     """
     if not isinstance(batch_size, int) or batch_size < 2:
         raise ValueError(
-            f"expected an integer batch size of at least 2, got {batch_size!r}; set 2 or more, because one image has "
-            "no variance."
+            f"expected an integer batch size of at least 2, got {batch_size!r}; set 2 or more: one has no variance."
         )
     if n == 1:
         raise ValueError("expected at least 2 images for batch statistics, got 1; sample more images.")

@@ -65,6 +65,7 @@ _DPDM: dict[str, Any] = dict(
 _CGAN: dict[str, Any] = dict(
     batch_size=8, hidden=6, latent_dim=4, steps=20, lr_d=0.3, lr_d_end=0.1, lr_d_steps=10, lr_g=2e-2
 )
+_PSG: dict[str, Any] = dict(images_per_class=2, batch_size=8, networks=2, rounds=2, updates=3, epochs=2, width=4)
 
 CASES = [
     Case("dp_cgan", _CGAN),
@@ -102,6 +103,8 @@ CASES = [
     Case("fedavg_gan", _FEDAVG),
     Case("fedavg_gan", dict(sigma=0.01, selection="fixed", **_FEDAVG)),
     Case("fedavg_gan", dict(optimizer_d="adam", optimizer_g="adam", norm="layer", conditional=False, **_FEDAVG)),
+    Case("psg", _PSG),
+    Case("psg", dict(sigma=0.5, **_PSG)),
     Case("real_data"),
     Case("sim_pe", dict(candidates=6, rounds=3)),
     Case("sim_pe", dict(candidates=6, rounds=3, threshold=1.0), 10.0),

@@ -47,6 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dpdm": dict(
         steps=80, batch_size=16, noise_levels=4, p_mean=0.5, lr=1e-2, ema=0.8, width=8, multipliers=[1], patch=4
     ),
+    "psg": dict(networks=4, updates=10, batch_size=16),
     "dp_sinkhorn": dict(steps=40, batch_size=10, lr=1e-2),
     "dpgan": dict(steps=60, batch_size=16, lr_d=2e-3, lr_g=2e-3, n_d=1),
     "fedavg_gan": dict(

@@ -56,6 +56,7 @@ class EvalContext:
         dataset: the dataset of the real training records, for metrics that compare with them.
         train_closed: why no values may be computed from this run's training records, or None if they may.
         scratch: a folder of this run, deleted when its protocol is complete; None keeps nothing.
+        set_size: the number of images, if the generator draws from a finite set of them.
         notes: remarks for readers of the values; see `note`.
     """
 
@@ -67,6 +68,7 @@ class EvalContext:
     dataset: DatasetSpec | None = None
     train_closed: str | None = None
     scratch: Path | None = None
+    set_size: int | None = None
     notes: list[str] = field(default_factory=list)
 
     def train(self) -> Records:

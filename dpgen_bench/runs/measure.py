@@ -18,7 +18,7 @@ from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each, is_combined
 from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.measurements import Measurement
-from dpgen_bench.runs.samples import describe_samples, draw_samples
+from dpgen_bench.runs.samples import describe_samples, draw_samples, set_size
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.utils.environment import package_versions
 from dpgen_bench.utils.errors import without_paths
@@ -81,6 +81,7 @@ def measure(
             dataset=dataset,
             train_closed=FOR_RELEASE if is_for_release(spec.config) else None,
             scratch=scratch,
+            set_size=set_size(folder),
         )
         title = f"{spec.id} {protocol.name}" + (f" repeat {repeat + 1}/{repeats}" if repeats > 1 else "")
         for note in entry["samples"]["notes"]:

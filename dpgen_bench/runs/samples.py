@@ -85,6 +85,11 @@ def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int, keep: bool 
     return samples
 
 
+def set_size(folder: RunFolder) -> int | None:
+    """The number of images, if the run's generator draws from a finite set of them."""
+    return Generator.load(folder.path).set_size
+
+
 def _stored_samples(path: Path, made_by: str) -> Records | None:
     """The samples in a samples.npz if they were drawn with the settings `made_by`; else None."""
     stored = read_arrays(path)

@@ -1,0 +1,100 @@
+"""A generator that is a finite set of images, and the network whose gradients such sets are matched to.
+
+The network is the ConvNet of Zhao, Mopuri & Bilen (*Dataset Condensation with Gradient Matching*, ICLR 2021), which
+Chen, Kerkouche & Fritz (*Private Set Generation with Discriminative Information*, NeurIPS 2022) use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class ImageSet(nn.Module):
+    """G(z, y): one of the images of class y, chosen by z, which is uniform on [0, 1]: sampling with replacement.
+
+    Args:
+        image_shape: (c, h, w).
+        num_classes: The labels are 0..num_classes-1.
+        latent_dim: 1.
+        images_per_class: The number of images of each class.
+
+    Attributes:
+        images: [num_classes, images_per_class, c, h, w], in [-1, 1] up to optimisation; initially standard normal.
+    """
+
+    value_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
+
+    def __init__(self, image_shape: Sequence[int], num_classes: int, latent_dim: int, images_per_class: int) -> None:
+        super().__init__()
+        self.images = nn.Parameter(torch.randn(num_classes, images_per_class, *image_shape))
+
+    @property
+    def set_size(self) -> int:
+        """The number of images of the set."""
+        return self.images.shape[0] * self.images.shape[1]
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        number = self.images.shape[1]
+        return self.images[y, (z[:, 0] * number).long().clamp(max=number - 1)]
+
+
+class MatchNet(nn.Module):
+    """Three blocks of convolution 3x3, instance normalisation with scale and shift, ReLU, means of 2x2; a linear layer.
+
+    Images of 28x28 are padded to 32x32. With width 128: 317,706 parameters at 1x28x28 with 10 classes. The scale and
+    shift of a channel are a convolution of this channel alone, which clipped gradients cover.
+    """
+
+    def __init__(self, image_shape: Sequence[int], num_classes: int, width: int = 128) -> None:
+        super().__init__()
+        channels, *sides = image_shape
+        if sides[0] != sides[1] or sides[0] not in (28, 32):
+            raise ValueError(
+                f"expected images of 28x28 or 32x32 pixels, got {sides[0]}x{sides[1]}: set the dataset's image_size."
+            )
+        self.pad = (32 - sides[0]) // 2
+        wide = [channels, width, width, width]
+        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(wide))
+        self.affine = nn.ModuleList(nn.Conv2d(width, width, 1, groups=width) for _ in range(3))
+        self.linear = nn.Linear(width * 16, num_classes)
+        self.reset()
+
+    def reset(self) -> None:
+        """Draw new weights from PyTorch's global generator."""
+        for layer in (*self.convolutions, self.linear):
+            layer.reset_parameters()  # type: ignore[operator]
+        for scale in self.affine:
+            nn.init.ones_(scale.weight)  # type: ignore[arg-type]
+            nn.init.zeros_(scale.bias)  # type: ignore[arg-type]
+
+    def matched(self) -> dict[str, Tensor]:
+        """The weights whose gradients are matched, by name: those of convolutions and of the linear layer."""
+        return {
+            name: weight
+            for name, weight in self.named_parameters()
+            if name.endswith("weight") and not name.startswith("affine")
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [b, num_classes] of images [b, c, h, w] in [-1, 1]."""
+        h = F.pad(x, (self.pad,) * 4, value=-1.0) if self.pad else x
+        for convolution, affine in zip(self.convolutions, self.affine, strict=True):
+            h = convolution(h)
+            h = affine(F.group_norm(h, h.shape[1]))
+            h = F.avg_pool2d(F.relu(h), 2)
+        return self.linear(h.flatten(1))
+
+
+def cosine_distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> Tensor:
+    """The sum over weights and their output channels of 1 - cos of two gradients, by name."""
+    total = torch.zeros(())
+    for name, gradient in one.items():
+        a, b = gradient.flatten(1), other[name].flatten(1)
+        total = total.to(a.device) + (1.0 - F.cosine_similarity(a, b, dim=1, eps=1e-6)).sum()
+    return total
