@@ -68,7 +68,7 @@ class MatchNet(nn.Module):
     def reset(self) -> None:
         """Draw new weights from PyTorch's global generator."""
         for layer in (*self.convolutions, self.linear):
-            layer.reset_parameters()  # type: ignore[operator]
+            layer.reset_parameters()
         for scale in self.affine:
             nn.init.ones_(scale.weight)  # type: ignore[arg-type]
             nn.init.zeros_(scale.bias)  # type: ignore[arg-type]
