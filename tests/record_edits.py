@@ -86,7 +86,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "a mark that nothing is proven": (lambda record: record["ledger"].update(unproven=["x"]), "nothing is proven: x"),
     "another relation": (
         lambda record: epsilon_of(record).update(relation="replace_one"),
-        "counts by relation replace_one",
+        "counts by relation replace-one",
     ),
     "a certified epsilon above the proven one": (
         lambda record: epsilon_of(record).update(certified={"epsilon": 99.0}),

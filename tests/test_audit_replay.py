@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from scipy import stats
 
+from dpgen_bench.audit.distinguisher import certify
 from dpgen_bench.audit.methods import audit_method, method_spec
 from dpgen_bench.audit.noise import noise_faults
 from dpgen_bench.audit.replay import attacked_record, describe, noise_of_runs, replay
@@ -19,6 +21,7 @@ from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Full, OneShard
+from dpgen_bench.runs.config import compose_config
 from dpgen_bench.runs.listing import describe_certified, epsilon_entry
 from dpgen_bench.runs.plan import plan_spec
 from dpgen_bench.testing.bench import Bench, Tape
@@ -221,3 +224,24 @@ def test_what_was_certified_is_written_into_the_ledger_of_a_run(tmp_path, capsys
 
 def test_a_run_that_was_not_audited_has_no_certified_epsilon():
     assert describe_certified({"proven": 1.0}) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("relation", ["add_remove", "replace_one"])
+@pytest.mark.parametrize("method", ["dp_merf", "dp_gauss", "dp_ntk", "dpgan", "dp_sinkhorn"])
+def test_methods_of_the_bench_are_accused_no_more_often_than_the_confidence_allows(method, relation):
+    """Each of three budgets is attacked 20 times, with the movements that level a found at the `check` settings."""
+    check = compose_config([f"method={method}", "dataset=digits"]).method.get("check") or {}
+    small = [f"{key if key.startswith('privacy.') else f'method.{key}'}={value}" for key, value in check.items()]
+    small = [text.replace("=None", "=null") for text in small]
+    accused = total = 0
+    for claim in (0.2, 1.0, 10.0):
+        settings = [f"method={method}", "dataset=digits", *small, f"privacy.epsilon={claim}"]
+        result = audit_method(method_spec([*settings, f"privacy.relation={relation}"]), levels="ab")
+        assert not result.exceeded
+        assert not result.wrong_noise
+        _, attacked = result.replayed.attacked(relation)
+        for seed in range(20):
+            accused += certify(attacked, result.delta, relation, trials=1000, seed=seed).strongest > result.proven
+            total += 1
+    assert stats.binomtest(accused, total, 0.05, alternative="greater").pvalue > 1e-3
