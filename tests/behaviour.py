@@ -67,6 +67,10 @@ _CGAN: dict[str, Any] = dict(
 )
 _PSG: dict[str, Any] = dict(images_per_class=2, batch_size=8, networks=2, rounds=2, updates=3, epochs=2, width=4)
 
+_G_PATE: dict[str, Any] = dict(
+    teachers=3, steps=4, batch_size=3, dims=2, bins=4, latent_dim=4, width=4, teacher_width=4, lr=5e-3, stack=2
+)
+
 CASES = [
     Case("dp_cgan", _CGAN),
     Case("dp_cgan", dict(sigma=1.0, **_CGAN)),
@@ -105,6 +109,8 @@ CASES = [
     Case("fedavg_gan", dict(optimizer_d="adam", optimizer_g="adam", norm="layer", conditional=False, **_FEDAVG)),
     Case("psg", _PSG),
     Case("psg", dict(sigma=0.5, **_PSG)),
+    Case("g_pate", dict(sigma=None, **_G_PATE)),
+    Case("g_pate", dict(teacher="dense", sigma=0.5, threshold=0.0, **_G_PATE), 1e4),
     Case("real_data"),
     Case("sim_pe", dict(candidates=6, rounds=3)),
     Case("sim_pe", dict(candidates=6, rounds=3, threshold=1.0), 10.0),

@@ -65,6 +65,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
     ),
     "fed_gs_wgan": {**_CRITICS, "schedule": "public_balanced"},
     "gs_wgan": {**_CRITICS, "shards": 1},
+    "g_pate": dict(
+        teachers=2,
+        steps=60,
+        batch_size=16,
+        dims=50,
+        width=16,
+        teacher="dense",
+        teacher_width=16,
+        lr=5e-3,
+        threshold=0.0,
+    ),
 }
 
 

@@ -92,7 +92,7 @@ class Batch:
 
 def unit_range(images: Tensor) -> Tensor:
     """Float32 images in [0, 1] of uint8 ones; others keep their values."""
-    return images.float() / 255.0 if images.dtype == torch.uint8 else images.float()
+    return images.float().div_(255.0) if images.dtype == torch.uint8 else images.float()
 
 
 def call(fn: Callable[..., Tensor], batch: Batch, *more: Tensor) -> Tensor:

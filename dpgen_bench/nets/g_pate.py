@@ -1,0 +1,89 @@
+"""G-PATE's generator and teacher for 28x28 images (Long et al., "G-PATE", NeurIPS 2021), with the sizes of its code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+SAME = (1, 2, 1, 2)  # padding with which a 5x5 convolution of stride 2 halves an even side, as TensorFlow's "SAME"
+
+
+def _quarter(image_shape: Sequence[int]) -> int:
+    """A quarter of the height and width.
+
+    Raises:
+        ValueError: For images that are not square, or whose side is no multiple of 4.
+    """
+    _, h, w = image_shape
+    if h != w or h % 4:
+        raise ValueError(f"expected square images whose side is a multiple of 4, got {h}x{w}; choose another dataset.")
+    return h // 4
+
+
+def _with_label(h: Tensor, onehot: Tensor) -> Tensor:
+    """Features [b, c, ...] with the label [b, k] as k further features, constant over the image."""
+    onehot = onehot.reshape(*onehot.shape, *[1] * (h.dim() - 2))
+    return torch.cat([h, onehot.expand(-1, -1, *h.shape[2:])], dim=1)
+
+
+class PateGenerator(nn.Module):
+    """G: two linear layers and two transposed 5x5 convolutions, each with the label and (but for the last) batch norm.
+
+    Args:
+        image_shape: (c, h, h), with h a multiple of 4.
+        num_classes: The labels are 0..num_classes-1.
+        latent_dim: Dimension of z.
+        width: Channels of the convolutions' input; the first linear layer has 8 times as many units.
+    """
+
+    def __init__(self, image_shape: Sequence[int], num_classes: int, latent_dim: int = 100, width: int = 128) -> None:
+        super().__init__()
+        self.num_classes, self.grid = num_classes, (width, _quarter(image_shape), _quarter(image_shape))
+        units, cells = 8 * width, width * self.grid[1] ** 2
+        self.first, self.norm1 = nn.Linear(latent_dim + num_classes, units), nn.BatchNorm1d(units)
+        self.second, self.norm2 = nn.Linear(units + num_classes, cells), nn.BatchNorm1d(cells)
+        twice: dict[str, Any] = {"kernel_size": 5, "stride": 2, "padding": 2, "output_padding": 1}
+        self.third, self.norm3 = nn.ConvTranspose2d(width + num_classes, width, **twice), nn.BatchNorm2d(width)
+        self.image = nn.ConvTranspose2d(width + num_classes, image_shape[0], **twice)
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        """Images in [0, 1] [b, c, h, h] of latents z [b, latent_dim] and labels y int64 [b]."""
+        label = F.one_hot(y, self.num_classes).to(z.dtype)
+        h = F.relu(self.norm1(self.first(_with_label(z, label))))
+        h = F.relu(self.norm2(self.second(_with_label(h, label)))).reshape(-1, *self.grid)
+        h = F.relu(self.norm3(self.third(_with_label(h, label))))
+        return torch.sigmoid(self.image(_with_label(h, label)))
+
+
+class ConvTeacher(nn.Module):
+    """A teacher: two 5x5 convolutions of stride 2 and a linear layer, each of which also sees the label.
+
+    At 1x28x28 with 10 classes it has the 555,059 parameters of the authors' code, which has no batch norm here.
+
+    Args:
+        image_shape: (c, h, h), with h a multiple of 4.
+        num_classes: k; the labels are 0..k-1.
+        width: Units of the linear layer.
+        filters: Channels of the second convolution besides k; the first one has c + k.
+    """
+
+    def __init__(self, image_shape: Sequence[int], num_classes: int, width: int = 256, filters: int = 32) -> None:
+        super().__init__()
+        self.num_classes, first = num_classes, image_shape[0] + num_classes
+        second, cells = filters + num_classes, _quarter(image_shape) ** 2
+        self.conv1 = nn.Conv2d(image_shape[0] + num_classes, first, 5, stride=2)
+        self.conv2 = nn.Conv2d(first + num_classes, second, 5, stride=2)
+        self.linear = nn.Linear(second * cells + num_classes, width)
+        self.logit = nn.Linear(width + num_classes, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Logits [b] that images x [b, c, h, h] in [0, 1] with labels y int64 [b] are real."""
+        label = F.one_hot(y, self.num_classes).to(x.dtype)
+        h = F.leaky_relu(self.conv1(F.pad(_with_label(x, label), SAME)), 0.2)
+        h = F.leaky_relu(self.conv2(F.pad(_with_label(h, label), SAME)), 0.2).flatten(1)
+        h = F.leaky_relu(self.linear(_with_label(h, label)), 0.2)
+        return self.logit(_with_label(h, label)).flatten()
