@@ -70,8 +70,13 @@ _PSG: dict[str, Any] = dict(images_per_class=2, batch_size=8, networks=2, rounds
 _G_PATE: dict[str, Any] = dict(
     teachers=3, steps=4, batch_size=3, dims=2, bins=4, latent_dim=4, width=4, teacher_width=4, lr=5e-3, stack=2
 )
+_LENS: dict[str, Any] = dict(
+    teachers=4, steps=4, first_d_steps=3, batch_size=4, top_k=200, sigma=0.5, width=4, teacher_width=6, stack=2, lr=2e-2
+)
 
 CASES = [
+    Case("datalens", dict(teacher="dense", **_LENS)),
+    Case("datalens", {**_LENS, "sigma": None, "threshold": 0.5}),
     Case("dp_cgan", _CGAN),
     Case("dp_cgan", dict(sigma=1.0, **_CGAN)),
     Case("dp_cgan", dict(clip="per_tensor", clip_norm=0.3, sigma=0.5, **_CGAN)),

@@ -37,7 +37,7 @@ WITH_NUMBERS = [name for name in NAMES if name != "dpgan_table5"]
 
 # Printed methods that the bench does not have, in any table; every other row has a run, or a sentence why not.
 NOT_IMPLEMENTED = {
-    "PSG", "DPDM", "PATE-GAN", "G-PATE", "DataLens", "Datalens", "DP-Merf AE",
+    "PSG", "DPDM", "PATE-GAN", "G-PATE", "DP-Merf AE",
 }  # fmt: skip
 METHODS = {
     "Real data": "real_data",
@@ -47,6 +47,8 @@ METHODS = {
     "DP-MERF": "dp_merf",
     "DP-HP": "dp_hp",
     "DPDM": "dpdm",
+    "DataLens": "datalens",
+    "Datalens": "datalens",
     "DP-CGAN": "dp_cgan",
     "DP-SGD GAN": "dp_cgan",
     "PSG": "psg",
