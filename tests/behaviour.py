@@ -71,7 +71,7 @@ _G_PATE: dict[str, Any] = dict(
     teachers=3, steps=4, batch_size=3, dims=2, bins=4, latent_dim=4, width=4, teacher_width=4, lr=5e-3, stack=2
 )
 _LENS: dict[str, Any] = dict(
-    teachers=4, steps=4, first_d_steps=3, batch_size=4, top_k=200, sigma=0.5, width=4, teacher_width=6, stack=2, lr=2e-2
+    teachers=4, steps=4, first_d_steps=3, batch_size=4, top_k=200, sigma=0.5, width=4, teacher_width=6, stack=2, lr=4e-3
 )
 
 CASES = [
