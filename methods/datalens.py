@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -34,8 +34,8 @@ from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.shards import PerShard
 from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, Positive
 
+State = dict[str, Tensor]
 TEACHERS: dict[str, type[nn.Module]] = {"conv": ConvTeacher, "dense": DenseTeacher}
-Shards, State, Rngs = Sequence[tuple[Tensor, Tensor]], dict[str, Tensor], Sequence[torch.Generator]
 ORDERS = (1.1, *(float(order) for order in range(2, 200)))  # of Rényi DP in the authors' code
 
 
@@ -43,9 +43,9 @@ ORDERS = (1.1, *(float(order) for order in range(2, 200)))  # of Rényi DP in th
 class DataLens(Checked):
     """T steps of teachers, signs and generator.
 
-    Guarantees: teachers are private state of the mechanism "signs" and never leave it. A teacher's answer has k signs for
-    each of B images, so its norm is sqrt(k B), and a record changes the answer of its own teacher alone. A step has the
-    sensitivity 2 sqrt(k B) under both relations (`PerShard`). Everything else uses releases alone.
+    Guarantees: teachers are private state of the mechanism "signs". A teacher answers with k signs for each of B images,
+    a row of norm sqrt(k B), and a record changes the row of its own teacher alone: a step has the sensitivity
+    2 sqrt(k B) under both relations (`PerShard`). Everything else uses releases alone.
 
     Args:
         teachers: K, the number of shards and of teachers.
@@ -59,7 +59,7 @@ class DataLens(Checked):
         lr, betas: settings of Adam, for all networks; lr is also the size of a direction.
         latent_dim, width: of the generator; z is uniform on [0, 1].
         teacher, teacher_width: "conv" (authors) or "dense" (ours), and its number of hidden units.
-        stack: number of teachers that are trained together, as one batched network.
+        stack: number of teachers that are trained together.
     """
 
     version = 1  # raise it when the same settings train a different generator
@@ -131,7 +131,7 @@ class DataLens(Checked):
         return generator
 
     def _signs(
-        self, template: nn.Module, updates: int, k: int, x: Tensor, y: Tensor, shards: Shards, states: State, rngs: Rngs
+        self, template: nn.Module, updates: int, k: int, x: Tensor, y: Tensor, shards: Any, states: State, rngs: Any
     ) -> tuple[Tensor, State]:
         """Train the teachers of some shards; return their signs [g, B, pixels] for the images x, and their states."""
         T = Stack(template, states, lr=self.lr, betas=self.betas)
