@@ -43,8 +43,8 @@ ORDERS = (1.1, *(float(order) for order in range(2, 200)))  # of Rényi DP in th
 class DataLens(Checked):
     """T steps of teachers, signs and generator.
 
-    Guarantees: teachers are private state of the mechanism "signs". A teacher answers with k signs for each of B images,
-    a row of norm sqrt(k B), and a record changes the row of its own teacher alone: a step has the sensitivity
+    Guarantees: teachers are private state of the mechanism "signs". A teacher answers with k signs for each of B
+    images, a row of norm sqrt(k B), and a record changes the row of its own teacher alone: a step has the sensitivity
     2 sqrt(k B) under both relations (`PerShard`). Everything else uses releases alone.
 
     Args:

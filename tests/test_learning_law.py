@@ -41,7 +41,16 @@ _CRITICS: dict[str, Any] = dict(
 CLIENTS = {"fed_gs_wgan": 1}  # with two, each critic gets half of the updates, which is too few for some seeds
 SETTINGS: dict[str, dict[str, Any]] = {
     "datalens": dict(
-        teachers=2, steps=40, d_steps=2, batch_size=16, top_k=400, lr=2e-2, teacher="dense", teacher_width=32, width=8
+        teachers=2,
+        steps=40,
+        d_steps=2,
+        batch_size=16,
+        top_k=200,
+        max_grad=1e-6,
+        lr=1e-2,
+        width=8,
+        teacher="dense",
+        teacher_width=32,
     ),
     "dp_cgan": dict(steps=1200, batch_size=16, hidden=128, latent_dim=1, lr_d=0.03, lr_d_end=0.03),
     "dp_hp": dict(sum_order=8, hidden=40, steps=80, epoch_steps=40, batch_size=20, length_scale2=0.15, lr_decay=1.0),
