@@ -14,6 +14,7 @@ from PIL import Image
 from dpgen_bench.plots import draw as draw_module
 from dpgen_bench.plots.chance import chance_levels
 from dpgen_bench.plots.draw import draw
+from dpgen_bench.plots.grids import samples
 from dpgen_bench.runs.pictures import montage
 from dpgen_bench.tables.rows import TableRow
 from tests.plot_cases import make_run, row_of, write_samples
@@ -41,20 +42,27 @@ def test_sample_grids_have_a_column_for_a_method_and_a_row_for_an_epsilon(
 ) -> None:
     """Methods in the table's order, budgets increasing; steps that change with the budget do not split a column."""
     rows = []
-    for method, budget, steps in (("dpgan", 10, 300), ("dpgan", "inf", 400), ("dp_merf", 1, 0), ("dp_merf", "inf", 0)):
+    runs = (("dpgan", 10, 300), ("dpgan", "inf", 400), ("dp_merf", 10, 0), ("dp_merf", "inf", 0), ("dp_merf", 1, 0))
+    for method, budget, steps in runs:
         line = f"experiment=demo/{method} privacy.epsilon={budget}" + (f" method.steps={steps}" if steps else "")
-        if (method, budget) != ("dp_merf", 1):  # this one was not run
+        if method == "dpgan" or budget == "inf":  # the others were not run
             write_samples(make_run(tmp_path, line, {"fid": 9.0}, proven=budget))
         rows.append(row_of(tmp_path, line))
-    first, second, third = sample_panels(tmp_path, monkeypatch, rows, settings=["steps"])
-    absent = "no samples"
-    assert first == [
-        (f"DPGAN, Digits {absent}", "ε budget 1: not in this table", False),
-        (f"DP-MERF, Digits, T = 200 {absent}", "ε budget 1: not run", False),
-    ]
-    assert [(title.split(",")[0], images) for title, _, images in second] == [("DPGAN", True), ("DP-MERF", False)]
-    assert second[0][0] == "DPGAN, Digits, T = 300 ε proven 10, seed 0"
-    assert [(title.split(",")[0], images) for title, _, images in third] == [("DPGAN", True), ("DP-MERF", True)]
+    first, second = sample_panels(tmp_path, monkeypatch, rows, settings=["steps"])  # none of ε = 1 has samples
+    assert [(title.split(",")[0], images) for title, _, images in first] == [("DPGAN", True), ("DP-MERF", False)]
+    assert first[0][0] == "DPGAN, Digits, T = 300 ε proven 10, seed 0"
+    assert first[1][:2] == ("DP-MERF, Digits, T = 200 no samples", "ε budget 10: not run")
+    assert [(title.split(",")[0], images) for title, _, images in second] == [("DPGAN", True), ("DP-MERF", True)]
+
+
+def test_methods_without_samples_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"experiment=demo/{method} privacy.epsilon=1" for method in ("dp_merf", "dpgan", "gs_wgan")]
+    write_samples(make_run(tmp_path, lines[0], {"fid": 9.0}, proven=1))
+    rows = [row_of(tmp_path, line) for line in lines]
+    ((only,),) = sample_panels(tmp_path, monkeypatch, rows)
+    assert only[0].startswith("DP-MERF")
+    one = table({"kind": "samples", "per_class": 1})
+    assert "Left out: 2 methods without samples." in " ".join(samples(one.plot[0], one, rows).caption)
 
 
 def test_rows_of_one_epsilon_never_share_a_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -336,8 +336,11 @@ def test_places_on_an_axis() -> None:
     assert XAxis([3.0]).parted is None
     only_words = XAxis(["a", "b"])
     assert (only_words.place("a"), only_words.place("b")) == (0.0, 1.0)
-    with pytest.raises(ValueError, match="positive numbers on a logarithmic axis, got 0"):
-        XAxis([0.0, 1.0], log=True)
+    with_zero = XAxis([0.0, 1.0, 10.0, math.inf], log=True)
+    assert 0.0 < with_zero.place(0) < with_zero.parted_zero < with_zero.place(1.0)
+    assert [with_zero.joins(with_zero.place(value)) for value in (0, 1.0, 10.0, math.inf)] == [False, True, True, False]
+    with pytest.raises(ValueError, match="no negative numbers on a logarithmic axis, got -1"):
+        XAxis([-1.0, 1.0], log=True)
 
 
 def test_order_average_and_words() -> None:

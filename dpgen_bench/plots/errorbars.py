@@ -44,7 +44,7 @@ def half_width(seeds: Sequence[float]) -> float:
 def draw_points(panel: Axes, axis: XAxis, points: Sequence[Point], style: Mapping[str, str], label: str) -> None:
     """Draw one line. Points at numbers are joined; those at texts and infinity, right of them, are not."""
     ordered = sorted(((axis.place(point.x), point) for point in points), key=lambda pair: pair[0])
-    joined = [pair for pair in ordered if axis.parted is None or pair[0] < axis.parted]
+    joined = [pair for pair in ordered if axis.joins(pair[0])]
     separate = [pair for pair in ordered if pair not in joined]
     if not axis.numbers:
         joined, separate = [], ordered

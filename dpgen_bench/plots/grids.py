@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ import numpy as np
 from dpgen_bench.plots.captions import Picture, finished
 from dpgen_bench.plots.parts import ONE_COLUMN, TWO_COLUMNS, check_keys, order_of, proven_text, row_name, same, text_of
 from dpgen_bench.privacy.events import budget_text
+from dpgen_bench.runs.display import counted
 from dpgen_bench.runs.store import ReadableRun
 from dpgen_bench.tables.plot_spec import SamplesSpec
 from dpgen_bench.tables.rows import TableRow
@@ -30,7 +30,8 @@ def samples(spec: SamplesSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pi
     """Grids of samples: a column for each method and a row for each ε budget; with one budget the columns wrap.
 
     A grid has a column for each class and `per_class` rows, from the first seed of the table's row that has samples.
-    The place of a row without samples is empty and shows the reason.
+    The place of a row without samples is empty and shows the reason. Methods none of whose rows has samples are left
+    out, and the caption counts them.
 
     Raises:
         ValueError: if no row's config has a key under `series`.
@@ -44,29 +45,40 @@ def samples(spec: SamplesSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pi
     if not blocks:
         return None
     names = _columns(rows, table, apart)
-    columns, budgets = list(dict.fromkeys(names)), order_of(_budget(row) for row in rows)
+    drawn = {
+        (name, same(_budget(row)))
+        for name, row, (block, _, _) in zip(names, rows, grids, strict=True)
+        if block is not None
+    }
+    columns = [name for name in dict.fromkeys(names) if any(name == column for column, _ in drawn)]
+    left_out = len(set(names)) - len(columns)
+    budgets = order_of(_budget(row) for row in rows)
     most = MOST_ACROSS if len(budgets) > 1 else 2 if len(columns) == 4 else 3
     across = min(len(columns), most)
-    bands = math.ceil(len(columns) / across)
+    # Columns that are drawn side by side, and the budgets at which one of them has samples.
+    bands = [columns[start : start + across] for start in range(0, len(columns), across)]
+    lines = [
+        (band, budget) for band in bands for budget in budgets if any((name, same(budget)) in drawn for name in band)
+    ]
     wide = max(block.shape[1] / block.shape[0] for block in blocks)
     width = ONE_COLUMN if across == 1 else TWO_COLUMNS
     height = (width / across - 0.1) / wide + 0.45  # of a grid and its title
-    figure = Figure(figsize=(width, max(height, 0.9) * bands * len(budgets)), layout="constrained")
-    panels = figure.subplots(bands * len(budgets), across, squeeze=False)
+    figure = Figure(figsize=(width, max(height, 0.9) * len(lines)), layout="constrained")
+    panels = figure.subplots(len(lines), across, squeeze=False)
     for panel in panels.ravel():
         panel.set(xticks=[], yticks=[])
         panel.spines[:].set_visible(False)
     places = {(name, same(_budget(row))): i for i, (name, row) in enumerate(zip(names, rows, strict=True))}
-    for number, name in enumerate(columns):
-        for line, budget in enumerate(budgets):
-            panel = panels[number // across * len(budgets) + line, number % across]
+    for line, (band, budget) in enumerate(lines):
+        panels[line, 0].set_ylabel(f"ε budget {text_of(budget)}")
+        for panel, name in zip(panels[line], band, strict=False):
             i = places.get((name, same(budget)))
             block, folder, why = grids[i] if i is not None else (None, None, "not in this table")
             title = row_name(rows[i], table, apart) if i is not None else name
             _draw_grid(panel, title, block, folder, f"ε budget {text_of(budget)}: {why}", blocks[0].shape)
-            if number % across == 0:
-                panel.set_ylabel(f"ε budget {text_of(budget)}")
     how = "A grid has a column for each class and shows its first samples, which were not chosen."
+    if left_out:
+        how += f" Left out: {counted(left_out, 'method')} without samples."
     shown = {i: [folder] for i, (_, folder, _) in enumerate(grids) if folder is not None}
     damaged = [why for block, _, why in grids if block is None and why.startswith(UNREADABLE)]
     return finished(figure, table, rows, shown, " ".join([how, *(f"{why}." for why in damaged)]))

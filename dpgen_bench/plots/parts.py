@@ -134,13 +134,15 @@ SPACE = 0.1  # the least distance between two ticks, as a share of the axis, so 
 class XAxis:
     """The x axis of a plot: numbers at their place, and right of them texts and then infinity, at places of their own.
 
+    On a logarithmic axis 0 has a place of its own, too, left of the other numbers.
+
     Args:
         values: all values that will be drawn.
-        log: whether the axis is logarithmic; numbers must then be positive.
+        log: whether the axis is logarithmic; numbers must then be 0 or more.
         format_tick: the text of a number's tick.
 
     Raises:
-        ValueError: for a number <= 0 on a logarithmic axis.
+        ValueError: for a number below 0 on a logarithmic axis.
     """
 
     def __init__(
@@ -149,8 +151,12 @@ class XAxis:
         self.log, self.format_tick = log, format_tick
         ordered = order_of(values)
         self.numbers = _distinct([float(value) for value in ordered if self._is_number(value)])
-        if log and self.numbers and self.numbers[0] <= 0:
-            raise ValueError(f"expected positive numbers on a logarithmic axis, got {self.numbers[0]:g}; remove log_x.")
+        if log and self.numbers and self.numbers[0] < 0:
+            raise ValueError(
+                f"expected no negative numbers on a logarithmic axis, got {self.numbers[0]:g}; remove log_x."
+            )
+        with_zero = log and self.numbers[:1] == [0.0]
+        self.numbers = self.numbers[1:] if with_zero else self.numbers
         texts = [text_of(value) for value in ordered if not self._is_number(value)]
         others = sorted(texts, key=lambda text: text == "∞")
         place = self._scaled(self.numbers[-1]) if self.numbers else 0.0
@@ -158,6 +164,9 @@ class XAxis:
         gap = 0.24 * span or (math.log10(3.0) if log else max(abs(place), 1.0))
         self.others = {text: self._unscaled(place + gap * (i + bool(self.numbers))) for i, text in enumerate(others)}
         self.parted = self._unscaled(place + gap / 2) if self.numbers and others else None
+        first = self._scaled(self.numbers[0]) if self.numbers else place
+        self.zero = self._unscaled(first - gap) if with_zero else None
+        self.parted_zero = self._unscaled(first - gap / 2) if with_zero and self.numbers else None
 
     @staticmethod
     def _is_number(value: Any) -> bool:
@@ -174,6 +183,8 @@ class XAxis:
         return 10.0**place if self.log else place
 
     def place(self, value: Any) -> float:
+        if self.zero is not None and self._is_number(value) and value == 0:
+            return self.zero
         return float(value) if self._is_number(value) else self.others[text_of(value)]
 
     def apply(self, panel: Axes) -> None:
@@ -183,21 +194,31 @@ class XAxis:
         if self.log:
             panel.set_xscale("log")
         spaced = [self._scaled(value) for value in self.numbers]
-        if spaced and spaced[-1] - spaced[0] < self._unit() and not self.others:
+        alone = not self.others and self.zero is None
+        if spaced and spaced[-1] - spaced[0] < self._unit() and alone:
             panel.set_xlim(*(self._unscaled(place) for place in (spaced[0] - self._unit(), spaced[-1] + self._unit())))
         near = min(np.diff(spaced), default=math.inf) < SPACE * (spaced[-1] - spaced[0]) if spaced else False
-        if near and not self.log and not self.others:
+        if near and not self.log and alone:
             return
         ticks = self.numbers
         if near:
             ticks = self._apart() if self.log else list(MaxNLocator(6).tick_values(spaced[0], spaced[-1]))
             ticks = [tick for tick in ticks if self.numbers[0] <= tick <= self.numbers[-1]]
-        labels = [self.format_tick(tick) for tick in ticks]
-        panel.xaxis.set_major_locator(FixedLocator([*ticks, *self.others.values()]))
+        apart = {**({} if self.zero is None else {"0": self.zero}), **self.others}
+        panel.xaxis.set_major_locator(FixedLocator([*ticks, *apart.values()]))
         panel.xaxis.set_minor_locator(NullLocator())
-        panel.set_xticklabels([*labels, *self.others])
-        if self.parted is not None:
-            panel.axvline(self.parted, color="0.6", linestyle=":", linewidth=0.8)
+        panel.set_xticklabels([*(self.format_tick(tick) for tick in ticks), *apart])
+        if self.zero is not None:  # all panels show the places of 0 and infinity, also those that have no value there
+            places = [self._scaled(place) for place in (self.zero, *self.numbers, *self.others.values())]
+            margin = 0.05 * (max(places) - min(places))
+            panel.set_xlim(self._unscaled(min(places) - margin), self._unscaled(max(places) + margin))
+        for place in (self.parted, self.parted_zero):
+            if place is not None:
+                panel.axvline(place, color="0.6", linestyle=":", linewidth=0.8)
+
+    def joins(self, place: float) -> bool:
+        """Whether a line leads through a place: not through those of 0, texts and infinity."""
+        return (self.parted is None or place < self.parted) and place != self.zero
 
     def _apart(self) -> list[float]:
         """The numbers whose ticks fit on a logarithmic axis, chosen from the right."""
