@@ -120,8 +120,7 @@ class DataLens(Checked):
         for t in ctx.steps(ctx.limit(release.times), generator=G, adam=adam):
             z, y = ctx.latents(generator, B)
             x = G(z, y)
-            updates = self.d_steps if t else self.first_d_steps
-            votes = release(partial(self._signs, template, updates, k, x.detach(), y))
+            votes = release(partial(self._signs, template, self.d_steps if t else self.first_d_steps, k, x.detach(), y))
             direction = self.lr * votes.sign() * (votes.abs() > self.threshold * self.teachers)
             adam.zero_grad()
             x.backward(-direction.reshape(x.shape))  # half of the gradient of |G(z) - (x + lr u)|^2

@@ -55,7 +55,10 @@ def test_a_default_is_in_the_yaml_alone(path):
     cls = get_class(config.method["_target_"])
     declared = fields(cls) if is_dataclass(cls) else ()
     assert set(config.method) - {"name", "_target_", "check"} == {field.name for field in declared}
-    assert not [field.name for field in declared if (field.default, field.default_factory) != (MISSING, MISSING)]
+    # The class knows the default of a setting that was added later, which earlier runs have without naming it.
+    added = getattr(cls, "added", ())
+    with_default = [field for field in declared if (field.default, field.default_factory) != (MISSING, MISSING)]
+    assert {field.name: field.default for field in with_default} == {name: config.method[name] for name in added}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "methods").glob("[!_]*.py")), ids=lambda p: p.name)

@@ -122,7 +122,7 @@ def test_a_table_shows_none_as_the_budget(tmp_path) -> None:
     built = assemble("toy", a_table({"of": ROW, "run": f"{run} seed=0"}), tmp_path)
     head = line_for(built, variant=ROW["variant"]).head
     assert (head["ε budget"], head["ε proven"]) == ("none", "9.5")
-    assert head["relation, δ, by"] == "add_remove, 1e-05, pld"
+    assert head["relation, δ, by"] == "add/remove, 1e-05, pld"
 
 
 @pytest.mark.parametrize("value", ["none", "[1]", "-1"])

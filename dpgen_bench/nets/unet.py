@@ -55,10 +55,12 @@ class UNet(nn.Module):
                 "image_size."
             )
         self.patch = patch
+        # The embedding of the noise level and the label.
         self.noise = nn.Linear(2 * _FREQUENCIES, embedding)
         self.label = nn.Embedding(num_classes + 1, embedding)
         self.embed = nn.Linear(embedding, embedding)
 
+        # Down to the lowest resolution; the output of every block is kept for the way up.
         widths = [width * multiplier for multiplier in multipliers]
         self.enter = nn.Conv2d(channels * patch**2, width, 3, padding=1)
         skips, current = [width], width
@@ -74,6 +76,7 @@ class UNet(nn.Module):
         self.middle = nn.ModuleList(
             [Block(current, current, embedding), Attention(current), Block(current, current, embedding)]
         )
+        # And up again, where each block also gets what was kept.
         self.up = nn.ModuleList()
         for level, wide in reversed(list(enumerate(widths))):
             for _ in range(blocks + 1):
