@@ -193,6 +193,7 @@ def test_the_command_audits_a_method(capsys):
         (["dp_merff"], "did you mean 'dp_merf'"),
         (["public_fonts", "dataset=digits", "privacy.epsilon=0"], "which makes no release"),
         (["gs_wgan_published", "--level", "a"], "no other level than c"),
+        (["dp_merf", "dataset=digits", "privacy.epsilon=1", "privacy.noise=os"], "an audit computes from the records"),
     ],
 )
 def test_what_cannot_be_audited_is_said(arguments, message, capsys, tmp_path):

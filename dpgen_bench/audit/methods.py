@@ -23,6 +23,7 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.runs.config import RunSpec, build_spec
+from dpgen_bench.runs.measure import is_for_release
 from dpgen_bench.runs.plan import plan_spec
 from dpgen_bench.runs.store import Store
 from dpgen_bench.testing.bench import Bench, DataSet
@@ -166,9 +167,15 @@ def audit_method(
         echo: called with one line for each step.
 
     Raises:
-        ValueError: for a method without mechanisms, or one whose unit is the client.
+        ValueError: for a method without mechanisms, one whose unit is the client, or a run with privacy.noise=os:
+            how far its records move a release is a function of them that no mechanism protects.
         ConformanceError: if a replay shows that the method uses records other than through releases.
     """
+    if is_for_release(spec.config):
+        raise ValueError(
+            "expected settings with privacy.noise=seeded, on public data, got privacy.noise=os: an audit computes from "
+            "the records what no epsilon covers. Audit the same method on public data, by its name and settings."
+        )
     ledger = plan_spec(spec)
     if ledger.unit != "record":
         raise ValueError(
