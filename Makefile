@@ -9,7 +9,7 @@ NAME ?= demo
 export DPGEN_RESULTS ?= results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types tests test-portable portable docs browser test-slow test-gpu tables tables-check report sweep bench wheelhouse clean
+.PHONY: help setup demo test check format lint types tests test-portable portable docs pages browser test-slow test-gpu tables tables-check report sweep bench wheelhouse clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -47,10 +47,12 @@ check: setup format lint types tests ## format, lint, check types and run fast t
 
 test: setup ## run what CI runs: formatting, lint, types, documentation, fast tests, and numeric tests with perturbed rounding
 	$(RUN)/ruff format --check .
-	$(MAKE) lint types docs tests portable tables-check
+	$(MAKE) lint types pages tests portable tables-check
 
-docs: setup ## build the documentation into site/, with the report of the records; a broken link or an undocumented public name is an error
+pages: setup ## build the documentation into site/; a broken link or an undocumented public name is an error
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict
+
+docs: pages ## build the documentation, and put the report of the records into site/
 	$(RUN)/dpgen report --recorded --out site/report.html
 
 format:

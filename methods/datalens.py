@@ -25,17 +25,15 @@ from torch import Tensor, nn
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator, config_of, make_net
 from dpgen_bench.method import Context
-from dpgen_bench.nets.g_pate import ConvTeacher, PateGenerator
+from dpgen_bench.nets.g_pate import PateGenerator
 from dpgen_bench.nets.stack import Stack
-from dpgen_bench.nets.teachers import DenseTeacher
-from dpgen_bench.nets.wasserstein import draw_batch
+from dpgen_bench.nets.teachers import TEACHERS, update_teachers
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.shards import PerShard
 from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, Positive
 
 State = dict[str, Tensor]
-TEACHERS: dict[str, type[nn.Module]] = {"conv": ConvTeacher, "dense": DenseTeacher}
 ORDERS = (1.1, *(float(order) for order in range(2, 200)))  # of Rényi DP in the authors' code
 
 
@@ -136,9 +134,7 @@ class DataLens(Checked):
         T = Stack(template, states, lr=self.lr, betas=self.betas)
         fake, labels = x.expand(len(shards), *x.shape), y.expand(len(shards), *y.shape)
         for _ in range(updates):
-            batches = [draw_batch(own, self.batch_size, rng) for own, rng in zip(shards, rngs, strict=True)]
-            real, real_labels = (torch.stack(parts) for parts in zip(*batches, strict=True))
-            T.descend(-(F.logsigmoid(T(real, real_labels)) + F.logsigmoid(-T(fake, labels))).mean(dim=1))
+            update_teachers(T, shards, rngs, fake, labels, self.batch_size)
         images = fake.clone().requires_grad_()
         score = F.logsigmoid(T(images, labels)).mean(dim=1).sum()
         g = torch.autograd.grad(score, images)[0].flatten(2).nan_to_num(0.0)

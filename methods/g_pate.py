@@ -29,15 +29,12 @@ from torch import Tensor, nn
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator, config_of, make_net
 from dpgen_bench.method import Context
-from dpgen_bench.nets.g_pate import ConvTeacher, PateGenerator
+from dpgen_bench.nets.g_pate import PateGenerator
 from dpgen_bench.nets.stack import Stack
-from dpgen_bench.nets.teachers import DenseTeacher
-from dpgen_bench.nets.wasserstein import draw_batch
+from dpgen_bench.nets.teachers import TEACHERS, update_teachers
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, Positive
-
-TEACHERS: dict[str, type[nn.Module]] = {"conv": ConvTeacher, "dense": DenseTeacher}
 
 
 @dataclass
@@ -136,9 +133,7 @@ class GPATE(Checked):
         """Train the teachers of some shards; return each one's votes on the images x [B, ...], and their states."""
         T = Stack(template, states, lr=self.lr, betas=self.betas)
         fake, labels = x.expand(len(shards), *x.shape), y.expand(len(shards), *y.shape)
-        batches = [draw_batch(own, self.batch_size, rng) for own, rng in zip(shards, rngs, strict=True)]
-        real, real_labels = (torch.stack(parts) for parts in zip(*batches, strict=True))
-        T.descend(-(F.logsigmoid(T(real, real_labels)) + F.logsigmoid(-T(fake, labels))).mean(dim=1))
+        update_teachers(T, shards, rngs, fake, labels, self.batch_size)
         images = fake.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(F.logsigmoid(T(images, labels)).mean(dim=1).sum(), images)
         projected = torch.einsum("gbp,bpd->gbd", gradient.flatten(2), basis).nan_to_num(0.0)

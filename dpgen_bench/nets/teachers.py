@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from dpgen_bench.nets.g_pate import ConvTeacher
+from dpgen_bench.nets.stack import Stack
+from dpgen_bench.nets.wasserstein import draw_batch
 
 
 class DenseTeacher(nn.Module):
@@ -37,3 +42,28 @@ class DenseTeacher(nn.Module):
         """Logits [b] that images x [b, c, h, w] in [0, 1] with labels y int64 [b] are real."""
         features = self.image(F.avg_pool2d(x, self.pool).flatten(1)) + self.label(y)
         return self.logit(F.leaky_relu(features, 0.2)).flatten()
+
+
+TEACHERS: dict[str, type[nn.Module]] = {"conv": ConvTeacher, "dense": DenseTeacher}
+
+
+def update_teachers(
+    teachers: Stack,
+    shards: Sequence[tuple[Tensor, Tensor]],
+    rngs: Sequence[torch.Generator],
+    fake: Tensor,
+    labels: Tensor,
+    batch_size: int,
+) -> None:
+    """One step of each teacher, on a batch of its own records and on generated images: those of a discriminator.
+
+    Args:
+        teachers: g teachers.
+        shards: The records (images, labels) of each teacher.
+        rngs: One generator of random numbers for each teacher.
+        fake, labels: Generated images [g, B, c, h, w] and their labels [g, B].
+        batch_size: The number of records in each batch.
+    """
+    batches = [draw_batch(own, batch_size, rng) for own, rng in zip(shards, rngs, strict=True)]
+    real, real_labels = (torch.stack(parts) for parts in zip(*batches, strict=True))
+    teachers.descend(-(F.logsigmoid(teachers(real, real_labels)) + F.logsigmoid(-teachers(fake, labels))).mean(dim=1))
