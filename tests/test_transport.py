@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.profiler import profile
 
 from dpgen_bench.nets import transport
-from dpgen_bench.nets.transport import Cost, Transport, diameter_of, semi_debiased, sinkhorn, temperatures
+from dpgen_bench.nets.transport import Cost, Transport, diameters, semi_debiased, sinkhorn, temperatures
 
 BACKENDS = ("fast", "geomloss")
 COSTS = (Cost(), Cost(0.0, 1.0), Cost(1.0, 0.25), Cost(1.0, 1.0), Cost(1.0, 4.0))
@@ -97,7 +97,7 @@ def limit(x: Tensor, y: Tensor, cost: Cost, lam: float) -> tuple[Tensor, ...]:
 @given(st.sampled_from(KINDS), NUMBERS, SETTINGS)
 def test_value_and_gradients_are_geomlosses(kind, numbers, chosen):
     x, y = clouds(kind, *numbers)
-    assume(diameter_of(x, y) > 1e-6)  # points all the same: geomloss takes log 0
+    assume(diameters((x, y))[0] > 1e-6)  # points all the same: geomloss takes log 0
     expected = by_geomloss(x, y, Transport(*chosen))
     for backend in BACKENDS:
         assert_same(solution_of(Transport(*chosen, backend=backend), x, y), expected)
@@ -109,7 +109,7 @@ def test_problems_of_one_call_have_the_solutions_of_separate_calls(cost):
     t = Transport(cost, lam=0.05)
     shapes = [("small", 4, 9), ("far", 7, 2), ("ties", 1, 5), ("labelled", 6, 1), ("overlapping", 3, 3)]
     problems = [clouds(kind, n, m, 3, seed) for seed, (kind, n, m) in enumerate(shapes)]
-    assert len({len(temperatures(diameter_of(x, y), 0.05, 1.0, 0.5)) for x, y in problems}) >= 4
+    assert len({len(temperatures(diameters((x, y))[0], 0.05, 1.0, 0.5)) for x, y in problems}) >= 4
     expected = [by_geomloss(x, y, t) for x, y in problems]
     for order in (range(5), (4, 2, 0, 3, 1)):
         for i, solution in zip(order, t.solve(*(problems[i] for i in order)), strict=True):
@@ -145,7 +145,7 @@ def test_temperatures_by_hand(exponent):
     """From 8^p down to 3^p, halving the scale: 8, then 8, 4 (the first one is there twice), and the end itself."""
     assert temperatures(8.0, 3.0**exponent, exponent, 0.5) == pytest.approx([s**exponent for s in (8, 8, 4, 3)])
     assert temperatures(2.0, 3.0**exponent, exponent, 0.5) == pytest.approx([s**exponent for s in (2, 3)])
-    assert diameter_of(torch.tensor([[0.0, 1.0], [1.0, 4.0]]), torch.tensor([[3.0, 0.0]])) == 5.0  # 3 x 4, of both
+    assert diameters((torch.tensor([[0.0, 1.0], [1.0, 4.0]]), torch.tensor([[3.0, 0.0]]))) == [5.0]  # 3 x 4, of both
 
 
 def test_as_many_temperatures_as_geomloss_where_rounding_decides():
@@ -216,7 +216,7 @@ def test_annealing_leaves_one_marginal_wrong_and_less_so_if_slow():
     value, P, _ = limit(x, y, Cost(), 0.5)
     errors = []
     for scaling in (0.5, 0.9, 0.99, 0.999):
-        schedule = temperatures(diameter_of(x, y), 0.5, 1.0, scaling)
+        schedule = temperatures(diameters((x, y))[0], 0.5, 1.0, scaling)
         ((annealed, rows, columns),) = sinkhorn([Cost().matrix(x, y)], [schedule])
         assert min(float(rows.min()), float(columns.min())) >= 0
         assert_same([5 * rows.sum(1), 4 * columns.sum(0)], [torch.ones(5), torch.ones(4)], 1e-14)

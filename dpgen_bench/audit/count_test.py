@@ -1,6 +1,6 @@
 """A test for many releases with hidden participation: how often does the projection of a release exceed a limit?
 
-Its count has an exact binomial law in both worlds, so a trial is one random number whatever the number of releases,
+Its count has an exact binomial law in both worlds, so a trial is one random number for any number of releases,
 and the rates of error can be computed as well as counted. Where few large movements are hidden among many releases, as
 in GS-WGAN, this test loses little, and a billion trials take a minute.
 """

@@ -127,22 +127,21 @@ def temperatures(diameter: float, lam: float, exponent: float, scaling: float) -
     return [diameter**exponent, *(math.exp(e) for e in np.arange(start, end, step)), blur**exponent]
 
 
-def diameter_of(x: Tensor, y: Tensor) -> float:
-    """Diagonal of the box around both clouds [n, d] and [m, d], as in geomloss; at least 1e-6."""
-    return max(float(_diagonal(x, y)), 1e-6)
-
-
 def _diagonal(x: Tensor, y: Tensor) -> Tensor:
+    """The diagonal of the box around both clouds [n, d] and [m, d]."""
     low = torch.minimum(x.amin(dim=0), y.amin(dim=0))
     high = torch.maximum(x.amax(dim=0), y.amax(dim=0))
     return (high - low).double().norm()
 
 
-def _checked_diameters(problems: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
-    """`diameter_of` of each problem; raise ValueError unless its clouds have one dimension and coordinates up to 1e6.
+def diameters(*problems: tuple[Tensor, Tensor]) -> list[float]:
+    """Of each problem the diagonal of the box around both clouds [n, d] and [m, d], as in geomloss; at least 1e-6.
 
     The clouds are checked separately. If x is public and the records y are known to be in range, the error does not
     depend on records.
+
+    Raises:
+        ValueError: Unless the clouds of a problem have one dimension, and coordinates of at most 1e6.
     """
     for x, y in problems:
         if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[1] or min(len(x), len(y)) == 0:
@@ -232,10 +231,10 @@ class Transport:
                 large.
         """
         problems = tuple((x.detach().clone(), y.detach().clone()) for x, y in problems)
-        diameters = _checked_diameters(problems)
+        extents = diameters(*problems)
         if self.backend == "geomloss":
-            return [self._by_geomloss(x, y, diameter) for (x, y), diameter in zip(problems, diameters, strict=True)]
-        schedules = [temperatures(diameter, self.lam, self.exponent, self.scaling) for diameter in diameters]
+            return [self._by_geomloss(x, y, diameter) for (x, y), diameter in zip(problems, extents, strict=True)]
+        schedules = [temperatures(diameter, self.lam, self.exponent, self.scaling) for diameter in extents]
         solved = sinkhorn([self.cost.matrix(x, y) for x, y in problems], schedules)
 
         def gradients(x: Tensor, y: Tensor, rows: Tensor, columns: Tensor, both: bool) -> tuple[Tensor, Tensor | None]:
