@@ -70,7 +70,7 @@ tests:
 # Tests that compute with networks, except those that replay or account whole runs, which take most of the time.
 NUMERIC := $(patsubst %,tests/test_%.py,batch_statistics behaviour bias_variance calibrated_accuracy \
 	classifier_cache classifiers clip_per_tensor copies datalens dp_cgan dp_gauss dp_hp dp_merf dp_ntk dp_sinkhorn dp_sinkhorn_privacy dpdm dpgan dpgan_settings \
-	edm factors fed_gs_wgan fed_gs_wgan_client fedavg_gan fedavg_nets fidelity generator gradients gradients_bound gradients_limits gs_wgan \
+	edm factors fed_gs_wgan fed_gs_wgan_client fedavg_gan fedavg_nets fidelity generator gradients gradients_bound gradients_limits g_pate gs_wgan \
 	gs_wgan_privacy hermite inception_score kid memorisation nets network_training networks prdc privacy_core psg record_rng \
 	record_rng_mechanisms spectral stack step_frequency transport utility wgan_nets)
 NOT_NUMERIC := conform or detected or half_its_noise or published_setting or presets or few_images
