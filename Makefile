@@ -9,7 +9,7 @@ NAME ?= demo
 export DPGEN_RESULTS ?= results
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types tests test-portable portable docs pages browser test-slow test-gpu tables tables-check report sweep bench wheelhouse clean
+.PHONY: help setup demo test check format lint types tests test-portable portable docs pages browser test-slow test-gpu tables tables-check report sweep bench bench-scaling gpu-day wheelhouse clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -33,8 +33,13 @@ demo: setup ## execute the runs of the demo table, on digits that need no downlo
 sweep: setup ## execute the runs that a table lacks: make sweep NAME=demo
 	$(RUN)/dpgen sweep $(NAME)
 
-tables: setup ## write every table and plot to results/tables and results/plots, from records alone
+tables: setup ## write every table and plot to results/tables and results/plots, and the tables of pages, from records alone
 	$(RUN)/dpgen tables --all --recorded
+	$(RUN)/python docs/make_results.py
+	$(RUN)/python docs/make_claims.py
+	$(RUN)/python docs/make_published_epsilons.py
+	$(RUN)/python docs/make_method_epsilons.py
+	$(RUN)/python docs/make_picture.py
 
 tables-check: setup ## make the tables again from the records alone, and compare them with the committed ones
 	folder=$$(mktemp -d) && $(RUN)/dpgen tables --all --recorded --no-plots --results $$folder && \
@@ -68,11 +73,13 @@ tests:
 	$(RUN)/python -m pytest -q -n auto --dist loadscope --durations=10
 
 # Tests that compute with networks, except those that replay or account whole runs, which take most of the time.
-NUMERIC := $(patsubst %,tests/test_%.py,batch_statistics behaviour bias_variance calibrated_accuracy \
-	classifier_cache classifiers clip_per_tensor copies datalens dp_cgan dp_gauss dp_hp dp_merf dp_ntk dp_sinkhorn dp_sinkhorn_privacy dpdm dpgan dpgan_settings \
-	edm factors fed_gs_wgan fed_gs_wgan_client fedavg_gan fedavg_nets fidelity generator gradients gradients_bound gradients_limits g_pate gs_wgan \
-	gs_wgan_privacy hermite inception_score kid memorisation nets network_training networks prdc privacy_core psg record_rng \
-	record_rng_mechanisms spectral stack step_frequency transport utility wgan_nets)
+NUMERIC := $(patsubst %,tests/test_%.py,annealing audit_bounds audit_oracle batch_statistics behaviour bias_variance \
+	calibrated_accuracy classifier_cache classifiers clip_per_tensor compiled copies datalens dp_cgan dp_gauss dp_hp \
+	dp_merf dp_ntk dp_sinkhorn dp_sinkhorn_privacy dpdm dpgan dpgan_settings edm factors fed_gs_wgan fed_gs_wgan_client \
+	fedavg_gan fedavg_nets fidelity g_pate generator gradients gradients_bound gradients_limits gs_wgan gs_wgan_privacy \
+	hermite inception_score kid learning_law memorisation nets network_training networks noise_ahead padding pate_gan prdc \
+	precision pretraining privacy_core processes psg record_rng record_rng_mechanisms spectral stack step_frequency \
+	transport utility wgan_nets)
 NOT_NUMERIC := conform or detected or half_its_noise or published_setting or presets or few_images
 PERTURB ?= 1
 
@@ -89,6 +96,12 @@ test-gpu: setup ## run the tests that need a GPU
 
 bench: setup ## measure speed, as ratios within one process, into results/bench
 	$(RUN)/python -m tests.bench
+
+bench-scaling: setup ## measure how cost grows with records, batch, image side, width, shards, clients and workers
+	$(RUN)/python -m tests.scaling
+
+gpu-day: setup ## on a GPU: its tests, the bench and the papers' headline runs, which can be resumed; else the plan
+	$(RUN)/python -m tests.gpu_day --results $(DPGEN_RESULTS)
 
 wheelhouse: setup ## collect wheels, MNIST and FID weights for a machine without network, in wheelhouse/
 	$(RUN)/python -m dpgen_bench.wheelhouse.collect wheelhouse --data mnist fashion_mnist --weights

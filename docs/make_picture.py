@@ -1,17 +1,13 @@
-"""Draws the picture of README: the leaderboard at one epsilon, with samples next to each line.
+"""Draws the picture of README: the league on MNIST at one epsilon, with samples next to each line.
 
-It reads results/earlier/leaderboard.csv, and the grids of samples in results/earlier/leaderboard-2.svg. With --records
-it reads results/tables/leaderboard.csv, which `make tables` makes from the records, and the pictures of the records:
+It reads results/tables/league_mnist.csv and the pictures of the records. `make tables` makes both:
 
-    .venv/bin/python docs/make_picture.py --records
+    .venv/bin/python docs/make_picture.py
 """
 
 from __future__ import annotations
 
-import re
 import sys
-from base64 import b64decode
-from io import BytesIO
 from pathlib import Path
 
 import matplotlib
@@ -26,17 +22,16 @@ from dpgen_bench.runs.records import find_record
 
 ROOT = Path(__file__).resolve().parent.parent
 EPSILON = 10.0
-PICTURE = ROOT / "results" / "pictures" / "leaderboard_eps10.png"
-RECORDS = "--records" in sys.argv[1:]
-METRICS = {"acc_cnn_pct": "CNN %", "acc_mlp_pct": "MLP %"} if RECORDS else {"fid": "FID", "acc_mlp_pct": "MLP %"}
+PICTURE = ROOT / "results" / "pictures" / "league_eps10.png"
+METRICS = {"acc_cnn_pct": "CNN %", "acc_mlp_pct": "MLP %"}
 COLUMNS_OF_VALUES = ("ε proven", "ε claimed", *METRICS.values())
 LEFT_ENDS = (0.035, 0.165, 0.285, 0.62, 0.7, 0.785, 0.895)  # of the columns, as shares of the width
 COLUMNS = dict(zip(("method", "steps", "samples", *COLUMNS_OF_VALUES), LEFT_ENDS, strict=True))
 
 
 def lines() -> list[dict[str, str]]:
-    """The lines on MNIST of the leaderboard at `EPSILON` that have a place, in the order of their places."""
-    table = pd.read_csv(ROOT / "results" / ("tables" if RECORDS else "earlier") / "leaderboard.csv", dtype=str)
+    """The lines on MNIST of the league at `EPSILON` that have a place, in the order of their places."""
+    table = pd.read_csv(ROOT / "results" / "tables" / "league_mnist.csv", dtype=str)
     table = table[(table["epsilon_budget"].astype(float) == EPSILON) & (table["dataset"] == "mnist")]
     table = table[table["place"] != "–"]
     shown = []
@@ -59,13 +54,9 @@ def lines() -> list[dict[str, str]]:
 
 
 def grids() -> list[np.ndarray]:
-    """The grids of samples at `EPSILON`: of the records, or the second of the earlier plot's three rows."""
-    if RECORDS:
-        records = [find_record(ROOT / "results", line["runs"].split()[0]) for line in lines()]
-        return [np.broadcast_to(grid, (*grid.shape[:2], 3)) for grid in (record.montage(2) for record in records)]
-    svg = (ROOT / "results" / "earlier" / "leaderboard-2.svg").read_text()
-    images = re.findall(r'<image xlink:href="data:image/png;base64,([^"]+)"', svg)
-    return [plt.imread(BytesIO(b64decode(each))) for each in images[4:8]]
+    """The grids of samples of the lines, each of the record of its first seed."""
+    records = [find_record(ROOT / "results", line["runs"].split()[0]) for line in lines()]
+    return [np.broadcast_to(grid, (*grid.shape[:2], 3)) for grid in (record.montage(2) for record in records)]
 
 
 def description(shown: list[dict[str, str]]) -> str:
@@ -78,11 +69,12 @@ def caption(shown: list[dict[str, str]]) -> str:
     """What has to be known of the values."""
     first = shown[0]
     relation = relation_name(first["relation"])
+    seeds = max(int(line["seeds"]) for line in shown)
     return (
         f"MNIST, a proven ε of {EPSILON:g} for each line ({relation}, δ = {float(first['delta']):g}, accountant "
-        f"{first['accountant']}). Protocol {first['protocol']}, mean ± standard deviation over {first['seeds']} "
-        "seeds.\nSamples are the first two of each class, of seed 0. No line is a reproduction: only lines of scale "
-        "paper have their authors' number of steps and widths."
+        f"{first['accountant']}). Protocol {first['protocol']}, mean ± standard deviation over {seeds} seeds, or one "
+        "seed where no ± stands.\nSamples are the first two of each class, of the first seed. Lines of scale paper "
+        "have their authors' number of steps and widths; Sim-PE also uses fonts that are public."
     )
 
 
@@ -91,11 +83,11 @@ def main() -> None:
     shown = lines()
     if not shown:
         sys.exit(
-            f"expected lines with a place on MNIST at ε = {EPSILON:g}, got none; `dpgen sweep leaderboard` makes runs."
+            f"expected lines with a place on MNIST at ε = {EPSILON:g}, got none; `dpgen sweep league_mnist` makes runs."
         )
     row = 0.7 / len(shown)
     figure = plt.figure(figsize=(10.5, 1.17 + 0.6825 * len(shown)), dpi=130)
-    figure.text(0.01, 0.93, "Leaderboard at ε = 10", fontsize=13, weight="bold")
+    figure.text(0.01, 0.93, "League at ε = 10", fontsize=13, weight="bold")
     for title, left in COLUMNS.items():
         figure.text(left, 0.85, title, fontsize=10, color="0.35")
     for number, (line, grid) in enumerate(zip(shown, grids(), strict=True)):

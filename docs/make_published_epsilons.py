@@ -14,19 +14,22 @@ import csv
 import math
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from docs.page_tables import page_with, table
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.accountants.table import claimed_epsilon
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, OneShard
 from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.display import counted, relation_name
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.runs.records import read_record, record_paths
+from dpgen_bench.runs.values import mean_values
 from dpgen_bench.tables.published import published_rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,6 +43,7 @@ PROTOCOLS = ("league", "standard_utility")  # their CNN is the same
 HEADER = ("method", "claimed", "by", "proven", "flaw", "printed", "measured at the same proven ε")
 
 Entry = Mapping[str, Any]
+Found = tuple[tuple[str, str], dict[str, str], float]  # (scale, relation), settings of the method, accuracy of a run
 
 
 def entries() -> list[dict[str, Any]]:
@@ -112,32 +116,44 @@ def printed(entry: Entry) -> str:
 
 
 def measured(entry: Entry) -> str:
-    """The accuracy that records have for a method at the proven epsilon of the claim, with its seeds and scale."""
+    """The accuracy that records have for a method at the proven epsilon of the claim, with its seeds and scale.
+
+    Runs with a first stage (`init`) are left out, because no claim is about them.
+    """
     same = entry.get("same")
     if same is None:
         return "–"
-    values: dict[tuple[str, str], list[float]] = {}
+    found: list[Found] = []
     for path in sorted(record_paths(ROOT / "results").values()):
+        if path.parent.name != same["method"]:
+            continue
         config = (record := read_record(path)).config
-        is_same = config.method.name == same["method"] and config.dataset.name == DATASET
-        if not is_same or config.privacy.epsilon != same["epsilon"] or config.privacy.delta != DELTA:
+        privacy = config.privacy
+        if config.dataset.name != DATASET or (privacy.epsilon, privacy.delta) != (same["epsilon"], DELTA):
+            continue
+        if "init" in config and config.init.name != "none":
             continue
         for each in record.measurements.all():
-            value = each["metrics"].get(METRIC) if each["protocol"]["name"] in PROTOCOLS else None
+            value = mean_values(each).get(METRIC) if each["protocol"]["name"] in PROTOCOLS else None
             if value is not None:
-                values.setdefault((config.scale.name, config.privacy.relation), []).append(_mean(value))
+                settings = {str(key): str(setting) for key, setting in config.method.items() if key != "check"}
+                found.append(((config.scale.name, config.privacy.relation), settings, value))
                 break
+    return cell_of(found) or "–"
+
+
+def cell_of(found: Sequence[Found]) -> str:
+    """Means over seeds, one for each scale, relation and settings of the method; settings that differ are named."""
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    for place, settings, value in found:
+        others = [other for where, other, _ in found if where == place]
+        differing = [key for key in settings if any(other.get(key) != settings[key] for other in others)]
+        groups.setdefault((*place, "".join(f", {key}={settings[key]}" for key in differing)), []).append(value)
     cells = []
-    for (scale, relation), found in sorted(values.items()):
-        seeds = f"{len(found)} seed{'s' if len(found) > 1 else ''}"
-        about = f"{seeds}, {relation.replace('_', '-' if relation == 'replace_one' else '/')}"
-        cells.append(f"{statistics.fmean(found):.1f} ({about}{'' if scale == 'paper' else f', scale {scale}'})")
-    return "; ".join(cells) or "–"
-
-
-def _mean(value: Any) -> float:
-    numbers = value["values"] if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
-    return statistics.fmean(float(number) for number in numbers)
+    for (scale, relation, label), values in sorted(groups.items()):
+        about = f"{counted(len(values), 'seed')}, {relation_name(relation)}{label}"
+        cells.append(f"{statistics.fmean(values):.1f} ({about}{'' if scale == 'paper' else f', scale {scale}'})")
+    return "; ".join(cells)
 
 
 def shown(value: str) -> str:
@@ -148,28 +164,19 @@ def shown(value: str) -> str:
 
 def rows() -> list[tuple[str, ...]]:
     """The cells of the table; the relation of a proven value is that of the claim."""
-    known, relations = accounted(), {"add_remove": "add/remove", "replace_one": "replace-one"}
-    cells = []
+    known, cells = accounted(), []
     for entry in entries():
         line = known[name(entry)]
         proven = shown(line["proven"])
-        proven = f"**{proven}**" + ("" if proven == "none" else f" ({relations[entry['relation']]})")
+        proven = f"**{proven}**" + ("" if proven == "none" else f" ({relation_name(entry['relation'])})")
         claim = f"{float(line['claimed']):.4g}"
         cells.append((entry["method"], claim, entry["by"], proven, entry["flaw"], printed(entry), measured(entry)))
     return cells
 
 
-def table() -> str:
-    """The table in Markdown."""
-    lines = [HEADER, ("---",) * len(HEADER), *rows()]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
 def page() -> str:
     """The page with its table made again."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+    return page_with(PAGE, BEGIN, table(HEADER, rows()), END)
 
 
 def description() -> str:

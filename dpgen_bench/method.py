@@ -12,7 +12,7 @@ from typing import Any, Protocol, overload
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import Generator, ImageFormat, NetGenerator
@@ -20,8 +20,11 @@ from dpgen_bench.nets.latents import draw_latents
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.training.checkpoint import load_checkpoint
 from dpgen_bench.training.loop import Loop, LoopState, NoReleases, Releases
+from dpgen_bench.training.precision import expect_possible, public_computation, steps_in
 from dpgen_bench.training.public import PublicRecord
 from dpgen_bench.training.signals import Preempted
+from dpgen_bench.utils.execution import Precision
+from dpgen_bench.utils.upload import upload
 from dpgen_bench.utils.validation import check_types
 
 
@@ -42,7 +45,6 @@ class Method(Protocol):
         Records may be read only inside the functions passed to the mechanisms of `data`. Public randomness comes from
         `ctx.generator` or from PyTorch's global generator, which is seeded.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Context:
         services: Those of the run's `PrivateData`, so that checkpoints include its releases; None without data.
         folder: The run's folder; None writes no files (tests, conformance suite).
         parent: A checkpoint of another run to start from, see `warm_start`.
+        precision: Of the networks that are passed to `steps`, outside of private functions; see `training.precision`.
         loops: Further arguments of `dpgen_bench.training.loop.Loop`: `due`, `keep_steps`, `progress`, `should_stop`,
             `memory`, `tracker`.
 
@@ -99,14 +102,17 @@ class Context:
         services: Services | None = None,
         folder: Path | None = None,
         parent: Path | None = None,
+        precision: Precision = "fp32",
         **loops: Any,
     ) -> None:
         seed_everything(seed)
         self.seed = seed
         self.device = torch.device(device)
+        self.precision = expect_possible(precision, self.device)
         self.generator = torch.Generator().manual_seed(seed)
         self.scale = scale or Scale()
         self._parent = parent
+        self._before_training: Callable[[dict[str, Any]], None] | None = None
         self._releases: Releases = services or NoReleases()
         self._public = services.public if services else PublicRecord()
         state = services.loop if services else LoopState()
@@ -160,7 +166,7 @@ class Context:
         Both are drawn from `ctx.generator` on the CPU, so that they are the same on every device.
         """
         z = draw_latents(generator.latent, (*shape, generator.latent_dim), self.generator, self.device)
-        return z, torch.randint(generator.num_classes, shape, generator=self.generator).to(self.device)
+        return z, upload(torch.randint(generator.num_classes, shape, generator=self.generator), self.device)
 
     def log(self, **scalars: float | str) -> None:
         """Write scalars of the current step into log.jsonl, which is public.
@@ -201,17 +207,17 @@ class Context:
         Returns:
             The content of training.json, by these keys:
 
-            - seconds and steps by phase, and seconds_outside_loops, the rest of `fit`. The time of an interrupted
-                attempt counts up to its last checkpoint.
-            - device.
+            - seconds and steps by phase, and seconds_outside_loops, the rest of `fit`. cpu_seconds: Processor time of
+                `fit` in this process, or None. An interrupted attempt counts up to its last checkpoint.
             - parameters: The number of trainable parameters of each network passed to `steps` (the largest number, if
                 several networks had the same name), and of the released generator.
-            - peak_memory_mib: The result of `PeakMemory.read`, or None if it was not measured.
+            - device, and peak_memory_mib: The result of `PeakMemory.read`, or None if it was not measured.
             - bytes by direction, and counters; {} if nothing was counted.
         """
         return {
             "seconds": dict(self._loop.seconds),
             "seconds_outside_loops": self._loop.seconds_outside(),
+            "cpu_seconds": self._loop.cpu_seconds(),
             "steps": dict(self._loop.steps_done),
             "device": str(self.device),
             "parameters": {**self._loop.parameters, "released_generator": generator.num_parameters},
@@ -248,6 +254,10 @@ class Context:
             for group, settings in zip(owner.param_groups, own, strict=True):
                 group.update(settings)
 
+    def before_training(self, start: Callable[[dict[str, Any]], None]) -> None:
+        """Call start(stateful) once, when the first loop with a network begins; it may change the networks."""
+        self._before_training = start
+
     def steps(self, total: int, *, phase: str = "train", **stateful: Any) -> Iterator[int]:
         """Count t = 0 .. total-1 in a loop that can be resumed from a checkpoint.
 
@@ -261,7 +271,11 @@ class Context:
             ValueError: If `total` is below 1, the checkpoint has other names of states, or a state cannot be stored in
                 a checkpoint (see `training.plain`).
         """
-        return self._loop.steps(total, phase, stateful)
+        networks = [each for each in stateful.values() if issubclass(type(each), nn.Module)]
+        if networks and (start := self._before_training):
+            self._before_training = None
+            start(stateful)
+        return steps_in(self.precision, self.device, networks, self._loop.steps(total, phase, stateful))
 
 
 def train_generator(
@@ -331,7 +345,8 @@ def fit_method(method: Method, data: PrivateData, ctx: Context) -> Generator:
             "`def fit(self, data, ctx):`."
         ) from None
     try:
-        generator = fit(data, ctx)
+        with public_computation(ctx.precision, ctx.device):
+            generator = fit(data, ctx)
     except Preempted:
         raise
     except SystemExit as end:

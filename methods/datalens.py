@@ -61,6 +61,7 @@ class DataLens(Checked):
     """
 
     version = 1  # raise it when the same settings train a different generator
+    claimed_relation = "replace_one"  # of `epsilon_claimed`
     teachers: Count
     steps: Count | None
     d_steps: Count

@@ -58,6 +58,7 @@ class DPCGAN(Checked):
     """
 
     version = 1  # raise it when the same settings train a different generator
+    claimed_relation = "add_remove"  # of `epsilon_claimed`
     batch_size: Count
     clip_norm: Positive
     clip: Literal["joint", "per_tensor"]

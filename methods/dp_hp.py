@@ -60,6 +60,7 @@ class DPHP(Checked):
     """
 
     version = 1  # raise it when the same settings train a different generator
+    claimed_relation = "replace_one"  # of `epsilon_claimed`
     sum_order: CountOrZero
     product_order: CountOrZero
     length_scale2: Positive

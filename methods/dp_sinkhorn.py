@@ -1,9 +1,8 @@
 """DP-Sinkhorn: a generator trained on a semi-debiased Sinkhorn loss, whose gradient in the images is clipped and noised
 (Cao, Bie, Vahdat, Fidler & Kreis, "Don't Generate Me", NeurIPS 2021, Algorithm 1, and its earlier version).
 
-Guarantees: only the mechanism "cross_group" reads training records. It releases T times the gradient of the loss,
-clipped and noised. The gradient of the debiasing group, which compares generated images with each other, the generator
-and the optimiser are functions of public randomness and of those releases.
+Guarantees: only the mechanism "cross_group" reads records. It releases T times the gradient of the loss, clipped and
+noised. The debiasing group, the generator and the optimiser are functions of public randomness and of those releases.
 
 The n rows of a step depend on the same secret batch, so a step is one release of joint sensitivity 2 Delta sqrt(n), not
 n releases as the final paper counts (docs/methods/dp_sinkhorn.md). With `clip: whole` the paper's count is sound.
@@ -32,6 +31,7 @@ from dpgen_bench.privacy.bounds import PerRow, Whole, clip_rows
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.sampling import Poisson
+from dpgen_bench.utils.compiled import network
 from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, NonNegative, Positive
 
 NETS: dict[str, type[nn.Module]] = {"dcgan": ConvGenerator, "biggan": BigGANGenerator}
@@ -58,6 +58,7 @@ class DPSinkhorn(Checked):
     """
 
     version = 1  # raise it when the same settings train a different generator
+    claimed_relation = "add_remove"  # of `epsilon_claimed`
     batch_size: Count
     p: Fraction
     cost: Literal["l1+l2", "l2", "l1"]
@@ -99,11 +100,10 @@ class DPSinkhorn(Checked):
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         n, n_ = self.batch_size, self.debiasing
-        sizes: dict[str, Any] = {"latent_dim": self.latent_dim, "width": self.width}
-        if self.generator == "dcgan":
-            sizes |= {"label_dim": self.label_dim, "activation": self.activation}
+        of_dcgan = {"label_dim": self.label_dim, "activation": self.activation} if self.generator == "dcgan" else {}
+        sizes: dict[str, Any] = {"latent_dim": self.latent_dim, "width": self.width, **of_dcgan}
         generator = NetGenerator.build(NETS[self.generator], data, ctx.device, latent="uniform", **sizes)
-        g, theta = generator.net, list(generator.net.parameters())
+        g, theta, images = generator.net, list(generator.net.parameters()), network(generator.net)
         adam = torch.optim.Adam(theta, self.lr, self.betas, weight_decay=self.weight_decay)
         ctx.warm_start(g=g, adam=adam)
         release = self._mechanism(data, ctx, sum(each.numel() for each in theta))
@@ -113,7 +113,7 @@ class DPSinkhorn(Checked):
             z, l_x = ctx.latents(generator, n + n_)  # sample the latents Z and the labels L_x
             if self.debias_labels == "repeated":
                 l_x[n:] = l_x[:n_]
-            X = g(z, l_x)
+            X = images(z, l_x)
             x = loss.points(X.detach(), l_x)
             G_X, value = loss.gradient_without_records(x)
             adam.zero_grad()

@@ -51,6 +51,7 @@ class DPDM(Checked):
     """
 
     version = 1  # raise it when the same settings train a different generator
+    claimed_relation = "add_remove"  # of `epsilon_claimed`
     batch_size: Count
     clip_norm: Positive
     sigma: Positive | None
@@ -110,7 +111,7 @@ class DPDM(Checked):
         release = data.mechanism(
             "denoiser",
             sample=Poisson(q),
-            bound=PerRecordGradient(C=C, module=D, microbatch=self.microbatch, copies=self.noise_levels),
+            bound=PerRecordGradient(C=C, module=D, microbatch=self.microbatch, copies=self.noise_levels, pure=True),
             times=ctx.limit(self.steps),
             std=None if self.sigma is None else self.sigma * self.clip_norm,
         )

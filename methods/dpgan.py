@@ -26,6 +26,7 @@ from dpgen_bench.privacy.bounds import PerRecordGradient
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.training.frequency import StepFrequency
+from dpgen_bench.utils.compiled import network
 from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, Positive
 
 
@@ -51,6 +52,7 @@ class DPGAN(Checked):
     """
 
     version = 1  # raise it when the same settings train a different generator
+    claimed_relation = "add_remove"  # of `epsilon_claimed`
     batch_size: Count
     clip_norm: Positive
     sigma: Positive | None
@@ -87,7 +89,7 @@ class DPGAN(Checked):
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         q, b = self.sampling_rate(data.n), self.fake_batch_size(data.n)
         generator = NetGenerator.build(GeneratorNet, data, ctx.device, latent_dim=self.latent_dim, width=self.d_g)
-        G = generator.net
+        G, images = generator.net, network(generator.net)
         D = DiscriminatorNet(data.image_shape, data.num_classes, self.d_d).to(ctx.device)
         opt_g = torch.optim.Adam(G.parameters(), self.lr_g, self.betas)
         opt_d = torch.optim.Adam(D.parameters(), self.lr_d, self.betas)
@@ -98,7 +100,7 @@ class DPGAN(Checked):
         release = data.mechanism(
             "discriminator",
             sample=Poisson(q),
-            bound=PerRecordGradient(C=C, module=D, microbatch=self.microbatch, public_rows=b),
+            bound=PerRecordGradient(C=C, module=D, microbatch=self.microbatch, public_rows=b, pure=True),
             times=ctx.limit(self.steps),
             std=None if self.sigma is None else self.sigma * self.clip_norm,  # line 7: N(0, sigma^2 C^2 I) on the sum
         )
@@ -109,7 +111,7 @@ class DPGAN(Checked):
         for _ in ctx.steps(ctx.limit(release.times), G=G, D=D, opt_g=opt_g, opt_d=opt_d, frequency=frequency):
             z, y = ctx.latents(generator, b)  # line 5
             with torch.no_grad():
-                fakes = G(z, y)
+                fakes = images(z, y)
             gradient = release(d_losses, public=(fakes, y))  # lines 4, 6
             for name, parameter in D.named_parameters():
                 parameter.grad = gradient[name] / (2 * b)  # line 7

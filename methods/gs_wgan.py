@@ -53,6 +53,8 @@ class GSWGAN(GSWGANSettings):
     """
 
     version = 1  # raise it when the same settings train a different generator
+    claimed_relation = "replace_one"  # of `epsilon_claimed`
+    speed = (("stack", 1),)  # it changes results by rounding alone, so the identity of each run has this value
     shards: Count
     steps: Count | None
     clip: Literal["per_row", "whole"]
@@ -125,6 +127,7 @@ class GSWGAN(GSWGANSettings):
                 "throw_away_generator": net,
             },
             stack=self.stack,
+            keyed_stack=1,
         )
         C, rows = data.budget.clip_norm(self.clip_norm, self.sigma), (self.batch_size, *data.image_shape)
         joint = C * math.sqrt(self.batch_size)

@@ -49,6 +49,7 @@ class PSG(Checked):
     """
 
     version = 1  # raise it when the same settings train a different generator
+    claimed_relation = "add_remove"  # of `epsilon_claimed`
     images_per_class: Count
     batch_size: Count
     clip_norm: Positive

@@ -70,6 +70,19 @@ _PSG: dict[str, Any] = dict(images_per_class=2, batch_size=8, networks=2, rounds
 _G_PATE: dict[str, Any] = dict(
     teachers=3, steps=4, batch_size=3, dims=2, bins=4, latent_dim=4, width=4, teacher_width=4, lr=5e-3, stack=2
 )
+_PATE: dict[str, Any] = dict(
+    teachers=3,
+    rounds=4,
+    batch_size=4,
+    votes=8,
+    n_student=2,
+    n_generator=2,
+    hidden=8,
+    student_width=4,
+    teacher_width=3,
+    lr=5e-3,
+    stack=2,
+)
 _LENS: dict[str, Any] = dict(
     teachers=4, steps=4, first_d_steps=3, batch_size=4, top_k=200, sigma=0.5, width=4, teacher_width=6, stack=2, lr=4e-3
 )
@@ -116,6 +129,8 @@ CASES = [
     Case("psg", dict(sigma=0.5, **_PSG)),
     Case("g_pate", dict(sigma=None, **_G_PATE)),
     Case("g_pate", dict(teacher="dense", sigma=0.5, threshold=0.0, **_G_PATE), 1e4),
+    Case("pate_gan", dict(vote="sign", target="majority", explore=0.0, **_PATE)),
+    Case("pate_gan", _PATE, 1e4),
     Case("real_data"),
     Case("sim_pe", dict(candidates=6, rounds=3)),
     Case("sim_pe", dict(candidates=6, rounds=3, threshold=1.0), 10.0),

@@ -23,7 +23,7 @@ def _yaml(name: str) -> dict[str, Any]:
 
 
 def _settings(name: str) -> dict[str, Any]:
-    return {key: value for key, value in _yaml(name).items() if key not in ("name", "_target_", "check")}
+    return {key: value for key, value in _yaml(name).items() if key not in ("name", "_target_", "check", "pretraining")}
 
 
 def build(cls: type[T], **changes: Any) -> T:
@@ -40,7 +40,9 @@ def named(name: str, **changes: Any) -> Method:
 
 def check_settings(name: str) -> dict[str, Any]:
     """The method's settings in its yaml's `check`, which make a fit short."""
-    return {key: value for key, value in (_yaml(name).get("check") or {}).items() if "." not in key}
+    return {
+        key: value for key, value in (_yaml(name).get("check") or {}).items() if "." not in key and key != "pretraining"
+    }
 
 
 def comment(path: Path) -> str:

@@ -88,10 +88,6 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda record: epsilon_of(record).update(relation="replace_one"),
         "counts by relation replace-one",
     ),
-    "a certified epsilon above the proven one": (
-        lambda record: epsilon_of(record).update(certified={"epsilon": 99.0}),
-        "its certified ε is 99.0, expected at most the proven",
-    ),
     "a path": (lambda record: record["measured_by"].update(name="/home/ada/x"), "path of a machine"),
     "another protocol of the same name": (
         lambda record: record["measurements"][0]["protocol"].update(num_samples=41),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from dpgen_bench.data.private import PrivateData
+from dpgen_bench.privacy.allowance import Observer
 from dpgen_bench.privacy.bounds import PerRow
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
@@ -48,7 +49,7 @@ def taped(data):
     """A list to which an observer appends the exact value of each release."""
     exact = []
 
-    class Tape:
+    class Tape(Observer):
         def release(self, mechanism, index, drawn, value, noisy):
             exact.append(float(value["value"][0]))
             return noisy

@@ -124,3 +124,64 @@ def test_code_of_the_user_is_audited(tmp_path, capsys, monkeypatch):
     path.write_text(yaml.safe_dump({**case, "code": "my_paper_of_test.release", "declared": DECLARED}))
     assert main(["audit", str(path)]) == 2
     assert "to name a function" in capsys.readouterr().err
+
+
+def audited_code(tmp_path, monkeypatch, name, body):
+    (tmp_path / f"{name}.py").write_text(f"import numpy as np\n\n\ndef releases(images, labels, rng):\n    {body}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    case = {key: value for key, value in CASE.items() if key != "mechanisms"}
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({**case, "code": f"{name}.releases", "declared": DECLARED}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ("return []", 2, "got an empty list"),
+        ("return images.sum(0)", 2, "got Tensor"),
+        ("return [np.full(3, np.nan)]", 2, "a NaN or an infinite number"),
+        ("raise KeyError('x')", 1, "raised an error without noise (rng is None): KeyError: 'x'"),
+        ("return [images.sum(0).numpy() if rng is None else 1 / 0]", 1, "with noise: ZeroDivisionError"),
+    ],
+)
+def test_what_code_returns_is_checked(tmp_path, capsys, monkeypatch, body, status, message):
+    """A NaN exceeds no threshold, so such code would not be refuted."""
+    name = f"code_of_{len(body)}_characters"
+    assert main(["audit", audited_code(tmp_path, monkeypatch, name, body), "--trials", "20"]) == status
+    assert message in capsys.readouterr().err
+
+
+def test_the_last_line_of_code_with_a_fault_is_no_acquittal(tmp_path, capsys, monkeypatch):
+    body = "return [images.sum(0).numpy() * 0 + (0 if rng is None else 0.1 * rng.standard_normal((1, 8, 8)))]"
+    assert main(["audit", audited_code(tmp_path, monkeypatch, "code_faulty", body), "--trials", "20"]) == 1
+    out = capsys.readouterr().out
+    assert "FAULT      level b" in out
+    assert "FAILED" in out
+    assert "not refuted" not in out
+
+
+@pytest.mark.parametrize("trials", ["0", "-1", "1"])
+@pytest.mark.parametrize("target", ["detached_noise", "gs_wgan_published", "dp_merf"])
+def test_too_few_trials_are_refused_before_anything_is_done(capsys, target, trials):
+    """A zero is no request for the default number."""
+    assert main(["audit", target, "--trials", trials]) == 2
+    captured = capsys.readouterr()
+    assert "expected a whole number >= 2" in captured.err
+    assert captured.out == ""
+
+
+def test_more_trials_than_the_memory_holds_are_refused(tmp_path, capsys):
+    assert main(["audit", written(tmp_path), "--trials", "10000000000"]) == 2
+    assert "expected at most 100,000,000 trials" in capsys.readouterr().err
+
+
+def test_another_seed_draws_other_trials(tmp_path, capsys):
+    found = set()
+    for seed in ("0", "0", "1"):
+        main(["audit", written(tmp_path), "--trials", "100", "--seed", seed, "--json"])
+        found.add(json.loads(capsys.readouterr().out)["gdp"])
+    assert len(found) == 2
+    assert main(["audit", "dp_merf", "--seed", "-1"]) == 2
+    assert main(["audit", "dp_merf", "--level", "d", "--seed", "1"]) == 2
+    assert "use seed=N" in capsys.readouterr().err

@@ -54,7 +54,7 @@ def complete(line: str, monkeypatch) -> list[str]:
         ("dpgen run scale=q", ["quick"]),
         ("dpgen run privacy.noise=", ["seeded", "os"]),
         ("dpgen run method=dpgan method.lr", ["method.lr_d=", "method.lr_g="]),
-        ("dpgen tables leader", ["leaderboard"]),
+        ("dpgen tables league_m", ["league_mnist"]),
         ("dpgen sweep dp_m", ["dp_merf"]),
         ("dpgen tables demo --format md,te", ["md,tex"]),
         ("dpgen list pro", ["protocols"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,17 +93,39 @@ def test_a_checkpoint_from_before_costs_were_counted_loads(tmp_path):
         federated(Context(folder=tmp_path, due=lambda seconds: True), die_at=3)
     path = tmp_path / "checkpoints" / "last.pt"
     content = torch.load(path, weights_only=True)
-    del content["seconds_outside"], content["peak_memory"]
+    del content["seconds_outside"], content["peak_memory"], content["cpu_seconds"]
     for state in content["phases"].values():
         del state["bytes_sent"]
     torch.save(content, path)
     loaded = load_checkpoint(path)
     assert loaded is not None
-    assert (loaded.seconds_outside, loaded.peak_memory) == (0.0, None)
+    assert (loaded.seconds_outside, loaded.peak_memory, loaded.cpu_seconds) == (0.0, None, None)
     ctx = Context(folder=tmp_path, memory=PeakMemory())
     assert list(ctx.steps(4, phase="warm", net=nn.Linear(2, 1))) == [2, 3]
     assert ctx.bytes_sent == {}
     assert ctx.cost(generator())["peak_memory_mib"]["host"] > 0
+    assert ctx.cost(generator())["cpu_seconds"] is None  # part of it was not measured
+
+
+def test_processor_time_is_that_of_all_attempts(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(time, "process_time", lambda: clock[0])
+
+    def attempt(start: float, die_at: int | None) -> float:
+        clock[0] = start
+        ctx = Context(folder=tmp_path, due=lambda seconds: True)
+        for t in ctx.steps(4, net=nn.Linear(2, 1)):
+            clock[0] += 10.0
+            if t == die_at:
+                raise Killed
+        clock[0] += 1.0
+        return ctx.cost(generator())["cpu_seconds"]
+
+    with pytest.raises(Killed):
+        attempt(100.0, die_at=2)  # after checkpoints at 10 and 20 seconds
+    assert attempt(500.0, None) == 20.0 + 2 * 10.0 + 1.0
+    assert cost_values({"cpu_seconds": 41.0}) == {"cpu_seconds": 41.0}
+    assert cost_values({"cpu_seconds": None}) == {}
 
 
 def generator() -> NetGenerator:
@@ -251,7 +274,7 @@ def test_a_run_writes_its_cost(tmp_path):
     values = cost_values(training)
     assert values["seconds_total"] == pytest.approx(training["seconds"]["talk"] + training["seconds_outside_loops"])
     expected = {
-        "seconds_total", "seconds_talk", "seconds_outside_loops", "steps_talk", "parameters_net",
+        "seconds_total", "seconds_talk", "seconds_outside_loops", "steps_talk", "parameters_net", "cpu_seconds",
         "parameters_released_generator", "bytes_server_to_client", "bytes_client_to_server",
         "peak_memory_mib" if MEASURABLE else "peak_memory_since_process_start_mib",
     }  # fmt: skip

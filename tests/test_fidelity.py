@@ -266,7 +266,7 @@ def gaussian_features(monkeypatch, sets: dict[int, np.ndarray]) -> list[int]:
     """Let `features_of` return the features of a set by its number of records; returns a list of the calls' numbers."""
     asked = []
 
-    def features_of(records, ctx, *, real, tool):
+    def features_of(records, ctx, *, real, tool, precision):
         asked.append(len(records))
         return sets[len(records)]
 

@@ -86,7 +86,11 @@ def composed(name: str, *overrides: str) -> DictConfig:
 
 
 def settings(config: DictConfig) -> dict[str, Any]:
-    return {key: value for key, value in dict(config.method).items() if key not in ("_target_", "name", "check")}
+    return {
+        key: value
+        for key, value in dict(config.method).items()
+        if key not in ("_target_", "name", "check", "pretraining")
+    }
 
 
 def event(**changes: Any) -> Event:

@@ -267,7 +267,7 @@ def test_wrong_input_is_refused_with_a_clear_error_before_any_record_is_used(do,
     def used(*_):
         raise AssertionError("a record was used")
 
-    monkeypatch.setattr("dpgen_bench.privacy.bounds.unit_range", used)
+    monkeypatch.setattr("dpgen_bench.privacy.batch.unit_range", used)
     data, ledger = open_data()
     with pytest.raises(ValueError, match=r"expected .*got " + re.escape(repr(got)) + r".*[;.] ?\w+"):
         do(data)

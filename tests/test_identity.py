@@ -39,6 +39,11 @@ class Extended(Stated):
 
 
 @dataclass
+class Fast(Stated):
+    speed = (("b", 2),)
+
+
+@dataclass
 class Exchanging:
     a: int | None = None
     b: int | None = None
@@ -130,6 +135,23 @@ def test_an_option_that_was_added_changes_nothing_at_its_default():
 
     assert resolved(Extended) == resolved(Extended, c=5) == resolved(Stated)
     assert resolved(Extended, c=6) == {**resolved(Stated), "c": 6}
+
+
+def test_a_setting_of_speed_alone_has_one_value_in_the_identity():
+    def resolved(cls: type, **more: int) -> dict[str, object]:
+        return resolved_arguments(cls, OmegaConf.create({"_target_": "x", **more}))
+
+    assert resolved(Fast, b=50) == resolved(Fast) == resolved(Stated, b=2) != resolved(Stated, b=50)
+    assert resolved(Fast, a=7) != resolved(Fast)
+
+
+def test_the_stack_of_gs_wgan_is_no_part_of_a_runs_id():
+    ids = [
+        build_spec(compose_config(["experiment=gs_wgan/mnist", *overrides])).id
+        for overrides in ([], ["method.stack=1"], ["method.stack=50"])
+    ]
+    assert len(set(ids)) == 1
+    assert ids[0] != build_spec(compose_config(["experiment=gs_wgan/mnist", "method.shards=999"])).id
 
 
 def test_arguments_are_distinguished_even_if_the_class_maps_them_to_the_same_attributes():

@@ -139,7 +139,7 @@ def test_fid_is_of_the_tool_that_it_names(monkeypatch, tmp_path):
 
         dim = 4
 
-        def __init__(self, device: str, tool: str) -> None:
+        def __init__(self, device: str, tool: str, precision: str) -> None:
             self.version, self.factor = tool, {"pytorch_fid": 1.0, "tensorflow1": 2.0}[tool]
 
         def __call__(self, images: torch.Tensor, batch_size: int) -> np.ndarray:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dpgen_bench.runs.config import CONF
 from dpgen_bench.runs.display import direction
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables.assembly import assemble
@@ -292,21 +294,25 @@ def test_lines_that_are_not_comparable_are_refused(tmp_path, other, key):
         assemble("t", board(LINES["dp_merf"], other_line), tmp_path)
 
 
-def test_the_boards_own_lines_are_comparable(tmp_path):
-    table = load_table("leaderboard")
-    assemble("leaderboard", table, tmp_path)  # raises if they are not
-    methods = {row.specs[0].config.method.name for row in table_rows(table, tmp_path)}
-    assert methods == {
-        *("dp_gauss", "sim_pe", "dp_ntk", "dp_hp", "dp_merf", "dpgan", "dp_sinkhorn", "gs_wgan"),
-        *("real_data", "public_fonts", "uniform_noise"),
-    }
-    budgets = {
-        (spec.config.method.name, str(spec.config.dataset.name), spec.config.privacy.epsilon)
-        for row in table_rows(table, tmp_path)
-        for spec in row.specs
-    }
-    private = ("dp_gauss", "dp_ntk", "dp_hp", "dp_merf")
-    assert {(m, d, e) for m in private for d in ("mnist", "fashion_mnist") for e in (1, 10)} <= budgets
+def test_fidelity_is_measured_for_the_first_seed_of_each_line_of_the_league():
+    first = [re.sub(r"seed=\S+", "seed=0", line) for line in load_table("league_mnist").sweeps]
+    assert list(load_table("league_fidelity").sweeps) == first
+
+
+@pytest.mark.parametrize("name", ["league_mnist", "league_fashion_mnist", "league_fidelity"])
+def test_the_league_has_every_method_at_both_epsilons_and_comparable_lines(tmp_path, name):
+    table = load_table(name)
+    assemble(name, table, tmp_path)  # raises if they are not comparable
+    specs = [spec for row in table_rows(table, tmp_path) for spec in row.specs]
+    fashion = name == "league_fashion_mnist"
+    assert {spec.config.dataset.name for spec in specs} == {"fashion_mnist" if fashion else "mnist"}
+    of_clients, draw_characters = {"fed_gs_wgan", "fedavg_gan"}, {"sim_pe", "public_fonts"}
+    expected = {path.stem for path in (CONF / "method").glob("*.yaml")} - of_clients
+    assert {spec.config.method.name for spec in specs} == expected - (draw_characters if fashion else set())
+    ends = {"real_data", "public_fonts", "uniform_noise"}
+    budgets = {(spec.config.method.name, spec.config.privacy.epsilon) for spec in specs}
+    private = {method for method, _ in budgets} - ends
+    assert {(method, epsilon) for method in private for epsilon in (1, 10)} <= budgets
 
 
 def test_lines_that_are_not_better_than_runs_without_records_say_so(tmp_path):

@@ -88,6 +88,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
         lr=5e-3,
         threshold=0.0,
     ),
+    "pate_gan": dict(
+        teachers=2,
+        rounds=80,
+        batch_size=16,
+        votes=128,
+        n_teacher=1,
+        n_student=4,
+        n_generator=4,
+        latent_dim=2,
+        hidden=32,
+        student_width=16,
+        teacher_width=16,
+        lr=3e-3,
+        lr_d=3e-3,
+    ),
 }
 
 

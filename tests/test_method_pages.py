@@ -24,7 +24,7 @@ HEADINGS = [
     "Deviations from the authors' code",
     "Commands",
 ]
-NO_SETTING = {"name", "_target_", "check"}
+NO_SETTING = {"name", "_target_", "check", "pretraining"}
 
 
 def sections(name: str) -> dict[str, str]:

@@ -114,6 +114,8 @@ def is_complete(command: str) -> bool:
 def test_the_commands_of_a_page_can_be_parsed(page, tmp_path, monkeypatch):
     text = page.read_text()
     commands = [*in_blocks(text), *filter(is_complete, in_text(text))]
+    if "--config-dir my_conf" in text:
+        write_files(ROOT / "docs" / "extend" / "method.md", tmp_path)  # the example of most pages
     write_files(page, tmp_path)
     monkeypatch.chdir(tmp_path)
     for name in ("images", "my_images", "DIR"):

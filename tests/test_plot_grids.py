@@ -131,6 +131,27 @@ def test_lines_without_a_place_in_a_leaderboard_have_hollow_markers(
     assert "Hollow: 2 lines without a place; the table says why." in captions[1]
 
 
+def test_a_long_legend_makes_the_figure_higher_and_names_what_lines_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line is named by its method and by the settings that its method has, a folder by its last part."""
+    pictures: list[Any] = []
+    monkeypatch.setattr(draw_module, "_save", lambda picture, stem, title: pictures.append(picture) or [])
+    lines = [f"{DPGAN} privacy.epsilon=10 method.n_d={n_d}" for n_d in range(1, 10)]
+    lines.append(f"method=public_fonts dataset=digits method.fonts={tmp_path}/faces")
+    rows = [row_of(tmp_path, line) for line in lines]
+    for line in lines:
+        make_run(tmp_path, line, {"fid": 9.0}, proven=0 if "fonts" in line else 10)
+    plot = {"kind": "privacy_utility", "y": "fid", "series": ["method.name", "method.n_d", "method.fonts"]}
+    draw("few", table(plot), rows[-2:], tmp_path)
+    draw("many", table(plot), rows, tmp_path)
+    few, many = (one.figure for one in pictures)
+    names = [text.get_text() for text in few.legends[0].get_texts()]
+    assert [name.split(", ")[0] for name in names] == ["n_D = 9", "fonts = faces"]
+    assert len(many.legends[0].get_texts()) == 10
+    assert many.get_figheight() > few.get_figheight()
+
+
 def test_levels_of_chance(tmp_path: Path) -> None:
     rows = [row_of(tmp_path, DPGAN), row_of(tmp_path, f"{DPGAN} dataset=celeba_gender")]
     assert chance_levels("acc_cnn_pct", rows[:1]) == [10.0]

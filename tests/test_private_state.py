@@ -50,6 +50,20 @@ def test_first_states_depend_only_on_the_records_of_their_shards():
         assert (n, total) == (state_n, pytest.approx(state_total))
 
 
+def test_shards_that_an_observer_does_not_ask_get_their_state_when_a_release_draws_them():
+    data, _ = open_data()
+    taped(data)
+    data._services.observer.asks = lambda sampling, shards: 2 in shards
+    made = []
+    release, state = prepare(data, start=lambda r, c: made.append(len(r)) or count(r, c), times=3)
+    for group in range(state.groups):
+        state.start(group)
+    assert len(made) == 1
+    for _ in range(3):
+        release(visit)
+    assert len(made) == 3
+
+
 def test_only_shards_that_will_be_drawn_are_made():
     data, _ = open_data()
     made = []

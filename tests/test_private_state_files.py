@@ -125,7 +125,7 @@ def test_processes_that_share_a_cache_share_its_work(tmp_path):
         _, state = prepare(data, start=start, sample=sample, times=10)
         for group in range(state.groups):
             state.start(group)
-        return [float(state._before(shard, 0)["sum"]) for shard in range(10)]
+        return [float(state._before_group(range(shard, shard + 1), 0)["sum"]) for shard in range(10)]
 
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(run, range(4)))
@@ -182,7 +182,7 @@ def test_a_damaged_row_counts_as_missing_and_is_computed_again(tmp_path):
     _, state = prepare(data)
     for group in range(3):
         state.start(group)
-    expected = [float(state._before(shard, 0)["sum"]) for shard in range(3)]
+    expected = [float(state._before_group(range(shard, shard + 1), 0)["sum"]) for shard in range(3)]
     file = state._cache / "state.npy"
     content = bytearray(file.read_bytes())
     content[-2] ^= 0x40  # within the last shard's row
@@ -193,7 +193,7 @@ def test_a_damaged_row_counts_as_missing_and_is_computed_again(tmp_path):
     for group in range(3):
         state.start(group)
     assert made == [1]
-    assert [float(state._before(shard, 0)["sum"]) for shard in range(3)] == expected
+    assert [float(state._before_group(range(shard, shard + 1), 0)["sum"]) for shard in range(3)] == expected
 
 
 @pytest.mark.parametrize("parts", [{"a": torch.ones(4)}, {"b": torch.ones(3)}, {"a": torch.ones(3).double()}])
@@ -217,3 +217,27 @@ def test_one_file_holds_all_shards(tmp_path):
     assert float(parts["b"]) == 7.0
     assert sum(path.suffix == ".npy" for path in tmp_path.iterdir()) == 1
     assert isinstance(again._rows, np.memmap)
+
+
+def test_rows_of_a_group_are_those_of_its_shards_and_later_changes_of_the_tensors_do_not_reach_them():
+    rows = StateFile(None, shards=3, slots=1)
+    parts = {"step": torch.arange(3.0), "w": torch.arange(12.0).reshape(3, 2, 2), "b": torch.ones(3, 1)}
+    packed = rows.pack(parts)
+    parts["w"] += 100.0
+    for shard, row in enumerate(packed()):
+        rows.write_row(shard, 0, 1, row)
+    for shard in range(3):
+        one = rows.read(shard, 0, torch.device("cpu"))
+        assert one["step"] == shard
+        assert one["step"].shape == ()
+        assert one["w"].tolist() == [[4.0 * shard, 4.0 * shard + 1.0], [4.0 * shard + 2.0, 4.0 * shard + 3.0]]
+        assert one["b"].tolist() == [1.0]
+    group = rows.unpack(np.stack([rows.row(shard, 0) for shard in range(3)]), torch.device("cpu"))
+    assert {name: part.shape for name, part in group.items()} == {"step": (3,), "w": (3, 2, 2), "b": (3, 1)}
+
+
+def test_numbers_of_shards_stay_on_the_host():
+    rows = StateFile(None, shards=2, slots=1)
+    layout = {"step": torch.zeros(2), "w": torch.zeros(2, 3)}
+    parts = rows.unpack(rows.pack(layout)(), torch.device("meta"))
+    assert {name: part.device.type for name, part in parts.items()} == {"step": "cpu", "w": "meta"}

@@ -103,7 +103,9 @@ REAL_METRICS = {
 }
 
 
-def coarse_features(records: Records, ctx, *, real: bool, tool: str = "pytorch_fid") -> np.ndarray:
+def coarse_features(
+    records: Records, ctx, *, real: bool, tool: str = "pytorch_fid", precision: str = "fp32"
+) -> np.ndarray:
     """Let features be means over 7x7 squares, in place of Inception's."""
     return torch.nn.functional.avg_pool2d(records.images.float() / 255.0, 7).flatten(1).numpy()
 

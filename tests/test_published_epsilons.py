@@ -62,3 +62,12 @@ def test_a_printed_row_that_does_not_exist_is_refused() -> None:
     row = {"paper": "gs_wgan", "table": "1", "method": "None", "epsilon": "10", "metric": "acc_cnn_pct"}
     with pytest.raises(ValueError, match=r"expected a printed row of .*'method': 'None'"):
         made.printed({"printed": row})
+
+
+def test_runs_with_other_settings_of_a_method_are_not_averaged() -> None:
+    place = ("reduced", "replace_one")
+    found = [(place, {"vote": vote, "lr": "1"}, value) for vote, value in [("sign", 10.0), ("median", 60.0)]]
+    assert made.cell_of([*found, (place, {"vote": "median", "lr": "1"}, 64.0)]) == (
+        "62.0 (2 seeds, replace-one, vote=median, scale reduced); 10.0 (1 seed, replace-one, vote=sign, scale reduced)"
+    )
+    assert made.cell_of([(("paper", "add_remove"), {"lr": "1"}, 50.0)]) == "50.0 (1 seed, add/remove)"

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from PIL import Image
 
 from dpgen_bench.cli import main
@@ -109,6 +110,20 @@ def test_no_path_of_the_machine_enters_a_record(finished: RunFolder) -> None:
     text = json.dumps(make_record(finished, "Ada")[0].content)
     assert str(finished.path.parents[1]) not in text
     assert "/tmp" not in text
+
+
+def test_public_files_below_data_root_are_named_relative_to_it(finished: RunFolder, tmp_path: Path) -> None:
+    shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
+    folder = Store(tmp_path).folder(finished.id)
+    settings = OmegaConf.load(folder.path / "config.yaml")
+    data = "/home/ada/data"
+    OmegaConf.update(settings, "data_root", data)
+    OmegaConf.update(settings, "method.fonts", f"{data}/fonts/handwriting", force_add=True)
+    OmegaConf.update(settings, "method.other", f"{data}-of-others/fonts", force_add=True)
+    OmegaConf.save(settings, folder.path / "config.yaml")
+    method = make_record(folder, "Ada")[0].content["config"]["method"]
+    assert method["fonts"] == "data/fonts/handwriting"
+    assert method["other"] == f"{data}-of-others/fonts"  # which the checks refuse as a path of a machine
 
 
 @pytest.mark.parametrize("name", EDITS)

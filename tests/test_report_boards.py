@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -52,13 +53,29 @@ def test_seeds_share_a_line_and_each_epsilon_has_a_board(bench):
     ]
     (line,) = board_of(content, "1")["lines"]
     assert line["cells"]["fid"] == {"text": "12.0 ± 2.8", "by": ""}  # sqrt(((10-12)² + (14-12)²) / 1)
-    assert (line["method"], line["epsilons"]) == ("DP-MERF", ["12.5 claimed"])
+    assert (line["method"], line["epsilons"]) == ("DP-MERF", ["12.5 claimed", "not audited"])
     assert [run["seed"] for run in line["runs"]] == ["0", "1"]
     assert line["notes"] == ["demo scale", "2 seeds", "not recorded"]
     assert "inception_score" not in line["cells"]
     without = board_of(content, "inf")
     assert without["terms"] == "unit record, protocol quick"
     assert (without["lines"][0]["proven"], without["lines"][0]["epsilons"]) == ("inf", [])
+
+
+def test_seeds_share_the_least_certified_epsilon(results):
+    for path, bound in zip(sorted((results / "runs").glob("*/ledger.json")), (0.71, 0.7, 0.72, 0.73), strict=True):
+        content = json.loads(path.read_text())
+        how = {"figure": "gdp", "confidence": 0.95, "trials": 10, "level": "c", "relation": "add_remove"}
+        content["epsilon"]["certified"] = {"epsilon": bound, **how}
+        path.write_text(json.dumps(content))
+    (line,) = board_of(collect(results), "1")["lines"]
+    bounds = [
+        epsilon["certified"]["epsilon"]
+        for run in line["runs"]
+        for epsilon in [json.loads((results / "runs" / run["id"] / "ledger.json").read_text())["epsilon"]]
+    ]
+    assert len(bounds) == 2
+    assert line["epsilons"] == ["12.5 claimed", f"≥ {min(bounds):g} certified"]
 
 
 def test_one_line_has_the_values_of_the_protocol_that_is_compared(results):

@@ -13,13 +13,14 @@ import pytest
 from rich.console import Console
 
 from dpgen_bench.report.written import to_html
+from dpgen_bench.runs.display import metric_label
 from dpgen_bench.runs.statistics import Summary
 from dpgen_bench.tables.assembly import assemble, build
 from dpgen_bench.tables.blocks import Text, value_text
-from dpgen_bench.tables.formats import show, to_markdown
+from dpgen_bench.tables.formats import long_frame, show, to_markdown
 from dpgen_bench.tables.latex import MOST_LINES, PREAMBLE, to_latex
 from dpgen_bench.tables.layout import MOST_COLUMNS, WIDTH, Layout, lay_out
-from dpgen_bench.tables.lines import BuiltTable
+from dpgen_bench.tables.lines import TO_BEST, BuiltTable
 from dpgen_bench.tables.names import table_names
 from dpgen_bench.tables.rows import load_table
 from tests.table_toys import ROW, RUN, a_table, measured, table_of
@@ -120,6 +121,35 @@ def test_a_leaderboard_counts_its_lines_without_runs_and_does_not_show_them(tmp_
     assert layout.paragraphs[-1] == expected
     plain = table_of(sweeps=lines, metrics=["fid"])
     assert len(lay_out(assemble("t", plain, tmp_path)).parts[0].rows) == 3
+
+
+def test_a_wide_leaderboard_keeps_a_row_for_each_method_where_another_table_is_turned_around(tmp_path):
+    terms = "privacy.epsilon=10 privacy.relation=replace_one privacy.accountant=pld"
+    lines = [f"experiment=demo/{name} {terms}" for name in ("dp_merf", "dpgan")]
+    metrics = ["fid", "acc_logreg_pct", "acc_mlp_pct", "acc_cnn_pct", "kid", "precision", "recall", "density"]
+    for line in lines:
+        measured(tmp_path, line, "quick", {"fid": dict.fromkeys(metrics, 50.0)})
+    ranked = table_of(sweeps=lines, metrics=metrics, leaderboard={"by": "fid"})
+    plain = table_of(sweeps=lines, metrics=metrics)
+    heads = [
+        [[column.head[0].text for column in part.columns][:2] for part in lay_out(assemble("t", table, tmp_path)).parts]
+        for table in (ranked, plain)
+    ]
+    assert len(heads[0]) > 1
+    assert all(head == ["#", "Method"] for head in heads[0])
+    built = assemble("t", ranked, tmp_path)
+    for line in built.lines:
+        line.tail[TO_BEST] = "best"
+    parts = lay_out(built).parts
+    says = [[column.head[0].text for column in part.columns].count("Difference from the best") for part in parts]
+    assert says == [1, *[0] * (len(parts) - 1)], "a ranking says once how far a line is from the best one"
+    heads_of_values = [
+        [column.head[0].text.split("\u00a0")[0] for column in part.columns if "\u00a0" in column.head[0].text]
+        for part in parts
+    ]
+    assert [name for part in heads_of_values for name in part] == [metric_label(metric) for metric in metrics]
+    assert [part.title for part in parts] == ["Digits", *["Digits, continued"] * (len(parts) - 1)]
+    assert heads[1][0][0] == "Metric"
 
 
 def test_rows_that_use_no_records_come_last(tmp_path):
@@ -228,3 +258,39 @@ def test_latex_compiles_and_fits_its_page(name, tmp_path):
     found = [float(width) / float(of) for width, of in re.findall(r"WIDTH ([\d.]+)pt of ([\d.]+)pt", done.stdout)]
     assert found
     assert max(found) <= 8 / 7, "the letters of 8 points would have less than 7"
+
+
+AUDIT = {"figure": "gdp", "confidence": 0.95, "trials": 100_000, "level": "c", "relation": "replace_one"}
+
+
+def test_what_was_certified_stands_next_to_claimed_and_proven_and_lines_without_it_say_so(tmp_path):
+    """Seeds share the least value of their settings. A line without an audit is no line with a bound of 0."""
+    lines = {name: f"experiment=demo/{name} privacy.epsilon=10" for name in ("dp_merf", "dpgan")}
+    real = "method=real_data privacy.epsilon=inf dataset=digits"
+    for seed in (0, 1, 2):
+        measured(tmp_path, lines["dp_merf"], "quick", {"fid": {"fid": 50.0}}, seed)
+    for line in (lines["dpgan"], real):
+        measured(tmp_path, line, "quick", {"fid": {"fid": 60.0}})
+    table = table_of(sweeps=[f"{lines['dp_merf']} seed=0,1,2", lines["dpgan"], real], metrics=["fid"])
+    built = assemble("t", table, tmp_path)
+    assert [each.head[0].text for each in lay_out(built).parts[0].columns][1] == "ε claimed → proven", (
+        "none was audited"
+    )
+    assert not [name for name in long_frame(built) if "certified" in name]
+    merf, _, end = (line.row for line in built.lines)
+    values = ({**AUDIT, "epsilon": 6.789}, {**AUDIT, "epsilon": 6.5}, None, {"epsilon": None, "reason": "no noise"})
+    for folder, value in zip([*merf.folders, *end.folders], values, strict=True):
+        ledger = folder.read_json("ledger.json")
+        folder.write_json("ledger.json", {**ledger, "epsilon": {**ledger["epsilon"], "certified": value}})
+    built = assemble("t", table, tmp_path)
+    layout = lay_out(built)
+    assert column(layout, "ε certified") == [("not audited",), ("≥ 6.5",), ("not audited",)]
+    notes = [layout.notes[number - 1] for row in layout.parts[0].rows for number in row[2][0].notes]
+    expected = "Certified at 95 %, 100,000 trials, level c (Gaussian by construction, replace-one)."
+    assert notes == ["Not audited: no noise.", expected]
+    assert "ε certified is what attacks showed" in " ".join(layout.paragraphs)
+    assert "ε certified" in to_markdown(built) + to_latex(built) + to_html(built)
+    frame = long_frame(built)
+    assert list(frame["epsilon_certified"]) == [6.5, "not audited", "not audited"]
+    assert [*frame["certified_trials"]] == [100_000, "", ""]
+    assert [*frame["certified_by"]] == ["gdp", "", ""]

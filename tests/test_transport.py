@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.autograd.profiler import profile
 
 from dpgen_bench.nets import transport
-from dpgen_bench.nets.transport import Cost, Transport, diameters, semi_debiased, sinkhorn, temperatures
+from dpgen_bench.nets.annealing import Annealing, sinkhorn, temperatures
+from dpgen_bench.nets.transport import Cost, Transport, diameters, semi_debiased
 
 BACKENDS = ("fast", "geomloss")
 COSTS = (Cost(), Cost(0.0, 1.0), Cost(1.0, 0.25), Cost(1.0, 1.0), Cost(1.0, 4.0))
@@ -90,7 +91,7 @@ def assert_same(got: Any, expected: Any, tolerance: float = 1e-10) -> None:
 
 def limit(x: Tensor, y: Tensor, cost: Cost, lam: float) -> tuple[Tensor, ...]:
     """Value and both plans after 300 steps at λ itself: the minimum that defines W, unless λ is small."""
-    return sinkhorn([cost.matrix(x, y)], [[lam] * 300])[0]
+    return sinkhorn([cost.matrix(x, y)], Annealing.of([[lam] * 300]))[0]
 
 
 @settings(max_examples=200)
@@ -217,7 +218,7 @@ def test_annealing_leaves_one_marginal_wrong_and_less_so_if_slow():
     errors = []
     for scaling in (0.5, 0.9, 0.99, 0.999):
         schedule = temperatures(diameters((x, y))[0], 0.5, 1.0, scaling)
-        ((annealed, rows, columns),) = sinkhorn([Cost().matrix(x, y)], [schedule])
+        ((annealed, rows, columns),) = sinkhorn([Cost().matrix(x, y)], Annealing.of([schedule]))
         assert min(float(rows.min()), float(columns.min())) >= 0
         assert_same([5 * rows.sum(1), 4 * columns.sum(0)], [torch.ones(5), torch.ones(4)], 1e-14)
         wrong = (annealed / value - 1, rows - P, columns - P, rows.sum(0) - 1 / 4, columns.sum(1) - 1 / 5)
@@ -284,6 +285,29 @@ def test_no_matrix_product_so_that_reduced_precision_cannot_matter(reduced_preci
     assert not re.search(r"\w*(mm|mv|dot|einsum|cdist|linear|conv)\w*", names)
     reduced_precision()
     assert all(map(torch.equal, solution_of(L1_L2, x, y), expected))
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_gradients_by_products_are_those_by_differences(cost, monkeypatch, reduced_precision):
+    """With float32 points on a grid, where many coordinates are equal, and whatever precision products may have."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randint(0, 4, (rows, 6), generator=generator) / 4.0 for rows in (7, 5))
+    by_x, by_y = torch.rand(7, 5, generator=generator), torch.rand(7, 5, generator=generator)
+    expected = cost.gradients(x.double(), y.double(), by_x.double(), by_y.double())
+    monkeypatch.setattr(transport, "use_products", lambda x: True)
+    reduced_precision()
+    for got, exact in zip(cost.gradients(x, y, by_x, by_y), expected, strict=True):
+        assert got.dtype == torch.float32
+        assert_same((got,), (exact,), 1e-6)
+    assert cost.gradients(x, y, by_x)[1] is None
+
+
+def test_products_are_for_many_points_on_processors_with_wide_instructions(monkeypatch):
+    few, many = torch.zeros(99, 3), torch.zeros(100, 3)
+    for capability, expected in {"DEFAULT": False, "AVX2": True, "AVX512": True}.items():
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda value=capability: value)
+        assert transport.use_products(many) is expected
+        assert transport.use_products(few) is transport.use_products(many.to("meta")) is False
 
 
 @pytest.mark.parametrize("numbers", [1, 3 * 9 * 5])  # one row, or three: the last piece of seven is shorter

@@ -24,6 +24,7 @@ from dpgen_bench.audit.search import candidates
 from dpgen_bench.privacy.events import Event, Relation
 from dpgen_bench.testing.bench import random_images
 from dpgen_bench.testing.checks import TOLERANCE
+from dpgen_bench.utils.errors import describe_error
 
 Code = Callable[[Tensor, Tensor, np.random.Generator | None], Sequence[np.ndarray]]
 
@@ -76,6 +77,10 @@ def audit_code(
         code: see the module.
         event: what is declared: sampling, sensitivity, noise and number of releases.
         trials: executions of the code in each world at level c; the pilot has as many.
+
+    Raises:
+        ValueError: for code that does not return a list of finite arrays.
+        RuntimeError: for code that raises an error.
     """
     images, labels = random_images(SHAPE, RECORDS, CLASSES, seed + 1)
     faults: list[tuple[str, str]] = []
@@ -83,7 +88,8 @@ def audit_code(
     for name, other in _neighbours(images, labels, relation):
         before, after = (_exact(code, *data) for data in ((images, labels), other))
         if [each.shape for each in before] != [each.shape for each in after]:
-            faults.append(("a", f"the number or the shapes of releases depend on the data ({name})"))
+            if not faults:  # one pair is proof enough
+                faults.append(("a", f"the number or the shapes of releases depend on the data ({name})"))
             continue
         pairs.append(Neighbours(name, (images, labels), other, before, after))
     worst = max(pairs, key=lambda pair: float(np.square(pair.distances).sum()), default=None)
@@ -101,8 +107,23 @@ def audit_code(
 
 
 def _exact(code: Code, images: Tensor, labels: Tensor) -> list[np.ndarray]:
-    values = code(images.clone(), labels.clone(), None)
-    return [np.asarray(value, dtype=np.float64).ravel() for value in values]
+    return _released(code, images, labels, None)
+
+
+def _released(code: Code, images: Tensor, labels: Tensor, rng: np.random.Generator | None) -> list[np.ndarray]:
+    """All releases of one execution, each float64 [p]."""
+    try:
+        values = code(images.clone(), labels.clone(), rng)
+    except Exception as error:  # of any kind, since it is the user's code; the cause is kept
+        noise = "without noise (rng is None)" if rng is None else "with noise"
+        raise RuntimeError(f"the code under audit raised an error {noise}: {describe_error(error)}") from error
+    expected = "expected code that returns a list with one array for each release"
+    if not isinstance(values, list | tuple) or not values:
+        raise ValueError(f"{expected}, got {'an empty list' if values == [] else type(values).__name__}.")
+    arrays = [np.asarray(value, dtype=np.float64).ravel() for value in values]
+    if not all(np.isfinite(each).all() for each in arrays):
+        raise ValueError(f"{expected}, of finite numbers, got one with a NaN or an infinite number.")
+    return arrays
 
 
 def _neighbours(images: Tensor, labels: Tensor, relation: Relation) -> list[tuple[str, tuple[Tensor, Tensor]]]:
@@ -143,8 +164,8 @@ def _code_noise_faults(code: Code, images: Tensor, labels: Tensor, std: float, s
     numbers = max(1, sum(map(len, exact)))
     runs = []
     for number in range(min(200, max(2, -(-DRAWS // numbers)))):
-        released = code(images.clone(), labels.clone(), np.random.default_rng([seed, number]))
-        runs.append([np.ravel(value) - own for value, own in zip(released, exact, strict=True)])
+        released = _released(code, images, labels, np.random.default_rng([seed, number]))
+        runs.append([value - own for value, own in zip(released, exact, strict=True)])
     return noise_faults(runs, std)
 
 
@@ -154,7 +175,6 @@ def _scores(code: Code, pair: Neighbours, world: int, trials: int, rng: np.rando
     line = [b - a for a, b in zip(pair.before, pair.after, strict=True)]
     scores = np.empty(trials)
     for trial in range(trials):
-        released = code(images, labels, rng)
-        parts = zip(released, pair.before, line, strict=True)
-        scores[trial] = sum(float((np.ravel(value) - own) @ way) for value, own, way in parts)
+        parts = zip(_released(code, images, labels, rng), pair.before, line, strict=True)
+        scores[trial] = sum(float((value - own) @ way) for value, own, way in parts)
     return scores

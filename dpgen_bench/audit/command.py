@@ -6,12 +6,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpgen_bench.audit.canaries import CANARIES, audit_samples, describe_seen
 from dpgen_bench.audit.cases import Case, case_files, load_case
+from dpgen_bench.audit.certified import write_certified
 from dpgen_bench.audit.code import audit_code
 from dpgen_bench.audit.count_test import certify_count
 from dpgen_bench.audit.distinguisher import CONFIDENCE, Attacked, Certificate, certify
-from dpgen_bench.audit.methods import MethodAudit, audit_method, method_spec, run_spec, write_certified
+from dpgen_bench.audit.methods import MethodAudit, audit_method, method_spec, run_ledger, run_spec
 from dpgen_bench.privacy.events import Relation
+from dpgen_bench.privacy.expect import expect_integer
 from dpgen_bench.runs.catalogue import names, run_ids
 from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.testing.errors import ConformanceError
@@ -31,6 +34,7 @@ def audit(
     level: str | None = None,
     trials: int | None = None,
     relation: Relation | None = None,
+    seed: int | None = None,
     as_json: bool = False,
 ) -> int:
     """Audit a case, a method or a run, and print the result.
@@ -39,16 +43,26 @@ def audit(
         target: the name of a case or of a method, the path of a case's yaml, the id of a run, or an override.
         overrides: settings of a method.
         results: the folder of the run.
-        level: the only level to audit; None for all.
-        trials: number of trials in each world; None for `TRIALS`, `EXECUTIONS` of code, or `COUNTS`.
+        level: the only level to audit; None for levels a, b and c.
+        trials: number of trials in each world, of canaries at level d; None for `TRIALS`, `EXECUTIONS` of code,
+            `COUNTS` or `CANARIES`.
         relation: the relation that is attacked; None takes that of the claim or the budget.
+        seed: of the trials; None for 0.
 
     Returns:
-        0, or 1 if a release moves further than declared, or a claimed or proven epsilon is refuted.
+        0, or 1 if a release moves further than declared, a claimed or proven epsilon is refuted, or an attack on
+        samples saw more than the budget.
 
     Raises:
-        ValueError: for a target that is none of these.
+        ValueError: for a target that is none of these, or options that do not fit it.
     """
+    if trials is not None:
+        expect_integer(trials, "--trials", minimum=2, advice="leave it out for the default number")
+    if seed is not None:
+        expect_integer(seed, "--seed", minimum=0)
+        if level == "d":
+            raise ValueError("expected no --seed with level d; its canaries are drawn with the run's seed: use seed=N.")
+    seed = seed or 0
     case = _case(target)
     if case is not None:
         if overrides or level not in (None, "c"):
@@ -58,9 +72,13 @@ def audit(
                 f"expected --relation {case.relation} for the case {case.name}, got {relation}: its claim and its "
                 "movements are those of one relation. Write a case for the other relation."
             )
-        return _audit_case(case, trials, as_json) if case.code is None else _audit_code(case, trials, as_json)
+        if case.code is None:
+            return _audit_case(case, trials, seed, as_json)
+        return _audit_code(case, trials, seed, as_json)
     spec, run = _spec(target, overrides, results)
-    return _audit_method(spec, run, results, level, trials or TRIALS, relation, as_json)
+    if level == "d":
+        return _audit_samples(spec, trials, as_json)
+    return _audit_method(spec, run, results, level, trials or TRIALS, relation, seed, as_json)
 
 
 def _case(target: str) -> Case | None:
@@ -88,10 +106,10 @@ def _spec(target: str, overrides: Sequence[str], results: Path) -> tuple[RunSpec
     )
 
 
-def _audit_code(case: Case, trials: int | None, as_json: bool) -> int:
+def _audit_code(case: Case, trials: int | None, seed: int, as_json: bool) -> int:
     assert case.code is not None
     assert case.declared is not None
-    result = audit_code(case.code, case.declared, case.relation, case.delta, trials=trials or EXECUTIONS)
+    result = audit_code(case.code, case.declared, case.relation, case.delta, trials=trials or EXECUTIONS, seed=seed)
     refuted = result.epsilon > case.epsilon
     if as_json:
         values = {"epsilon": result.epsilon, "trials": result.trials, "false": result.false, "true": result.true}
@@ -108,7 +126,7 @@ def _audit_code(case: Case, trials: int | None, as_json: bool) -> int:
         f"world, level c, model-free ({result.false} false and {result.true} true rejections; threshold "
         f"{result.threshold:.6g}, which was fixed on as many pilot trials)"
     )
-    _verdict([f"the claimed {case.epsilon:g}"] if refuted else [])
+    _verdict([f"the claimed {case.epsilon:g}"] if refuted else [], faults=bool(result.faults))
     return int(refuted or bool(result.faults))
 
 
@@ -117,12 +135,12 @@ def _claim(case: Case) -> None:
     _line(f"  claimed    epsilon {case.epsilon:g} at delta {case.delta:g}, {case.relation} ({case.source})")
 
 
-def _audit_case(case: Case, trials: int | None, as_json: bool) -> int:
+def _audit_case(case: Case, trials: int | None, seed: int, as_json: bool) -> int:
     if case.above is None:
-        certificate = certify(case.attacked, case.delta, case.relation, trials=trials or TRIALS)
+        certificate = certify(case.attacked, case.delta, case.relation, trials=trials or TRIALS, seed=seed)
     else:
         (attacked,) = case.attacked
-        certificate = certify_count(attacked, case.above, case.delta, case.relation, trials=trials or COUNTS)
+        certificate = certify_count(attacked, case.above, case.delta, case.relation, trials=trials or COUNTS, seed=seed)
     refuted = certificate.strongest > case.epsilon
     if as_json:
         print(json.dumps({"case": case.name, "claimed": case.epsilon, "refuted": refuted, **certificate.to_dict()}))
@@ -140,43 +158,78 @@ def _audit_method(
     level: str | None,
     trials: int,
     relation: Relation | None,
+    seed: int,
     as_json: bool,
 ) -> int:
     quiet = (lambda text: None) if as_json else (lambda text: _line(f"  {text}"))
+    stated = None if run is None else run_ledger(results, run)
     try:
-        result = audit_method(spec, relation, levels=level or "abc", trials=trials, echo=quiet)
+        result = audit_method(
+            spec, relation, levels=level or "abc", trials=trials, seed=seed, stated=stated, echo=quiet
+        )
     except ConformanceError as error:
-        _line(f"  REFUTED    {error}")
+        if as_json:
+            print(json.dumps({"refuted": True, "fault": str(error)}))
+        else:
+            _line(f"  REFUTED    {error}")
         return 1
-    failed = bool(result.exceeded or result.wrong_noise or result.refuted)
+    failed = result.failed
+    written, why = (None, "") if run is None else write_certified(results, run, result)
     if as_json:
-        print(json.dumps({"refuted": failed, **result.to_dict()}))
+        kept = {} if run is None else {"written": written is not None, "why_not_written": why or None}
+        print(json.dumps({"refuted": failed, **result.to_dict(), **kept}))
         return int(failed)
+    _print_audit(result)
+    if written is not None:
+        _line(f"  written    to {written}, which tables, the report and records of the run show")
+    elif run is not None and result.certificate is not None:
+        _line(f"  not written to the ledger of the run: {why}")
+    return int(failed)
+
+
+def _print_audit(result: MethodAudit) -> None:
+    """What each level found, and the verdict."""
     _line(result.title)
     for text in result.lines():
         _line(f"  level a    {text}")
     for text in result.exceeded:
         _line(f"  EXCEEDED   {text}")
     if result.noise is not None and not result.wrong_noise:
-        _line("  level b    the noise has the stated scale, is normal and independent")
+        noisy = any(event.std > 0.0 for event in result.replayed.events.values())
+        found = "has the stated scale, is normal and independent" if noisy else "was not tested: none is stated"
+        _line(f"  level b    the noise {found}")
     for text in result.wrong_noise:
         _line(f"  NOISE      {text}")
     if result.certificate is not None:
         _print_epsilons(result)
-    if run is not None and (path := write_certified(results, run, result)) is not None:
-        _line(f"  written    to {path}, and thus to the records and pages of the run")
-    return int(failed)
+    elif result.failed:
+        _verdict([], faults=True)
+
+
+def _audit_samples(spec: RunSpec, canaries: int | None, as_json: bool) -> int:
+    seen, budget = audit_samples(spec, canaries or CANARIES), spec.budget()
+    alarming = budget.epsilon is not None and seen.epsilon > budget.epsilon
+    if as_json:
+        print(json.dumps({"refuted": alarming, **seen.to_dict()}))
+        return int(alarming)
+    _line(f"{spec.config.method.name} on {spec.config.dataset.name}, one fit with {seen.canaries:,} canaries")
+    for text in describe_seen(seen):
+        _line(f"  level d    {text}")
+    if alarming:
+        _line(f"  REFUTED    this attack saw more than the budget, epsilon {budget.epsilon:g}; look at level c")
+    return int(alarming)
 
 
 def _print_epsilons(result: MethodAudit) -> None:
     assert result.certificate is not None
     if result.claimed is not None:
-        _line(f"  claimed    epsilon {result.claimed:.4g}")
+        compared = "" if result.claim_is_attacked else ", which is not compared with what is certified here"
+        _line(f"  claimed    epsilon {result.claimed:.4g}, {result.claimed_relation}{compared}")
     proven = "not available" if result.proven is None else f"{result.proven:.4g}"
     _line(f"  proven     epsilon {proven} at delta {result.delta:g}, {result.relation}")
     _line(f"  neighbours {result.pair.names[0]} / {result.pair.names[1]}")
     _certified(result.replayed.attacked(result.relation)[1], result.certificate)
-    _verdict([f"the {name} one" for name in result.refuted])
+    _verdict([f"the {name} one" for name in result.refuted], faults=result.failed)
 
 
 def _certified(attacked: Sequence[Attacked], certificate: Certificate) -> None:
@@ -186,9 +239,11 @@ def _certified(attacked: Sequence[Attacked], certificate: Certificate) -> None:
         _line(f"  certified  {text}")
 
 
-def _verdict(refuted: Sequence[str]) -> None:
+def _verdict(refuted: Sequence[str], faults: bool = False) -> None:
     if refuted:
         _line(f"  REFUTED    the certified epsilon is above {' and '.join(refuted)}")
+    elif faults:
+        _line("  FAILED     what is declared does not hold, see above, so neither does a proof that uses it")
     else:
         _line("  not refuted; this is no proof that an epsilon holds")
 

@@ -22,6 +22,7 @@ from dpgen_bench.privacy.expect import expect_integer
 CONFIDENCE = 0.95
 _CANDIDATES = 400  # thresholds that are compared on the pilot trials
 _BATCH = 100_000  # trials drawn together, which limits the memory of counts in bins
+MOST_TRIALS = 100_000_000  # in each world; their ratios are kept in memory, in about 7 GB
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,11 @@ def certify(
 
     Raises:
         NotAudited: for a sampling without an exact law of trials.
-        ValueError: for fewer than 2 trials, or a delta or confidence outside (0, 1).
+        ValueError: for fewer than 2 trials or more than `MOST_TRIALS`, or a delta or confidence outside (0, 1).
     """
     trials = expect_integer(trials, "trials of an audit", minimum=2, advice="give the number of trials in each world")
+    if trials > MOST_TRIALS:
+        raise ValueError(f"expected at most {MOST_TRIALS:,} trials, got {trials:,}: their ratios are kept in memory.")
     if not (0.0 < delta < 1.0 and 0.0 < confidence < 1.0):
         raise ValueError(f"expected delta and confidence in (0, 1), got delta={delta!r}, confidence={confidence!r}.")
     laws = [law_of(each.event, each.movement) for each in attacked]

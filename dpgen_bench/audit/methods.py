@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from dpgen_bench.audit.distinguisher import Certificate, certify
 from dpgen_bench.audit.noise import noise_faults
 from dpgen_bench.audit.replay import Pair, Replayed, attacked_record, describe, noise_of_runs, replay
+from dpgen_bench.method import Method
 from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.accountants.table import claimed_epsilon
 from dpgen_bench.privacy.events import Event, Relation, budget_text
@@ -37,6 +38,7 @@ class MethodAudit:
         title: the method, its data and its budget, in one line.
         proven: epsilon of the accountant under the relation; None if it does not cover the releases.
         claimed: epsilon as the paper counts it, or None.
+        claimed_relation: the relation of this count; a claim of another relation than the attacked one is not compared.
         replayed: level a.
         noise: what level b found wrong with the noise, by mechanism; None if it was not asked for.
         pair: the neighbours that were told apart.
@@ -52,6 +54,7 @@ class MethodAudit:
     noise: dict[str, list[str]] | None
     pair: Pair
     certificate: Certificate | None
+    claimed_relation: Relation
 
     @property
     def exceeded(self) -> list[str]:
@@ -67,8 +70,18 @@ class MethodAudit:
         """Names of the epsilons that are below the certified one."""
         if self.certificate is None:
             return []
-        values = {"proven": self.proven, "claimed": self.claimed}
+        values = {"proven": self.proven, "claimed": self.claimed if self.claim_is_attacked else None}
         return [name for name, value in values.items() if value is not None and self.certificate.strongest > value]
+
+    @property
+    def claim_is_attacked(self) -> bool:
+        """Whether the claim is of the relation that was attacked."""
+        return self.claimed_relation == self.relation
+
+    @property
+    def failed(self) -> bool:
+        """Whether a release moved further than declared, noise is wrong, or an epsilon is refuted."""
+        return bool(self.exceeded or self.wrong_noise or self.refuted)
 
     def lines(self) -> list[str]:
         """The result of level a, one line for each mechanism and relation."""
@@ -86,6 +99,7 @@ class MethodAudit:
             "delta": self.delta,
             "proven": _finite(self.proven),
             "claimed": _finite(self.claimed),
+            "claimed_relation": self.claimed_relation,
             "neighbours": list(self.pair.names),
             "moved": {
                 name: {which: _furthest(self.replayed, name, which) for which in ("add_remove", "replace_one")}
@@ -118,31 +132,37 @@ def run_spec(results: Path, run: str) -> RunSpec:
     return RunSpec(folder.config, folder.read_json("identity.json"))
 
 
-def write_certified(results: Path, run: str, result: MethodAudit) -> Path | None:
-    """Write what was certified into the ledger of a run, as `epsilon.certified`, and return its path.
+def run_ledger(results: Path, run: str) -> Ledger:
+    """The ledger of a run in a folder of results.
 
-    Nothing is written, and None returned, if the run's epsilons were not computed yet, if the audit attacked another
-    relation than that of the run's budget, or if it found a fault, which an epsilon would hide.
+    Raises:
+        LookupError: if no run, or more than one, matches `run`.
+        ValueError: if it has no ledger yet, or one that cannot be read.
     """
     folder = Store(results).find(run)
-    certificate, path = result.certificate, folder.path / "ledger.json"
-    if certificate is None or result.exceeded or result.wrong_noise or result.refuted:
-        return None
-    with folder.locked():
-        ledger = Ledger.load(path)
-        if ledger.epsilon is None or ledger.budget.relation != result.relation:
-            return None
-        ledger.epsilon["certified"] = {
-            "epsilon": _finite(certificate.strongest),
-            "figure": "model-free" if certificate.gdp is None else "gdp",
-            "confidence": certificate.confidence,
-            "trials": certificate.trials,
-            "level": "c",
-            "relation": result.relation,
-            "attack": result.to_dict(),
-        }
-        ledger.save()
-    return path
+    content = folder.read_json("ledger.json")
+    if not content:
+        raise ValueError(f"expected a ledger of run {folder.id}, got none in {folder.path}; start or finish the run.")
+    return Ledger.from_dict(content)
+
+
+def expect_planned(stated: Ledger, planned: Ledger) -> None:
+    """Raise ValueError unless the ledger of a run states the budget and the releases that its config plans.
+
+    An audit attacks what the config plans. If the config, the ledger or the method was changed after the run, its
+    certified epsilon would be that of other mechanisms than the run's.
+    """
+    budgets = [replace(each.budget, accountant="pld") for each in (stated, planned)]
+    same = budgets[0] == budgets[1] and stated.entries.keys() >= planned.entries.keys()
+    for name, entry in planned.entries.items():
+        if same:
+            own, other = stated.entries[name].event, entry.event
+            same = math.isclose(own.std, other.std, rel_tol=1e-6) and own == replace(other, std=own.std)
+    if not same:
+        raise ValueError(
+            "expected a run whose ledger states the releases that its config plans, got others: its config, its "
+            "ledger or its method was changed after the run. Audit the method by its name and settings instead."
+        )
 
 
 def method_spec(overrides: list[str]) -> RunSpec:
@@ -157,6 +177,7 @@ def audit_method(
     levels: str = "abc",
     trials: int = 100_000,
     seed: int = 0,
+    stated: Ledger | None = None,
     echo: Callable[[str], None] = lambda line: None,
 ) -> MethodAudit:
     """Audit the method of a run.
@@ -164,6 +185,8 @@ def audit_method(
     Args:
         levels: letters of the levels; level a is always a part, because the others need its fit.
         relation: the relation whose neighbours are attacked; None takes that of the budget.
+        seed: of the trials of level c; another one draws other trials.
+        stated: the ledger of the run, whose releases must be those that its settings plan; None for a method.
         echo: called with one line for each step.
 
     Raises:
@@ -171,12 +194,10 @@ def audit_method(
             how far its records move a release is a function of them that no mechanism protects.
         ConformanceError: if a replay shows that the method uses records other than through releases.
     """
-    if is_for_release(spec.config):
-        raise ValueError(
-            "expected settings with privacy.noise=seeded, on public data, got privacy.noise=os: an audit computes from "
-            "the records what no epsilon covers. Audit the same method on public data, by its name and settings."
-        )
+    expect_public(spec)
     ledger = plan_spec(spec)
+    if stated is not None:
+        expect_planned(stated, ledger)
     if ledger.unit != "record":
         raise ValueError(
             f"expected a method that protects single records, got {spec.config.method.name}, whose unit is the "
@@ -192,7 +213,7 @@ def audit_method(
     budget, dataset = ledger.budget, spec.dataset()
     images = loaded.images[ids].float() / 255.0
     bench = Bench(
-        spec.method,
+        lambda: with_audited(spec.method()),
         DataSet("", images, loaded.labels[ids], ids, np.zeros(len(ids), dtype=np.int64)),
         (images.shape[1], images.shape[2], images.shape[3]),
         dataset.num_classes,
@@ -217,11 +238,32 @@ def audit_method(
         f"{spec.config.method.name} on {spec.config.dataset.name}: {len(loaded):,} records, epsilon "
         f"{budget_text(budget.epsilon)} at delta {budget.delta:g}, {budget.relation}"
     )
-    stated = claimed_epsilon(spec.method(), events, budget.delta)
-    claimed = None if stated is None else float(stated)
+    method = spec.method()
+    claim = claimed_epsilon(method, events, budget.delta)
+    claimed = None if claim is None else float(claim)
+    proven = _proven(events, budget.delta, which)
+    claimed_relation = getattr(method, "claimed_relation", budget.relation)
     return MethodAudit(
-        title, which, budget.delta, _proven(events, budget.delta, which), claimed, replayed, noise, pair, certificate
+        title, which, budget.delta, proven, claimed, replayed, noise, pair, certificate, claimed_relation
     )
+
+
+def expect_public(spec: RunSpec) -> None:
+    """Raise ValueError for a run whose records no audit may use."""
+    if is_for_release(spec.config):
+        raise ValueError(
+            "expected settings with privacy.noise=seeded, on public data, got privacy.noise=os: an audit computes from "
+            "the records what no epsilon covers. Audit the same method on public data, by its name and settings."
+        )
+
+
+def with_audited(method: Method) -> Method:
+    """The method with the settings that its class states for audits (`audited`), as GS-WGAN's warm start of critics.
+
+    They make a fit shorter. `replay` checks that the events of its mechanisms stay as they are.
+    """
+    audited = getattr(type(method), "audited", {})
+    return replace(method, **audited) if audited else method  # type: ignore[type-var]
 
 
 def _proven(events: list[Event], delta: float, relation: Relation) -> float | None:

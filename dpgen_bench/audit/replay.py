@@ -9,9 +9,11 @@ which the others cancel; the noise is that of the whole data set.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,12 +25,15 @@ from dpgen_bench.audit.laws import Movement
 from dpgen_bench.audit.noise import DRAWS
 from dpgen_bench.audit.search import Candidate, Query, candidates, worst_pair
 from dpgen_bench.privacy.allowance import Allowance
-from dpgen_bench.privacy.bounds import Batch, PerRecord, PerRecordGradient, PublicRows, unit_range
+from dpgen_bench.privacy.batch import unit_range
+from dpgen_bench.privacy.bounds import Batch, PerRecord, PerRecordGradient, PublicRows
 from dpgen_bench.privacy.events import RELATIONS, Event, Relation
 from dpgen_bench.privacy.factors import PerRecordMoments, PerRecordProducts
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.noise import add_noise
+from dpgen_bench.privacy.sampling import EveryShard, OneShard
+from dpgen_bench.privacy.state_file import StatePlace
 from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.testing.bench import Bench, DataSet, Release, Tape, flat
 from dpgen_bench.testing.checks import TOLERANCE
@@ -48,16 +53,38 @@ class Enough(BaseException):
 
 @dataclass
 class ShortTape(Tape):
-    """A tape that ends the fit when each mechanism has made as many releases as `wanted` states."""
+    """A tape that ends the fit when each mechanism has made as many releases as `wanted` states.
+
+    Attributes:
+        record: the id of the attacked record. Of mechanisms that ask all shards, only its shard is asked: the answers
+            of other shards are equal on neighbours. Private state is made of the shards that are asked or drawn.
+        events: of the mechanisms that made a release.
+        queried: names of the mechanisms whose private function was shown to `query`.
+        most: the number of releases of all mechanisms after which the fit ends in any case.
+    """
 
     wanted: dict[str, int] = field(default_factory=dict)
+    record: int = 0
+    events: dict[str, Event] = field(default_factory=dict)
+    queried: set[str] = field(default_factory=set)
+    most: int = MOST_RELEASES
+
+    def asks(self, sampling: OneShard | EveryShard, shards: range) -> bool:
+        return int(sampling.shard_of(np.array([self.record]))[0]) in shards
+
+    def before_release(
+        self, mechanism: Allowance, index: int, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None
+    ) -> None:
+        self.queried.add(mechanism.name)
+        super().before_release(mechanism, index, fn, batch, public)
 
     def release(
         self, mechanism: Allowance, index: int, drawn: np.ndarray, exact: dict[str, Tensor], noisy: dict[str, Tensor]
     ) -> dict[str, Tensor]:
         value = super().release(mechanism, index, drawn, exact, noisy)
+        self.events[mechanism.name] = mechanism.event
         made = [release.mechanism for release in self.releases]
-        if len(made) >= MOST_RELEASES or all(made.count(name) >= times for name, times in self.wanted.items()):
+        if len(made) >= self.most or all(made.count(name) >= times for name, times in self.wanted.items()):
             raise Enough
         return value
 
@@ -164,6 +191,7 @@ def attacked_record(ledger: Ledger, key: Key, records: int) -> tuple[int, np.nda
         records: the number of all records.
     """
     ids, used, rng = np.arange(records), np.zeros(records), np.random.default_rng(0)
+    last = np.zeros(records)  # the number of the last replayed release that draws a record
     drawn: list[np.ndarray] = []
     for name, entry in ledger.entries.items():
         sampling, replayed = entry.event.sampling, min(RELEASES, entry.event.times)
@@ -171,7 +199,10 @@ def attacked_record(ledger: Ledger, key: Key, records: int) -> tuple[int, np.nda
         counts = np.bincount(np.concatenate([*own, []]).astype(int), minlength=records)
         used += np.minimum(counts, 1) + 1e-3 * counts
         drawn += own
+        for index, draw in enumerate(own):
+            last[draw] = np.maximum(last[draw], index)
     best = np.flatnonzero(used == used.max())
+    best = best[last[best] == last[best].min()]  # replays on neighbours end with this release
     record = int(rng.choice(best))
     others = np.setdiff1d(np.concatenate([*drawn, []]).astype(int), [record])
     chosen = rng.permutation(others)[: RECORDS - 1]
@@ -191,7 +222,15 @@ def replay(bench: Bench, ledger: Ledger, record: int, echo: Callable[[str], None
         ConformanceError: if other data lead to other releases, or to releases of other shapes.
     """
     wanted = {name: min(RELEASES, entry.event.times) for name, entry in ledger.entries.items()}
-    first = _fit(bench, bench.base, ShortTape(wanted=wanted))
+    first = _fit(bench, bench.base, ShortTape(wanted=wanted, record=record))
+    for name, event in first.events.items():
+        if event != ledger.entries[name].event:
+            raise ValueError(
+                f"expected that settings for audits (`audited` of the class) leave mechanism {name!r} as it is, "
+                f"{ledger.entries[name].event}, got {event}; leave out those that change it."
+            )
+    drawing = [place for place, release in enumerate(first.releases, start=1) if record in release.drawn]
+    most = drawing[-1] if drawing else len(first.releases)
     at = int(np.flatnonzero(bench.base.ids == record)[0])
     own = Candidate("the record itself", unit_range(bench.base.images[at]), int(bench.base.labels[at]))
     found = _search(bench, first, wanted, record)
@@ -199,7 +238,7 @@ def replay(bench: Bench, ledger: Ledger, record: int, echo: Callable[[str], None
     tapes: list[tuple[Candidate | None, Tape]] = [(own, first)]
     for candidate in (None, *found):
         data = without(bench.base, record) if candidate is None else _with(bench.base, at, candidate)
-        tapes.append((candidate, _fit(bench, data, ShortTape(source=first, wanted=wanted))))
+        tapes.append((candidate, _fit(bench, data, ShortTape(source=first, wanted=wanted, record=record, most=most))))
     removed = tapes[1][1]
     pairs = tuple(
         _pair(record, one, other, removed, ledger) for one, other in combinations(sorted(tapes, key=_present), 2)
@@ -217,7 +256,8 @@ def noise_of_runs(bench: Bench, replayed: Replayed) -> dict[str, list[list[np.nd
     """
     wanted = {name: min(RELEASES, event.times) for name, event in replayed.events.items()}
     other = replace(bench, seed=bench.seed + 1)
-    tapes = [(bench, replayed.tape), (other, _fit(other, other.base, ShortTape(wanted=wanted)))]
+    again = ShortTape(wanted=wanted, record=replayed.record)
+    tapes = [(bench, replayed.tape), (other, _fit(other, other.base, again))]
     noises: dict[str, list[list[np.ndarray]]] = {}
     for name, event in replayed.events.items():
         runs = [[noise_of(each) for each in tape.releases if each.mechanism == name] for _, tape in tapes]
@@ -238,10 +278,11 @@ def noise_of(release: Release) -> np.ndarray:
     return np.asarray((flat(release.noisy) - flat(release.exact)).numpy())
 
 
-def _fit(bench: Bench, data: DataSet, tape: Tape) -> Tape:
-    with contextlib.suppress(Enough):
-        bench.fit(data, tape)
-    if tape.source is not None and len(tape.releases) != len(tape.source.releases):
+def _fit(bench: Bench, data: DataSet, tape: ShortTape) -> ShortTape:
+    # Files of private state have room for every shard; those that are never asked take no space on disk.
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Enough):
+        bench.fit(data, tape, place=StatePlace(Path(folder) / "state", Path(folder) / "cache"))
+    if tape.source is not None and len(tape.releases) != min(tape.most, len(tape.source.releases)):
         raise ConformanceError(
             f"control flow depends on the data: {len(tape.releases)} releases were made with {data.name or 'the data'} "
             f"instead of {len(tape.source.releases)}."
@@ -260,7 +301,7 @@ def _with(base: DataSet, at: int, candidate: Candidate) -> DataSet:
     return replace(base, name=candidate.name, images=images, labels=labels)
 
 
-def _search(bench: Bench, first: Tape, wanted: dict[str, int], record: int) -> list[Candidate]:
+def _search(bench: Bench, first: ShortTape, wanted: dict[str, int], record: int) -> list[Candidate]:
     """The worst records of each mechanism, by its first release that draws the attacked one.
 
     The fit in which private functions are called more often is not used for anything else. Mechanisms with private
@@ -284,7 +325,8 @@ def _search(bench: Bench, first: Tape, wanted: dict[str, int], record: int) -> l
             batch, place = batch.rows(place), torch.zeros(1)
         found.extend(worst_pair(Query(mechanism.bound, fn, batch, public, int(place[0])), tried))
 
-    _fit(bench, bench.base, ShortTape(source=first, query=query, wanted=wanted))
+    if first.queried:  # mechanisms with private state and those that ask all shards show no function
+        _fit(bench, bench.base, ShortTape(source=first, query=query, wanted=wanted, record=record))
     found += [each for each in tried if each.name in ("a white image", "a black image")]
     return list({(each.name, each.label): each for each in found if each.name != "the record itself"}.values())
 
@@ -299,7 +341,7 @@ def _pair(
     which = relation(one[0] is not None, other[0] is not None)
     moved = tuple(
         _moved(a, b, base, ledger.entries[a.mechanism].event, which)
-        for a, b, base in zip(one[1].releases, other[1].releases, removed.releases, strict=True)
+        for a, b, base in zip(one[1].releases, other[1].releases, removed.releases)  # noqa: B905, see `ShortTape.most`
         if record in a.drawn or record in b.drawn
     )
     names = tuple("removed" if each[0] is None else each[0].name for each in (one, other))
@@ -327,6 +369,6 @@ def describe(replayed: Replayed, relations: Sequence[Relation] = RELATIONS) -> I
             moved, pair = found
             ratio = "" if np.isinf(moved.declared) else f" ({moved.distance / moved.declared:.3f})"
             yield (
-                f"{name}, {which}: moved {moved.distance:.6g} of {moved.declared:.6g} declared{ratio}, in "
-                f"{replayed.releases[name]} of {event.times:,} releases; {pair.names[0]} / {pair.names[1]}"
+                f"{name}, {which}: moved {moved.distance:.6g} of {moved.declared:.6g} declared{ratio}, "
+                f"{replayed.releases[name]} of {event.times:,} releases replayed; {pair.names[0]} / {pair.names[1]}"
             )

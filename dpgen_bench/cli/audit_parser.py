@@ -29,17 +29,28 @@ def add_audit(add: Callable[..., argparse.ArgumentParser]) -> argparse.ArgumentP
         ),
     )
     parser.add_argument("target", metavar="CASE|METHOD|RUN", help="a case, its yaml, a method, or the id of a run")
-    parser.add_argument("--level", choices=("a", "b", "c"), help="a, or a and this level (default: all)")
+    parser.add_argument(
+        "--level",
+        choices=("a", "b", "c", "d"),
+        help="a; a and b; a and c; or d, canaries in one fit of the whole run (default: a, b and c)",
+    )
     parser.add_argument(
         "--trials",
         type=values.integer,
         metavar="N",
-        help="trials in each world (default 100000; 1000 of code, which each executes; 100000000 of a test of counts)",
+        help="trials in each world (default 100000; 1000 of code, which each executes; 100000000 of a test of counts), "
+        "or canaries of level d (default 1000)",
     )
     parser.add_argument(
         "--relation",
         choices=("add_remove", "replace_one"),
         help="the neighbouring relation (default: that of the claim or of the budget)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=values.integer,
+        metavar="N",
+        help="the seed of the trials; another one draws other trials (default 0)",
     )
     parser.add_argument("--json", action="store_true", help="print an object")
     return parser

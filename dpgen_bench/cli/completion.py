@@ -86,7 +86,9 @@ def _settings(options: argparse.Namespace) -> list[str]:
     for group in ("method", "dataset", "privacy"):
         path = names(group).get(chosen.get(group, defaults[group]).split(",")[0])
         content = yaml.safe_load(path.read_text()) if path else {}
-        keys += [f"{group}.{key}" for key in content if key not in ("name", "_target_", "check", "defaults")]
+        keys += [
+            f"{group}.{key}" for key in content if key not in ("name", "_target_", "check", "pretraining", "defaults")
+        ]
     return keys
 
 

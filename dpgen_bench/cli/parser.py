@@ -234,7 +234,7 @@ def _tables(add: Add) -> None:
         "write tables to the folder of results, with the difference from each published value",
         "NAME... | --all [scale=quick] [options]",
         "",
-        ("dpgen tables leaderboard", "dpgen tables dp_sinkhorn_table1 scale=quick --format md,tex"),
+        ("dpgen tables league_mnist", "dpgen tables dp_sinkhorn_table1 scale=quick --format md,tex"),
     )
     help_text = "names of tables; scale=quick for their quick runs"
     _complete(parser.add_argument("names", nargs="*", metavar="NAME", help=help_text), "tables")
@@ -266,7 +266,7 @@ def _sweep(add: Add) -> None:
         "execute the runs that a table lacks",
         "NAME [scale=quick] [--dry-run] [OVERRIDES] [options]",
         "Overrides say how runs are executed and not which ones: runtime, hydra, federation, data_root and tracker.",
-        ("dpgen sweep leaderboard --dry-run", "dpgen sweep dp_merf scale=quick hydra/launcher=joblib"),
+        ("dpgen sweep league_mnist --dry-run", "dpgen sweep dp_merf scale=quick hydra/launcher=joblib"),
     )
     help_text = "the name of a table, and overrides for every run"
     argument = parser.add_argument("arguments", nargs="*", metavar="NAME [KEY=VALUE ...]", help=help_text)
@@ -312,13 +312,18 @@ def _record(add: Add) -> None:
         "RUN... [options] | --check [options]",
         "A record is what a run leaves in version control: RESULTS/records/METHOD/ID.json and a picture. Tables and\n"
         "the report read it like a run. For a record by somebody else, differences of values are added.",
-        ("dpgen record 3fa2 --by 'Ada Lovelace'", "dpgen record --check"),
+        ("dpgen record 3fa2 --by 'Ada Lovelace' --audit", "dpgen record --check"),
     )
     help_text = "ids of finished runs, or the start of them"
     _complete(parser.add_argument("runs", nargs="*", metavar="RUN", help=help_text), "runs")
     parser.add_argument("--by", metavar="NAME", help="who measured the run (default: git's user.name)")
     parser.add_argument(
         "--log", action="append", default=[], metavar="SCALAR", help="keep a scalar of the public log; may be repeated"
+    )
+    parser.add_argument(
+        "--audit",
+        action="store_true",
+        help="audit runs without a certified epsilon; of runs that differ in their seed alone one is audited",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace existing records")
     parser.add_argument("--check", action="store_true", help="say why records are not accepted; status 1 if one is not")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 from dpgen_bench.cli.account_parser import check_options
 from dpgen_bench.runs.catalogue import GROUPS, print_catalogue
 from dpgen_bench.runs.compose import compose_config, expect_composable
-from dpgen_bench.runs.multirun import Multirun, job_of_multirun
+from dpgen_bench.runs.devices import own_device
+from dpgen_bench.runs.multirun import Multirun, in_process_of_launcher, job_of_multirun
 from dpgen_bench.runs.overrides import parse_override, quote_value
 from dpgen_bench.runs.store import RunBusy, RunFailed, Store
 from dpgen_bench.tables.names import table_file, table_names
@@ -43,7 +43,10 @@ def _run_task(config: DictConfig) -> None:
             if may_begin:
                 from dpgen_bench.runs.execute import execute
 
-                execute(config, _overrides_of_job(), _own_folders_of_job())
+                # Jobs of a launcher may meet on a GPU; a run of its own may share one.
+                device = str(config.runtime.get("device")) if in_process_of_launcher() else "cpu"
+                with own_device(device):
+                    execute(config, _overrides_of_job(), _own_folders_of_job())
     except (ValueError, LookupError, FileNotFoundError, RunBusy, RunFailed) as error:
         code = print_error(error)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -171,6 +174,7 @@ def audit(options: argparse.Namespace) -> int:
         level=options.level,
         trials=options.trials,
         relation=options.relation,
+        seed=options.seed,
         as_json=options.json,
     )
 
@@ -331,39 +335,12 @@ def record(options: argparse.Namespace) -> int:
     if bool(options.runs) == options.check:
         raise ValueError("expected ids of runs, or --check, got " + ("both." if options.check else "neither."))
     _expect_folder(options.results)
+    from dpgen_bench.cli.records import check_records, write_records
+
     if options.check:
-        return _check_records(options.results)
-    from dpgen_bench.runs.record_checks import record_problems
-    from dpgen_bench.runs.recording import add_record, default_name, write_record
-
-    by, failed = options.by or default_name(Path.cwd()), 0
-    for name in options.runs:
-        written, picture = add_record(Store(options.results).find(name), by, options.log, options.overwrite)
-        if problems := record_problems(written, picture=False, cache=options.results / "cache" / "epsilon.json"):
-            reasons = "\n  ".join(problems)
-            print(f"dpgen: expected a run whose record is accepted, got {name}:\n  {reasons}", file=sys.stderr)
-            failed = 1
-        else:
-            print(write_record(written, picture))
-    return failed
-
-
-def _check_records(results: Path) -> int:
-    """Print why records are not accepted; returns 1 if there is such a record."""
-    from dpgen_bench.runs.record_checks import record_problems
-    from dpgen_bench.runs.records import read_record, record_paths
-
-    data_root, failed, paths = os.environ.get("DPGEN_DATA", "data"), 0, record_paths(results)
-    for path in paths.values():
-        try:
-            problems = record_problems(read_record(path), data_root, cache=results / "cache" / "epsilon.json")
-        except ValueError as error:
-            problems = [str(error)]
-        for problem in problems:
-            print(f"{path}: {problem}", file=sys.stderr)
-            failed = 1
-    print(f"{len(paths)} {'record was' if len(paths) == 1 else 'records were'} checked")
-    return failed
+        return check_records(options.results)
+    names, log = options.runs, options.log
+    return write_records(names, options.results, options.by, log, options.audit, options.overwrite)
 
 
 def list_names(options: argparse.Namespace) -> int:

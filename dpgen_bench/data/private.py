@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -17,18 +18,21 @@ from dpgen_bench.federation.client_mechanism import ClientMechanism
 from dpgen_bench.federation.data import ClientData
 from dpgen_bench.federation.settings import Settings
 from dpgen_bench.privacy.allowance import Allowance
-from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PerRow, Whole, unit_range
+from dpgen_bench.privacy.batch import unit_range
+from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PerRow, Whole
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.factors import PerRecordMoments, PerRecordProducts
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.mechanism import Mechanism
+from dpgen_bench.privacy.padding import FIRST_PADDED_ID, Padding
 from dpgen_bench.privacy.planning import Request, plan_entry
-from dpgen_bench.privacy.sampling import SAMPLINGS, EveryShard, OneShard, Sampling
+from dpgen_bench.privacy.sampling import SAMPLINGS, EveryShard, OneShard, Poisson, Sampling
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.shards import PerShard
 from dpgen_bench.privacy.state import PrivateState, Start
 from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.privacy.warn import warn_of_settings
+from dpgen_bench.utils.upload import upload
 
 _BOUNDS = (PerRecord, PerRecordGradient, PerRow, Whole, Votes, PerRecordProducts, PerRecordMoments, PerShard)
 
@@ -73,6 +77,7 @@ class PrivateData:
         self.__images = images.to(services.device)
         self.__labels = labels.to(services.device)
         self.__ids = np.arange(len(labels)) if ids is None else np.asarray(ids)
+        self.__device_ids = torch.as_tensor(self.__ids, dtype=torch.int64, device=services.device)
         self._ids_are_positions = ids is None
         if len(images) != len(labels) or len(np.unique(self.__ids)) != len(labels) or (self.__ids < 0).any():
             raise ValueError(
@@ -132,6 +137,12 @@ class PrivateData:
         """
         if unit != "client":
             raise ValueError(f"expected the unit 'client', got {unit!r}.")
+        if self._services.processes is not None:
+            raise ValueError(
+                "expected one process for data whose unit is the client, got "
+                f"{self._services.processes.size}: rounds of clients are not divided among processes; leave out "
+                "runtime.processes, and use federation=ray for several."
+            )
         if self.__clients is None or self._num_clients is None:
             raise ValueError(
                 "expected a dataset whose records belong to clients, got one without clients: set "
@@ -217,6 +228,14 @@ class PrivateData:
         if state is not None:
             _expect_covered(state, sample, bound)
         # Choose the noise or the number of releases. The budget is spent by `approve`, before a record is read.
+        padding = padding_of(sample, bound, self._n, self._services)
+        if self._services.processes is not None and padding is None:
+            raise ValueError(
+                f"mechanism {name!r}: expected a sum over records (PerRecord or PerRecordGradient) of Poisson draws "
+                f"with {self._services.processes.size} processes, each of which computes a part of it, got "
+                f"{type(bound).__name__} of {type(sample).__name__}, which cannot be divided; leave out "
+                "runtime.processes."
+            )
         entry = plan_entry(self._services.ledger, request)
         if not math.isfinite(bound.C) and entry.event.std > 0:
             raise ValueError(f"mechanism {name!r}: noise without clipping (C = inf) gives no privacy; set a finite C.")
@@ -224,12 +243,35 @@ class PrivateData:
             entry = replace(entry, bound={**entry.bound, "private_state": state.name})
         self._services.ledger.approve(entry)
         warn_of_settings(self._services.ledger, name, ids_are_positions=self._ids_are_positions)
-        return Mechanism(entry, bound, self._services, draw=self.__batch, ids=self.__ids, state=state)
+        return Mechanism(
+            entry,
+            bound,
+            self._services,
+            draw=self.__batch,
+            ids=self.__ids,
+            state=state,
+            padded=None if padding is None else (padding, partial(self.__padded_batch, padding)),
+        )
 
     def __batch(self, index: np.ndarray, key: Key) -> Batch:
         """The records at these positions."""
-        ids = torch.as_tensor(self.__ids[index], dtype=torch.int64, device=self.device)
-        return Batch(self.__images[index], self.__labels[index], ids, key)
+        at = upload(torch.from_numpy(index), self.device)
+        return Batch(self.__images[at], self.__labels[at], self.__device_ids[at], key)
+
+    def __padded_batch(self, padding: Padding, positions: Tensor, key: Key) -> Batch:
+        """The records at these positions, int64 on the device; black images of class 0 where there is padding."""
+        real = positions >= 0
+        if len(self.__labels) == 0:
+            images, labels = (
+                part.new_zeros(len(positions), *part.shape[1:]) for part in (self.__images, self.__labels)
+            )
+            ids = torch.zeros_like(positions)
+        else:
+            at = positions.clamp_min(0)
+            images = self.__images[at].masked_fill_(~real.view(-1, 1, 1, 1), 0)
+            labels, ids = self.__labels[at].masked_fill_(~real, 0), self.__device_ids[at]
+        ids = torch.where(real, ids, FIRST_PADDED_ID - torch.arange(len(positions), device=self.device))
+        return Batch(images, labels, ids, key, real=real, padding=padding)
 
     def close(self) -> None:
         """Close the resources of all mechanisms. The harness calls it at the end of a run."""
@@ -245,6 +287,7 @@ class PrivateData:
         start: Start,
         identity: dict[str, Any],
         stack: int = 1,
+        keyed_stack: int | None = None,
     ) -> PrivateState:
         """Hidden state of each shard of `sample`, which only the mechanism that it is passed to can use.
 
@@ -255,7 +298,8 @@ class PrivateData:
         Args:
             name: Name of the state, unique within the run.
             sample: The sampling of the mechanism.
-            start: start(records, rngs) -> float32 tensors [G, ...] by name, the first states of G <= stack shards.
+            start: start(records, rngs) -> float32 tensors [G, ...] by name, the first states of G <= stack shards. (On
+                an accelerator, a function that is given states has those with one number for each shard on the CPU.)
                 `records` is a list of (images float32 [n_g, c, h, w] in [0, 1], labels int64 [n_g]) with n_g >= 0, and
                 `rngs` has one CPU generator for each shard. `start` must depend only on its arguments and on what
                 `identity` contains, must compute each shard's state from this shard alone, and must not raise.
@@ -263,6 +307,9 @@ class PrivateData:
                 must be storable as JSON.
             stack: The number of shards whose first states are computed together and, under `EveryShard`, of shards that
                 a release asks together.
+            keyed_stack: The number that stands for `stack` in the key of first states, so that these do not depend on
+                `stack`; None for `stack` itself. If `stack` is a matter of speed alone (`speed` of the method's
+                class), give a constant.
 
         Raises:
             ValueError: For a sampling other than OneShard and EveryShard, a stack below 1, a name that is used already
@@ -278,6 +325,7 @@ class PrivateData:
             start,
             self._services,
             stack=stack,
+            keyed_stack=keyed_stack,
             ids=self.__ids,
             draw=lambda index: (unit_range(self.__images[index]), self.__labels[index]),
             fingerprint=self._fingerprint,
@@ -290,6 +338,19 @@ class PrivateData:
         for part in (self.__images.cpu().numpy(), self.__labels.cpu().numpy(), self.__ids):
             digest.update(f"{part.dtype}{part.shape}".encode() + np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()
+
+
+def padding_of(sample: Sampling, bound: Bound, n: int, services: Services) -> Padding | None:
+    """The padding of a mechanism's draws from `n` records; None where a release needs the exact draw.
+
+    Rows of `PerRow`, and the tensor of `Whole`, are any functions of the whole draw, so padding would change them.
+    """
+    if not services.pads or not isinstance(sample, Poisson) or not isinstance(bound, PerRecord | PerRecordGradient):
+        return None
+    part = services.processes.part if services.processes else (0, 1)
+    if isinstance(bound, PerRecord):
+        return Padding.plan(sample.rate, n, most=bound.records_at_once, part=part)
+    return Padding.plan(sample.rate, n, most=bound.microbatch, public_rows=bound.public_rows, part=part)
 
 
 def _expect_proven(value: object, proven: tuple[type, ...], what: str) -> None:

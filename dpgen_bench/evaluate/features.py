@@ -19,8 +19,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import EvalContext, NotMeasured, hash_images
+from dpgen_bench.training.precision import expect_possible
 from dpgen_bench.training.progress import ProgressBar
 from dpgen_bench.utils.cache import cached_arrays
+from dpgen_bench.utils.execution import Precision
 
 GET_WEIGHTS = 'python -c "from pytorch_fid.inception import fid_inception_v3; fid_inception_v3()"'
 
@@ -107,11 +109,13 @@ class InceptionFeatures:
         device: where the network runs.
         dim: 64, 192, 768 or 2,048, as in pytorch-fid and torch-fidelity.
         tool: the tool whose features are computed.
+        precision: of the network's products: "fp32" as the tools have, or "tf32" (a GPU) or "bf16", which are faster
+            and change features by some percent (docs/protocols.md, "Precision of Inception").
 
     Raises:
         NotMeasured: if the weights are not in torch hub's cache.
         RuntimeError: if the weights cannot be loaded.
-        ValueError: for an unknown tool.
+        ValueError: for an unknown tool or precision, and for TF32 on a CPU.
     """
 
     # For each tool a revision and the preprocessing of pixels. Raise the number at the end of a revision when features
@@ -121,8 +125,17 @@ class InceptionFeatures:
         "tensorflow1": ("tensorflow 1, folded, bilinear 299, 1", _as_tensorflow1),
     }
 
-    def __init__(self, device: torch.device | str = "cpu", dim: int = 2048, tool: Tool = "pytorch_fid") -> None:
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        dim: int = 2048,
+        tool: Tool = "pytorch_fid",
+        precision: Precision = "fp32",
+    ) -> None:
         check_tool(tool)
+        check_precision(precision)
+        expect_possible(precision, torch.device(device))
+        self.precision = precision
         self.revision, self.prepare = self.inputs[tool]
         self.path = weights_path()
         self.device = torch.device(device)
@@ -142,18 +155,23 @@ class InceptionFeatures:
     @cached_property
     def version(self) -> str:
         """Names all that the features depend on besides the images: tool, revision, layer and the weights' content."""
-        return f"{self.revision}, {self.dim}, weights {weights_hash(self.path)[:16]}"
+        lower = "" if self.precision == "fp32" else f", {self.precision}"  # caches of float32 features stay valid
+        return f"{self.revision}, {self.dim}, weights {weights_hash(self.path)[:16]}{lower}"
 
     @torch.no_grad()
     def __call__(self, images: Tensor, batch_size: int = 64) -> np.ndarray:
         features = np.empty((len(images), self.dim), dtype=np.float32)
-        # With TF32, features on a GPU would differ from those on a CPU by more than rounding.
-        with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        # With TF32, features on a GPU differ from those on a CPU by more than rounding.
+        tf32, bf16 = (self.precision == name for name in ("tf32", "bf16"))
+        with (
+            torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=tf32),
+            torch.autocast(self.device.type, torch.bfloat16, enabled=bf16),
+        ):
             for start in range(0, len(images), batch_size):
                 batch = self.prepare(images[start : start + batch_size].to(self.device).float()).expand(-1, 3, -1, -1)
                 maps = self.network(batch.contiguous(memory_format=torch.channels_last))[0]
                 # Layers before the last are averaged over the image, as both tools do.
-                features[start : start + len(batch)] = maps.mean(dim=(2, 3)).cpu().numpy()
+                features[start : start + len(batch)] = maps.float().mean(dim=(2, 3)).cpu().numpy()
         return features
 
 
@@ -167,6 +185,18 @@ def check_tool(tool: str) -> None:
         raise ValueError(f"expected {' or '.join(get_args(Tool))} as the tool of Inception features, got {tool!r}.")
 
 
+def check_precision(precision: Precision) -> None:
+    """Check the name of a precision.
+
+    Raises:
+        ValueError: for a precision that is not one of `Precision`.
+    """
+    if precision not in get_args(Precision):
+        raise ValueError(
+            f"expected {' or '.join(get_args(Precision))} as the precision of Inception features, got {precision!r}."
+        )
+
+
 def fold_batch_norms(network: nn.Module) -> nn.Module:
     """Replace each pair of `.conv` and `.bn` in a network in evaluation mode by one convolution, in place."""
     for module in network.modules():
@@ -177,8 +207,10 @@ def fold_batch_norms(network: nn.Module) -> nn.Module:
     return network
 
 
-def features_of(records: Records, ctx: EvalContext, *, real: bool, tool: Tool = "pytorch_fid") -> np.ndarray:
-    """Inception features float32 [n, 2048] of `records`, computed once for all metrics that use the same tool.
+def features_of(
+    records: Records, ctx: EvalContext, *, real: bool, tool: Tool = "pytorch_fid", precision: Precision = "fp32"
+) -> np.ndarray:
+    """Inception features float32 [n, 2048] of `records`, computed once for all metrics that use the same ones.
 
     Args:
         records: the images.
@@ -186,18 +218,18 @@ def features_of(records: Records, ctx: EvalContext, *, real: bool, tool: Tool = 
         real: whether the images are real. Features of real images are kept in `ctx.cache` for all runs; features of
             samples are kept in `ctx.scratch` until the run's protocol is complete, so that a killed evaluation can
             resume.
-        tool: see `InceptionFeatures`.
+        tool, precision: see `InceptionFeatures`.
 
     Raises:
         NotMeasured: if the network's weights are not on this machine.
     """
-    extractor = _inception(weights_path(), str(torch.device(ctx.device)), tool)
+    extractor = _inception(weights_path(), str(torch.device(ctx.device)), tool, precision)
     return cached_features(records, extractor, ctx.cache if real else ctx.scratch, ctx.batch_size)
 
 
 @lru_cache(maxsize=1)
-def _inception(path: Path, device: str, tool: Tool) -> InceptionFeatures:
-    return InceptionFeatures(device, tool=tool)
+def _inception(path: Path, device: str, tool: Tool, precision: Precision) -> InceptionFeatures:
+    return InceptionFeatures(device, tool=tool, precision=precision)
 
 
 def cached_features(records: Records, extractor: Extractor, cache: Path | None, batch_size: int = 64) -> np.ndarray:

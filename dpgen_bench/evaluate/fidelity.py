@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import scipy.linalg
 import torch
 
 from dpgen_bench.data.records import Records
-from dpgen_bench.evaluate.features import Tool, check_tool, features_of
+from dpgen_bench.evaluate.features import Tool, check_precision, check_tool, features_of
 from dpgen_bench.evaluate.metric import EvalContext, NotMeasured
+from dpgen_bench.utils.execution import Precision
 
 CHUNK = 4096  # features turned to float64 at a time
 
@@ -76,9 +77,12 @@ class Fid:
         tool: the tool with whose FID this one is comparable: "pytorch_fid" (used by *Private GANs, Revisited*), or
             "tensorflow1", the graph in the code of the FID's authors (used by GS-WGAN's and DP-Sinkhorn's released
             code). Their features differ, see `features.InceptionFeatures`; we measured FIDs that differ by up to 5 %.
+        precision: of Inception; "tf32" (a GPU) and "bf16" are faster than "fp32", and change the value
+            (docs/protocols.md, "Precision of Inception").
 
     Raises:
-        ValueError: for an unknown reference or tool, or a number below 2; when called, for fewer images than that.
+        ValueError: for an unknown reference, tool or precision, or a number below 2; when called, for fewer images than
+            that.
         NotMeasured: when called, if the network's weights or the training images are not available, or for a generator
             that is a finite set of images.
     """
@@ -87,11 +91,13 @@ class Fid:
     num_samples: int | None = None
     num_reference: int | None = None
     tool: Tool = "pytorch_fid"
+    precision: Precision = "fp32"
 
     def __post_init__(self) -> None:
         if self.reference not in ("test", "train"):
             raise ValueError(f"expected reference 'test' or 'train', got {self.reference!r}.")
         check_tool(self.tool)
+        check_precision(self.precision)
         for name in ("num_samples", "num_reference"):
             if (count := getattr(self, name)) is not None and count < 2:
                 raise ValueError(f"expected {name} of 2 or more, or null for all, got {count}.")
@@ -102,8 +108,9 @@ class Fid:
         generated = part_of(samples, self.num_samples, ctx.seed, "samples")
         reference = real_test if self.reference == "test" else ctx.train()
         real = part_of(reference, self.num_reference, 0, f"{self.reference} records")
-        real_moments = mean_and_covariance(features_of(real, ctx, real=True, tool=self.tool))
-        features = features_of(generated, ctx, real=False, tool=self.tool)
+        how: Any = {"tool": self.tool, "precision": self.precision}
+        real_moments = mean_and_covariance(features_of(real, ctx, real=True, **how))
+        features = features_of(generated, ctx, real=False, **how)
         dim = features.shape[1]
         for what, count in (("samples", len(generated)), ("reference images", len(real))):
             if count <= dim:

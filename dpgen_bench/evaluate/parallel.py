@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, as_completed
 from dataclasses import replace
@@ -17,7 +14,7 @@ from loky.process_executor import TerminatedWorkerError
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import EvalContext, Metric, MetricResult, evaluate
 from dpgen_bench.training.progress import ProgressBar
-from dpgen_bench.training.signals import STOP_SIGNALS
+from dpgen_bench.training.signals import end_with
 
 # Sums depend on the number of threads. With one thread, values do not depend on the number of cores or processes.
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
@@ -66,7 +63,7 @@ def _together(
 ) -> Iterator[tuple[str, MetricResult]]:
     """Evaluate metrics in one pool; ends early, without an error, if a process of the pool dies."""
     pool = loky.get_reusable_executor(
-        max_workers=workers, timeout=60, env=ONE_THREAD, initializer=_end_with, initargs=(os.getpid(),)
+        max_workers=workers, timeout=60, env=ONE_THREAD, initializer=end_with, initargs=(os.getpid(),)
     )
     ended = False
     try:
@@ -92,19 +89,3 @@ def _job(metric: Metric, samples: Records, real_test: Records, ctx: EvalContext)
 
     torch.set_num_threads(1)
     return evaluate(metric, samples, real_test, ctx)
-
-
-def _end_with(parent: int) -> None:
-    """End this process when its parent ends, even in the middle of a long computation, and not by a stop signal.
-
-    Ctrl-C and signals of a cluster may reach all processes. The parent ends those of its pool.
-    """
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

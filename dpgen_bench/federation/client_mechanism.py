@@ -24,6 +24,7 @@ from dpgen_bench.privacy.sampling import OneClient
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state import GlobalRandomness
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
+from dpgen_bench.training.precision import private_computation
 
 NoiseAt = Literal["client", "server"]
 REFUSED = "it has given all the answers that it may give"
@@ -96,7 +97,7 @@ class ClientMechanism(Allowance):
         group = self._needed[number * size : (number + 1) * size]
         sent = encode({}, {"kind": "start"})
         self._services.public.count(bytes_beside_rounds=len(group) * (len(sent) + len(encode({}))))
-        with Uninterrupted():
+        with Uninterrupted(), private_computation():
             self._ask(dict.fromkeys(group, sent), round_=-1, public=True)
 
     def close(self) -> None:
@@ -129,7 +130,7 @@ class ClientMechanism(Allowance):
             )
         self._services.ledger.refuse_if_invalidated()
         self._services.before_records()
-        with Uninterrupted():
+        with Uninterrupted(), private_computation():
             return self._round(index, message)
 
     def _round(self, index: int, message: Mapping[str, Tensor]) -> Tensor | None:

@@ -5,9 +5,9 @@ Chen, Orekondy & Fritz, "GS-WGAN" (NeurIPS 2020), Algorithms 1 and 2. `nets.wass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,9 @@ class GSWGANSettings(Checked):
     Raises:
         ValueError: For a value outside its range.
     """
+
+    # Settings with which `dpgen audit` fits: a release moves as declared for critics of any training.
+    audited: ClassVar[Mapping[str, Any]] = {"warm_start": 0}
 
     schedule: Literal["random", "public_balanced"]
     batch_size: Count

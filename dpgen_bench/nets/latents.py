@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dpgen_bench.utils.upload import upload
+
 LatentDistribution = Literal["normal", "uniform", "bernoulli"]
 
 
@@ -22,6 +24,6 @@ def draw_latents(
         device: Where to move the latents.
     """
     if distribution == "normal":
-        return torch.randn(shape, generator=rng).to(device)
+        return upload(torch.randn(shape, generator=rng), device)
     uniform = torch.rand(shape, generator=rng)
-    return (uniform if distribution == "uniform" else uniform.lt(0.5).float()).to(device)
+    return upload(uniform if distribution == "uniform" else uniform.lt(0.5).float(), device)

@@ -37,6 +37,11 @@ class SinkhornLoss:
     image_shape: tuple[int, int, int]
     n: int
 
+    @property
+    def extent(self) -> float:
+        """The diagonal of the box around all points: pixels in [-1, 1], and alpha_c or 0 for each class."""
+        return math.sqrt(4.0 * math.prod(self.image_shape) + self.num_classes * self.alpha_c**2)
+
     def points(self, images: Tensor, labels: Tensor) -> Tensor:
         """Points [b, d + classes] of images [b, c, h, w] and labels [b]."""
         onehot = F.one_hot(labels, self.num_classes).to(images.dtype)
@@ -55,7 +60,7 @@ class SinkhornLoss:
             x: The points of X.
         """
         n_ = len(x) - self.n
-        (own,) = self.transport.solve((x[: self.n], x[n_:]))
+        (own,) = self.transport.solve((x[: self.n], x[n_:]), within=self.extent)
         in_cross, in_last = own.in_both
         gradient = x.new_zeros(len(x), *self.image_shape)
         gradient[: self.n] -= self._pixels(in_cross)
@@ -73,7 +78,7 @@ class SinkhornLoss:
         if len(labels) == 0:
             return own
         y = self.points((2.0 * images - 1.0).nan_to_num(0.0).clamp(-1.0, 1.0), labels)
-        (cross,) = self.transport.solve((x, y))
+        (cross,) = self.transport.solve((x, y), within=self.extent)
         return own + 2.0 * self._pixels(cross.in_x)
 
     def parameter_gradient(

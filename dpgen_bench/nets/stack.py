@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 
 from dpgen_bench.nets.spectral import advance_spectral
+from dpgen_bench.utils.compiled import Compiled, backend
 
 ADAM = ("exp_avg", "exp_avg_sq")
 
@@ -35,7 +37,7 @@ class Stack:
         self.buffers = {name: tensors[name].detach().clone() for name, _ in template.named_buffers()}
         self.adam = torch.optim.Adam(self.parameters.values(), lr, betas)
         if "step" in tensors:
-            step = tensors["step"].flatten()[0].cpu()  # Adam keeps it on the host
+            step = tensors["step"].flatten()[0]
             for name, parameter in self.parameters.items():
                 moments = {key: tensors[f"{key}.{name}"].detach().clone() for key in ADAM}
                 self.adam.state[parameter] = {"step": step.clone(), **moments}
@@ -55,23 +57,29 @@ class Stack:
         return {name: value.detach() for name, value in {**parameters, **buffers}.items()}
 
     def tensors(self, *, adam: bool) -> dict[str, Tensor]:
-        """The state of the stack, [G, ...] by name: parameters, buffers and, if `adam`, Adam's moments and steps."""
+        """The state of the stack, [G, ...] by name: parameters, buffers and, if `adam`, Adam's moments and steps.
+
+        The numbers of steps are on the host, where Adam keeps them, and so are those of stored states.
+        """
         tensors = {**self.parameters, **self.buffers}
         if adam:
             states = {name: self.adam.state[parameter] for name, parameter in self.parameters.items()}
             tensors.update({f"{key}.{name}": state[key] for name, state in states.items() for key in ADAM})
             parameter = next(iter(self.parameters.values()))  # all have made the same number of steps
-            tensors["step"] = self.adam.state[parameter]["step"].to(parameter.device).expand(len(parameter))
+            tensors["step"] = self.adam.state[parameter]["step"].expand(len(parameter))
         return {name: value.detach().clone() for name, value in tensors.items()}
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The networks' outputs [G, ...] for inputs [G, ...], one slice for each network."""
 
+        return self._forward(self.parameters, self.buffers, *inputs)
+
+    def _forward(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], *inputs: Tensor) -> Tensor:
         def forward_one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], *slices: Tensor) -> Tensor:
             output: Tensor = functional_call(self.template, (parameters, buffers), slices)
             return output
 
-        return torch.vmap(forward_one)(self.parameters, self.buffers, *inputs)
+        return torch.vmap(forward_one)(parameters, buffers, *inputs)
 
     def power_iteration(self) -> None:
         """One power iteration for each spectrally normalised layer, as in a forward pass in training mode."""
@@ -80,7 +88,29 @@ class Stack:
     def descend(self, losses: Tensor) -> None:
         """One step of Adam for each network, with the gradient of its entry of the losses [G]."""
         # Networks share no parameters, so each slice of the sum's gradient is the gradient of that network's loss.
-        gradients = torch.autograd.grad(losses.sum(), list(self.parameters.values()))
+        self._step(torch.autograd.grad(losses.sum(), list(self.parameters.values())))
+
+    def descend_on(self, loss: Callable[..., Tensor], *inputs: Tensor) -> None:
+        """`descend` on the losses loss(networks, *inputs) [G], as a compiled graph if the process compiles steps.
+
+        Args:
+            loss: a hashable function of its arguments alone, which calls `networks` as it would call the stack.
+        """
+        if backend() == "none":
+            self.descend(loss(self, *inputs))
+            return
+
+        def gradients(parameters: dict[str, Tensor], buffers: dict[str, Tensor], *inputs: Tensor) -> Sequence[Tensor]:
+            losses = loss(partial(self._forward, parameters, buffers), *inputs)
+            return torch.autograd.grad(losses.sum(), list(parameters.values()))
+
+        # All stacks of one template share the graph, because each release may make a new one.
+        graphs: dict[Callable[..., Tensor], Compiled] = self.template.__dict__.setdefault("graphs_of_stacks", {})
+        if loss not in graphs:
+            graphs[loss] = Compiled(gradients)
+        self._step(graphs[loss](self.parameters, self.buffers, *inputs))
+
+    def _step(self, gradients: Sequence[Tensor]) -> None:
         for parameter, gradient in zip(self.parameters.values(), gradients, strict=True):
             parameter.grad = gradient
         self.adam.step()

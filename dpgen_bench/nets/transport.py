@@ -14,23 +14,21 @@ After a change of what is computed here, raise `TRAINING_VERSION` in runs/config
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from dpgen_bench.nets.annealing import Annealing, sinkhorn, temperatures
 
 # The number of entries in memory at once for differences x_i - y_j: they fit into a CPU's cache, or keep a GPU busy.
 _CHUNK = {"cpu": 2**20, "other": 2**27}
-# Smaller exponents are raised to this one: exp(-80) is negligible next to the largest term, 1, and results that are
-# denormal numbers make CPUs slow.
-_UNDERFLOW = -80.0
+# Devices whose numbers the program reads without waiting. On others, annealing is computed on the device.
+MAY_READ = frozenset({"cpu"})
 _workspaces = threading.local()
 
 
@@ -38,7 +36,7 @@ _workspaces = threading.local()
 class Cost:
     """c(x, y) = l2 |x - y|_2^2 + l1 |x - y|_1.
 
-    It is computed without matrix products, so that PyTorch never uses TF32 or bfloat16: costs are divided by
+    It is computed without matrix products in float32, so that PyTorch never uses TF32 or bfloat16: costs are divided by
     temperatures as low as 0.05, which gives exponents of 2e4.
 
     Args:
@@ -77,6 +75,8 @@ class Cost:
             x, y: The points.
             by_x, by_y: Weights [n, m]; without by_y the second gradient is None.
         """
+        if use_products(x):
+            return self._slopes(x, y, by_x), None if by_y is None else self._slopes(y, x, by_y.T)
         in_x = torch.empty_like(x)
         in_y = None if by_y is None else torch.zeros_like(y)
         for rows, slope, scratch in _differences(x, y):
@@ -89,6 +89,25 @@ class Cost:
                 in_y -= torch.mul(slope, by_y[rows, :, None], out=scratch).sum(dim=0)
             torch.sum(slope.mul_(by_x[rows, :, None]), dim=1, out=in_x[rows])
         return in_x, in_y
+
+    def _slopes(self, x: Tensor, y: Tensor, by_x: Tensor) -> Tensor:
+        """The gradient in x by a product in float64, for which PyTorch has no lower precision, and cdist's slope."""
+        weights = 2.0 * self.l2 * by_x.double()
+        in_x = (x.double() * weights.sum(dim=1, keepdim=True) - weights @ y.double()).to(x.dtype)
+        if self.l1:
+            # The backward pass of torch.cdist alone: for p = 1 it needs no distances, so any matrix stands for them.
+            x, y, by_x = x.contiguous(), y.contiguous(), by_x.contiguous()
+            in_x.add_(torch.ops.aten._cdist_backward(by_x, x, y, 1.0, by_x), alpha=self.l1)
+        return in_x
+
+
+def use_products(x: Tensor) -> bool:
+    """Whether gradients in the points x [n, d] are computed by products and cdist, and not by all differences.
+
+    The number of points and the processor's instructions decide, not measured times, so that a resumed run continues
+    bit by bit. Both ways are equal up to rounding (a relative 2e-7); see docs/methods/dp_sinkhorn.md, "Cost".
+    """
+    return x.device.type == "cpu" and len(x) >= 100 and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 def _differences(x: Tensor, y: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
@@ -117,14 +136,6 @@ def _workspace(size: int, like: Tensor) -> Tensor:
             memory = torch.empty(size, dtype=like.dtype)
         setattr(_workspaces, str(like.dtype), memory)
     return memory[:size]
-
-
-def temperatures(diameter: float, lam: float, exponent: float, scaling: float) -> list[float]:
-    """geomloss's annealing: from diameter^exponent, multiplied by scaling^exponent in every step, down to lambda."""
-    # geomloss computes with blur = lambda^(1/exponent). Without it, rounding could change the number of temperatures.
-    blur = lam ** (1.0 / exponent)
-    start, end, step = exponent * math.log(diameter), exponent * math.log(blur), exponent * math.log(scaling)
-    return [diameter**exponent, *(math.exp(e) for e in np.arange(start, end, step)), blur**exponent]
 
 
 def _diagonal(x: Tensor, y: Tensor) -> Tensor:
@@ -223,19 +234,31 @@ class Transport:
         if self.backend not in ("fast", "geomloss"):
             raise ValueError(f"expected the transport backend 'fast' or 'geomloss', got {self.backend!r}.")
 
-    def solve(self, *problems: tuple[Tensor, Tensor]) -> list[Solution]:
+    def solve(self, *problems: tuple[Tensor, Tensor], within: float | None = None) -> list[Solution]:
         """W(x, y) of each problem (x [n, d], y [m, d]) with n, m >= 1.
+
+        Args:
+            within: A bound on the diagonal of the box around both clouds, if one is known. With it, an accelerator
+                computes the temperatures without waiting, and coordinates are not checked.
 
         Raises:
             ValueError: For an empty cloud, clouds of different dimensions, or coordinates that are not finite or too
                 large.
         """
         problems = tuple((x.detach().clone(), y.detach().clone()) for x, y in problems)
+        device = problems[0][0].device if problems else torch.device("cpu")
+        if within is not None and self.backend == "fast" and device.type not in MAY_READ:
+            extents_there = torch.stack([_diagonal(x, y) for x, y in problems])
+            annealing = Annealing.on_device(extents_there, within, self.lam, self.exponent, self.scaling)
+            return self._solve(problems, annealing)
         extents = diameters(*problems)
         if self.backend == "geomloss":
             return [self._by_geomloss(x, y, diameter) for (x, y), diameter in zip(problems, extents, strict=True)]
         schedules = [temperatures(diameter, self.lam, self.exponent, self.scaling) for diameter in extents]
-        solved = sinkhorn([self.cost.matrix(x, y) for x, y in problems], schedules)
+        return self._solve(problems, Annealing.of(schedules, device))
+
+    def _solve(self, problems: Sequence[tuple[Tensor, Tensor]], annealing: Annealing) -> list[Solution]:
+        solved = sinkhorn([self.cost.matrix(x, y) for x, y in problems], annealing)
 
         def gradients(x: Tensor, y: Tensor, rows: Tensor, columns: Tensor, both: bool) -> tuple[Tensor, Tensor | None]:
             return self.cost.gradients(x, y, rows, columns if both else None)
@@ -272,78 +295,6 @@ class Transport:
             return slopes[0], slopes[1] if both else None
 
         return Solution(value.detach(), gradients)
-
-
-def sinkhorn(costs: Sequence[Tensor], schedules: Sequence[Sequence[float]]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The annealed loop for several cost matrices [n, m] at once, each with its own temperatures.
-
-    The potentials f and g of all k problems are updated together, as the rows of one tensor u [2k, s] (first all f,
-    then all g). A step is one soft minimum over the last axis of a tensor [2k, s, s] with each cost and its transpose.
-    Smaller problems are padded with points of weight 0.
-
-    Args:
-        costs: The cost matrix of each problem.
-        schedules: The temperatures of each problem.
-
-    Returns:
-        For each problem, its value <a, f> + <b, g> and two plans [n, m]: one whose rows sum to 1/n exactly, for the
-        gradient in x, and one whose columns sum to 1/m, for the gradient in y. The plans are equal only in the limit of
-        many steps.
-    """
-    k = len(costs)
-    sizes = [(c.shape[0], c.shape[1]) for c in costs] + [(c.shape[1], c.shape[0]) for c in costs]
-    s = max(max(size) for size in sizes)
-    minus_cost = costs[0].new_zeros(2 * k, s, s)
-    log_weight = costs[0].new_full((2 * k, s), -math.inf)  # log weights of the points that are summed over
-    for row, (own, other) in enumerate(sizes):
-        cost = costs[row] if row < k else costs[row - k].T
-        torch.neg(cost, out=minus_cost[row, :own, :other])
-        log_weight[row, :other] = -math.log(other)
-
-    # All problems end together. One with fewer temperatures waits at its first one, and is reset when it starts.
-    steps = max(len(schedule) for schedule in schedules)
-    delays = [steps - len(schedule) for schedule in schedules] * 2
-    temperature = log_weight.new_tensor(
-        [
-            [schedule[max(t - delay, 0)] for schedule, delay in zip([*schedules] * 2, delays, strict=True)]
-            for t in range(steps)
-        ]
-    )
-    exponent = torch.empty_like(minus_cost)
-
-    def soft_minimum(eps: Tensor, h: Tensor) -> Tensor:
-        """-eps log sum_j exp(h_j - C_ij / eps) for each of the 2k rows.
-
-        `exponent` keeps the terms of the sum, up to a factor for each i.
-        """
-        torch.mul(minus_cost, (1.0 / eps)[:, None], out=exponent).add_(h[:, None])
-        largest = exponent.amax(dim=2)
-        exponent.sub_(largest[:, :, None]).clamp_min_(_UNDERFLOW).exp_()
-        return exponent.sum(dim=2).log_().add_(largest).mul_(-eps)
-
-    def log_potential(u: Tensor, eps: Tensor) -> Tensor:
-        """log weight_j + u_j / eps of the points on the other side."""
-        return log_weight + u.roll(k, dims=0) / eps
-
-    start = soft_minimum(temperature[0, :, None], log_weight)
-    u = start
-    for t, eps in enumerate(temperature[:, :, None]):
-        if t and t in delays:
-            starts_now = torch.tensor([delay == t for delay in delays], device=u.device)[:, None]
-            u = torch.where(starts_now, start, u)
-        u = (u + soft_minimum(eps, log_potential(u, eps))).mul_(0.5)
-    last = soft_minimum(eps, log_potential(u, eps))
-    # Negligible entries become 0, because products with them would be denormal numbers, which are slow.
-    plan = F.threshold(exponent / exponent.sum(dim=2, keepdim=True), 1e-30, 0.0)
-
-    return [
-        (
-            last[i, :n].mean() + last[k + i, :m].mean(),
-            plan[i, :n, :m] / n,
-            (plan[k + i, :m, :n].T / m).contiguous(),
-        )
-        for i, (n, m) in enumerate(sizes[:k])
-    ]
 
 
 def semi_debiased(transport: Transport, X: Tensor, Y: Tensor, n: int) -> tuple[Tensor, Tensor]:

@@ -159,7 +159,7 @@ class CriticTraining:
     def update(self, critics: Stack, real: Tensor, fake: Tensor, labels: Tensor, mix: Tensor) -> None:
         """One step of each critic on given batches; the shapes are those of `loss`."""
         critics.power_iteration()
-        critics.descend(self.loss(critics, real, fake, labels, mix))
+        critics.descend_on(self.loss, real, fake, labels, mix)
 
     def image_gradient(self, critics: Stack, images: Tensor, labels: Tensor) -> Tensor:
         """Gradient of L_G = -sum D(x) in images x [G, B, c, h, w] with labels [G, B], neither clipped nor noised."""

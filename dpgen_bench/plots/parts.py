@@ -42,9 +42,14 @@ def y_label(text: str) -> str:
 
 
 def draw_legend(figure: Figure, handles: Mapping[str, Any], title: str | None = None) -> None:
-    """Draw a legend above the panels, in as many columns as fit: a letter of it is about 0.065 inches wide."""
+    """Draw a legend above the panels, in as many columns as fit: a letter of it is about 0.065 inches wide.
+
+    The figure has room for two rows of it, and becomes higher if there are more.
+    """
     columns = int(float(figure.get_figwidth()) / (0.5 + 0.065 * max(map(len, handles))))
     columns = max(1, min(len(handles), columns))
+    more_rows = max(0, math.ceil(len(handles) / columns) - 2)
+    figure.set_figheight(float(figure.get_figheight()) + 0.15 * more_rows)
     figure.legend(list(handles.values()), list(handles), title=title, loc="outside upper center", ncols=columns)
 
 
@@ -69,12 +74,12 @@ def check_keys(rows: Sequence[TableRow], keys: Iterable[str]) -> None:
 
 
 def text_of(value: Any) -> str:
-    """The text of a value in a legend: ∞ for infinity, a dash for None."""
+    """The text of a value in a legend: ∞ for infinity, a dash for None, and the last part of a path."""
     if value is None:
         return "–"
     if isinstance(value, float | int) and not isinstance(value, bool):
         return "∞" if math.isinf(value) else f"{value:g}"
-    return str(value)
+    return str(value).rsplit("/", 1)[-1]
 
 
 def text_at(row: TableRow, key: str) -> str:

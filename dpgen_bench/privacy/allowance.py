@@ -11,6 +11,7 @@ from torch import Tensor
 from dpgen_bench.privacy.bounds import Batch, Bound, PublicRows
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.ledger import Entry
+from dpgen_bench.privacy.sampling import EveryShard, OneShard
 
 
 class AllowanceExhausted(RuntimeError):
@@ -90,6 +91,13 @@ class Observer(Protocol):
     def before_records(self) -> None:
         """Called before records are used outside a release, to make private state."""
         ...
+
+    def asks(self, sampling: OneShard | EveryShard, shards: range) -> bool:
+        """Whether these shards are asked by a release of all shards, and get a state before a release needs it.
+
+        An audit asks only the shard of the record that it attacks: the answers of others are equal on neighbours.
+        """
+        return True
 
 
 class Control(Protocol):

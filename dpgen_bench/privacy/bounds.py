@@ -21,20 +21,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from dpgen_bench.privacy.batch import Batch
 from dpgen_bench.privacy.clipping import SMALLEST_C, clip_rows
+from dpgen_bench.privacy.compiled_sums import CompiledSums
 from dpgen_bench.privacy.events import Sensitivity
 from dpgen_bench.privacy.expect import expect_integer, expect_number, expect_shape
 from dpgen_bench.privacy.gradients import check_module, clipped_gradient_sum
 from dpgen_bench.privacy.gradients.per_tensor import sum_clipped_per_tensor, trainable
 from dpgen_bench.privacy.isolation import expect_plain
-from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.record_rng import RecordRng, names_rng
 
 PublicRows = tuple[Tensor, Tensor]
@@ -45,56 +46,6 @@ _BYTES_PER_NUMBER = 32
 _MOST_RECORDS = 1000
 
 
-@dataclass(frozen=True)
-class Batch:
-    """The records of one draw. A batch exists only inside a mechanism, and only `fn` receives its records.
-
-    Attributes:
-        images: [b, c, h, w], uint8 (scaled to [0, 1] on the way out) or float.
-        labels: int64 [b].
-        ids: int64 [b], the records' ids; -1 - j for public row j of a PerRecordGradient.
-        key: the key of the release, from which the rows of `rng` are derived.
-        copies: the number of consecutive rows that are copies of one record, see `repeated`.
-    """
-
-    images: Tensor
-    labels: Tensor
-    ids: Tensor
-    key: Key
-    copies: int = 1
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @property
-    def inputs(self) -> tuple[Tensor, Tensor]:
-        """The arguments of private functions: (images float32 in [0, 1], labels)."""
-        return unit_range(self.images), self.labels
-
-    def rows(self, index: slice | Tensor) -> Batch:
-        """Some of the records."""
-        return Batch(self.images[index], self.labels[index], self.ids[index], self.key)
-
-    def repeated(self, copies: int) -> Batch:
-        """A batch in which each record has `copies` consecutive rows, with streams of `rng` of their own."""
-        if copies == 1:
-            return self
-        parts = (self.images, self.labels, self.ids)
-        images, labels, ids = (part.repeat_interleave(copies, dim=0) for part in parts)
-        return Batch(images, labels, ids, self.key, copies)
-
-    def chunks(self, size: int | None) -> Iterator[Batch]:
-        """Pieces of at most `size` records; one piece for None or an empty draw."""
-        step = max(len(self), 1) if size is None else size
-        for start in range(0, max(len(self), 1), step):
-            yield self.rows(slice(start, start + step))
-
-
-def unit_range(images: Tensor) -> Tensor:
-    """Float32 images in [0, 1] of uint8 ones; others keep their values."""
-    return images.float().div_(255.0) if images.dtype == torch.uint8 else images.float()
-
-
 def call(fn: Callable[..., Tensor], batch: Batch, *more: Tensor) -> Tensor:
     """fn(images, labels, *more), with rng=RecordRng for a function that names it. Bounds call fn in this way only.
 
@@ -103,7 +54,10 @@ def call(fn: Callable[..., Tensor], batch: Batch, *more: Tensor) -> Tensor:
     Raises:
         ValueError: unless fn returns a plain tensor.
     """
-    return expect_plain(_call(fn, batch, *more), "what a private function returns")
+    returned = _call(fn, batch, *more)
+    if batch.words is not None:  # while a graph is recorded, on tensors without values
+        return returned
+    return expect_plain(returned, "what a private function returns")
 
 
 def call_for_parts(fn: Callable[..., Any], batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
@@ -127,7 +81,7 @@ def call_for_parts(fn: Callable[..., Any], batch: Batch) -> dict[str, tuple[Tens
 
 
 def _call(fn: Callable[..., Any], batch: Batch, *more: Tensor) -> Any:
-    rng = {"rng": RecordRng(batch.key, batch.ids, batch.copies)} if names_rng(fn) else {}
+    rng = {"rng": RecordRng(batch.key, batch.ids, batch.copies, batch.words)} if names_rng(fn) else {}
     return fn(*batch.inputs, *more, **rng)
 
 
@@ -216,12 +170,15 @@ class PerRecord(Bound):
 
     def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
         total = torch.zeros(self.shape, dtype=torch.float64, device=batch.labels.device)
-        for chunk in batch.chunks(self.records_at_once):
+        for chunk in batch.chunks(batch.padding.at_once if batch.padding else self.records_at_once):
             if len(chunk) == 0:
                 continue
             rows = call(fn, chunk)
             _expect_shape(self, rows, (len(chunk), *self.shape))
-            total += clip_rows(rows, self.C).sum(dim=0, dtype=torch.float64)
+            clipped = clip_rows(rows, self.C)
+            if chunk.real is not None:
+                clipped = torch.where(chunk.real.view(-1, *[1] * len(self.shape)), clipped, 0.0)
+            total += clipped.sum(dim=0, dtype=torch.float64)
         return {"value": total}
 
 
@@ -242,6 +199,8 @@ class PerRecordGradient(Bound):
     inputs alone, and that public rows do not depend on records. With clip="per_tensor", C sqrt(R) takes the place of C.
 
     Args:
+        pure: the method states that fn uses nothing that changes from one release to the next but its arguments, `rng`
+            and the tensors of `module`. With `runtime.compile`, the release on a padded draw is then a compiled graph.
         clip: "joint" clips the gradient of a record in all parameters together. "per_tensor" clips its gradient in each
             of the R trainable tensors to C, as some released code does; it takes R times as long.
     """
@@ -252,7 +211,9 @@ class PerRecordGradient(Bound):
     public_rows: int = 0
     copies: int = 1
     clip: Literal["joint", "per_tensor"] = "joint"
+    pure: bool = False
     tensors: tuple[str, ...] = field(init=False, repr=False, compare=False, default=())
+    _compiled: CompiledSums = field(init=False, repr=False, compare=False, default_factory=CompiledSums)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -302,19 +263,30 @@ class PerRecordGradient(Bound):
     def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
         images, labels = batch.inputs
         rows: tuple[Tensor, ...] = (images, labels, batch.ids)
+        real = batch.real
         if public is not None:
-            mask = torch.cat([torch.zeros_like(labels), torch.ones_like(public[1])]).bool()
+            own = slice(None) if batch.padding is None else slice(batch.padding.part[0], None, batch.padding.part[1])
+            fakes, fake_labels = public[0].detach()[own], public[1][own]
+            number = -1 - torch.arange(len(public[1]), device=batch.ids.device)[own]
+            mask = torch.cat([torch.zeros_like(labels), torch.ones_like(fake_labels)]).bool()
             rows = (
-                torch.cat([images, public[0].detach()]),
-                torch.cat([labels, public[1]]),
-                torch.cat([batch.ids, -1 - torch.arange(len(public[1]), device=batch.ids.device)]),
+                torch.cat([images, fakes]),
+                torch.cat([labels, fake_labels]),
+                torch.cat([batch.ids, number]),
                 mask,
             )
+            real = None if real is None else torch.cat([real, torch.ones_like(fake_labels, dtype=torch.bool)])
+
+        if real is not None and self._compiled.covers(self, fn):
+            total = self._compiled.total(self, fn, rows, real, batch)
+            return {name: expect_plain(part, f"gradient of {name!r}") for name, part in total.items()}
 
         def losses(images: Tensor, labels: Tensor, ids: Tensor, *mask: Tensor) -> Tensor:
             return self.losses(fn, Batch(images, labels, ids, batch.key), *mask)
 
         options: dict[str, Any] = {"microbatch": self.microbatch, "backend": self.backend, "copies": self.copies}
+        if batch.padding is not None:
+            options |= {"mask": real, "padded": True, "microbatch": batch.padding.at_once}
         if self.clip == "joint":
             total = clipped_gradient_sum(self.module, losses, rows, self.C, **options).gradients
         else:

@@ -20,6 +20,9 @@ _SMALLEST_C_IN_FLOAT32 = 2.0**-60
 
 SMALLEST_C = 1e-100  # squares of values that matter next to C must be normal float64 numbers
 
+# Types of devices on which a branch on values costs nothing. On an accelerator the program would wait for the queue.
+MAY_BRANCH = frozenset({"cpu"})
+
 _BITS = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
 
 
@@ -44,11 +47,16 @@ def clip_rows(rows: Tensor, C: float) -> Tensor:
     if math.isfinite(C):
         norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True, dtype=torch.float64) * _ROUND_UP
         factors = torch.where(norms > C, C / norms, torch.ones_like(norms))
-        in_float64 = _need_float64(norms, factors, C, rows.dtype).flatten()
-        original = flat[in_float64]
-        flat = flat * factors.to(flat.dtype)
-        if len(original):
-            flat[in_float64] = _round_towards_zero(_scale_in_float64(original.double(), C), rows.dtype)
+        in_float64 = _need_float64(norms, factors, C, rows.dtype)
+        product = flat * factors.to(flat.dtype)
+        if rows.device.type not in MAY_BRANCH:
+            exact = _round_towards_zero(_scale_in_float64(flat.double(), C), rows.dtype)
+            flat = torch.where(in_float64, exact, product)
+        else:
+            chosen = in_float64.flatten()
+            original, flat = flat[chosen], product
+            if len(original):
+                flat[chosen] = _round_towards_zero(_scale_in_float64(original.double(), C), rows.dtype)
     return flat.reshape(rows.shape)
 
 

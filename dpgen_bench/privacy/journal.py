@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -45,11 +46,14 @@ class Journal:
             order = json.loads((stored.metadata() or {}).get("order", "null")) or list(stored.keys())
             return {part: stored.get_tensor(part).to(device) for part in order}
 
+    def stores(self, times: int, value: Mapping[str, Tensor]) -> bool:
+        """Whether `times` releases of float32 values of this size are stored."""
+        return self.folder is not None and 4 * times * sum(part.numel() for part in value.values()) <= self.limit
+
     def put(self, name: str, index: int, times: int, noisy: dict[str, Tensor]) -> None:
         """Store the value of one of `times` releases, unless they exceed the limit together."""
         path = self._path(name, index)
-        size = sum(value.numel() * value.element_size() for value in noisy.values())
-        if path is None or size * times > self.limit:
+        if path is None or not self.stores(times, noisy):
             return
         with atomic(path) as temporary:
             parts = {key: value.contiguous().cpu() for key, value in noisy.items()}

@@ -6,8 +6,8 @@ A key has a mode, and all keys derived from it have the same one:
   with a 128-bit key (on an accelerator, noise comes from its own Philox with a 64-bit seed), which is not a
   cryptographic generator. Noise is drawn and added in float32, so its low bits reveal the exact value. This mode gives
   no protection.
-- "os", for release: the root comes from the operating system, and all bits come from SHAKE-256. Noise is exact and is
-  always made on the host. Draws have the law that is accounted for, or a sampling rate that is lower by
+- "os", for release: the root comes from the operating system, and all bits come from SHAKE-256, on the host. Noise is
+  exact. Draws have the law that is accounted for, or a sampling rate that is lower by
   at most 2^-64. See docs/noise.md.
 
 PyTorch's CPU generator uses only 32 bits of its seed, so two of about 100,000 releases would probably share their

@@ -21,13 +21,16 @@ from dpgen_bench.privacy.factors import PerRecordMoments, PerRecordProducts
 from dpgen_bench.privacy.isolation import public_type
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Entry
-from dpgen_bench.privacy.noise import add_noise
+from dpgen_bench.privacy.noise import NoiseAhead, Undecided, add_noise
+from dpgen_bench.privacy.padding import PaddedDraws, Padding
 from dpgen_bench.privacy.sampling import EveryShard, OneShard
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.shards import PerShard, answers
 from dpgen_bench.privacy.state import PrivateState
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
 from dpgen_bench.privacy.votes import Votes
+from dpgen_bench.training.precision import private_computation
+from dpgen_bench.utils.files import write_atomic
 
 
 class Mechanism(Allowance):
@@ -50,12 +53,30 @@ class Mechanism(Allowance):
         draw: Callable[[np.ndarray, Key], Batch],
         ids: np.ndarray,
         state: PrivateState | None = None,
+        padded: tuple[Padding, Callable[[Tensor, Key], Batch]] | None = None,
     ) -> None:
+        """
+        Args:
+            entry: the approved releases.
+            bound: their bound.
+            services: what the mechanisms of the run share.
+            draw: the records at some positions.
+            ids: the ids of all records.
+            state: private state of shards.
+            padded: for padded draws, their numbers of rows, and the records at padded positions.
+        """
         super().__init__(entry, bound)
         self._services = services
         self._draw = draw
         self._ids = ids
         self._state = state
+        self._padded_draws, self._draw_padded = None, None
+        if padded is not None:
+            padding, self._draw_padded = padded
+            self._padded_draws = PaddedDraws(padding, self._positions, entry.event.times, services.device)
+        self._noise_ahead = None
+        if services.adds_on_device(entry.event.std):
+            self._noise_ahead = NoiseAhead(entry.event.std, services.device)
         if state is not None:
             visits, sampling = None, entry.event.sampling
             if isinstance(sampling, OneShard):
@@ -107,13 +128,17 @@ class Mechanism(Allowance):
                 f"mechanism {self.name!r} keeps private state, so its releases must be made inside ctx.steps(...): "
                 "only there can a run that was killed restore the state of each release."
             )
-        with Uninterrupted():
+        with Uninterrupted(), private_computation():
             # A release with private state is computed again, because its state is needed; the value is the same.
             journaled = None if self._state else self._services.journal.get(self.name, index, self._services.device)
             noisy = self._release(fn, public, index) if journaled is None else journaled
             self._executed = index + 1
             self._services.ledger.record_executed(self.name, self._executed)  # a journaled release counts, too
         return noisy["value"] if noisy.keys() == {"value"} else noisy
+
+    def _positions(self, index: int) -> np.ndarray:
+        """The positions of the records of draw `index`."""
+        return self.event.sampling.draw(self._ids, self._services.key.derive(self.name, index), index)
 
     def _release(self, fn: Callable[..., Any], public: PublicRows | None, index: int) -> dict[str, Tensor]:
         if not callable(fn):
@@ -126,7 +151,10 @@ class Mechanism(Allowance):
             _expect_arguments(self.name, fn, of_shards, self._state is not None)
         # Draw the records, and wrap fn so that it receives private state and leaves its rows for diagnostics.
         key = self._services.key.derive(self.name, index)
-        drawn = self.event.sampling.draw(self._ids, key, index)
+        if self._padded_draws is None:
+            drawn, padded = self._positions(index), None
+        else:
+            drawn, padded = self._padded_draws.take(index)
         if isinstance(sampling, OneShard) and self._state is not None:
             fn = self._state.wrap(fn, sampling.shard(key, index), index, key)
         unbounded: list[Any] = []
@@ -141,8 +169,8 @@ class Mechanism(Allowance):
             if of_shards:
                 exact = self._of_shards(fn, index, key, unbounded)
             else:
-                exact = self._bound.value(fn, self._draw(drawn, key), public)
-            noisy = {part: self._add_noise(value, key.derive(part)) for part, value in exact.items()}
+                exact = self._bound.value(fn, self._batch(drawn, padded, key), public)
+            exact, noisy = self._noisy(exact, key, index)
         except BaseException as error:
             # Whether a function raises may depend on records and has no noise, so no release may follow.
             self._services.ledger.invalidate(f"release {index} of {self.name!r} raised {public_type(error)}", error)
@@ -153,7 +181,34 @@ class Mechanism(Allowance):
             self._diagnose(index, len(drawn), exact, unbounded)
         if self._state is None:
             self._services.journal.put(self.name, index, self.times, noisy)
+        if self._padded_draws is not None:
+            self._padded_draws.make(index + 1)
         return noisy
+
+    def _noisy(self, exact: dict[str, Tensor], key: Key, index: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The exact value, added up over processes if they divide the draw, and the value with noise."""
+        processes = self._services.processes
+        if processes is not None and self._padded_draws is not None:
+            exact = processes.add(exact)
+        if processes is not None and processes.number > 0:
+            return exact, processes.from_first(processes.nothing(exact))
+        ahead, services = self._noise_ahead, self._services
+        # Only a checkpoint finds out that a value is undecided, so those that are stored earlier are made on the host.
+        if ahead is not None and services.loop.inside and not services.journal.stores(self.times, exact):
+            noisy = ahead.add(index, key, exact)
+            if index + 1 < self.times:
+                sizes = {part: value.numel() for part, value in exact.items()}
+                ahead.make(index + 1, services.key.derive(self.name, index + 1), sizes)
+        else:
+            noisy = {part: self._add_noise(value, key.derive(part)) for part, value in exact.items()}
+        return exact, noisy if processes is None else processes.from_first(noisy)
+
+    def _batch(self, drawn: np.ndarray, padded: Tensor | None, key: Key) -> Batch:
+        """The records of a draw, padded if its padded positions are given."""
+        if padded is None:
+            return self._draw(drawn, key)
+        assert self._draw_padded is not None
+        return self._draw_padded(padded, key)
 
     def _of_shards(self, fn: Callable[..., Any], index: int, key: Key, unbounded: list[Any]) -> dict[str, Tensor]:
         """The exact value of a release to which every shard gives an answer."""
@@ -163,7 +218,8 @@ class Mechanism(Allowance):
         rows: dict[int, Tensor] = {}
 
         def groups() -> Iterator[tuple[int, Tensor]]:
-            asked = answers(fn, sampling, self._ids, lambda at: self._draw(at, key), self._state, index, key)
+            drawn = lambda at: self._draw(at, key)  # noqa: E731
+            asked = answers(fn, sampling, self._ids, drawn, self._state, index, key, services.asks)
             for shards, answer in asked:
                 if services.observer is not None:
                     rows.update(zip(shards, answer.detach(), strict=True))
@@ -193,7 +249,8 @@ class Mechanism(Allowance):
             elif isinstance(self.bound, PerRow | Whole | PerRecord | PerRecordMoments | PerShard):
                 norms = [rows.detach().reshape(*rows.shape[:1], -1).norm(dim=1) for rows in unbounded if len(rows)]
             if norms is not None:
-                row["norms_before_clipping"] = [round(float(norm), 5) for part in norms for norm in part]
+                every = [round(float(norm), 5) for part in norms for norm in part]
+                row["norms_before_clipping"] = every if self._padded_draws is None else every[:drawn]
             out.write(json.dumps(row) + "\n")
 
 
@@ -208,6 +265,14 @@ class _Control:
         self.after_checkpoint()
 
     def before_checkpoint(self) -> None:
+        mechanism = self._mechanism
+        if mechanism._noise_ahead is not None:
+            try:
+                mechanism._noise_ahead.expect_decided()
+            except Undecided:
+                if (path := mechanism._services.host_noise) is not None:
+                    write_atomic(path, "", private=True)
+                raise
         if self._mechanism._state is not None:
             self._mechanism._state.flush()
 

@@ -57,11 +57,11 @@ class RecordRng:
         key: of the release.
         ids: int64 [b], the ids of the records; -1 - j for public row j.
         copies: the number of consecutive rows that are copies of one record.
+        words: `words_of(key)` as int64 [2], where a recorded graph takes the key as an argument (`utils.compiled`).
     """
 
-    def __init__(self, key: Key, ids: Tensor, copies: int = 1) -> None:
-        secret = key.derive("private randomness").secret
-        self._words = tuple(int(word) for word in np.frombuffer(secret[:16], dtype=np.uint64))
+    def __init__(self, key: Key, ids: Tensor, copies: int = 1, words: Tensor | None = None) -> None:
+        self._words: tuple[int | Tensor, ...] = words_of(key) if words is None else (words[0], words[1])
         self._ids = ids
         self._copies = copies
         self._calls = 0
@@ -109,6 +109,17 @@ class RecordRng:
         return values.view(b, blocks * empty.shape[1])[:, :n].reshape(b, *shape)
 
 
+def words_of(key: Key) -> tuple[int, ...]:
+    """The key of Philox, two words of 64 bits, for a release with this key."""
+    secret = key.derive("private randomness").secret
+    return tuple(int(word) for word in np.frombuffer(secret[:16], dtype=np.uint64))
+
+
+def tensor_of_words(key: Key) -> Tensor:
+    """`words_of` as int64 [2] on the host."""
+    return torch.tensor([_signed(word) for word in words_of(key)])
+
+
 def names_rng(fn: Callable[..., Any]) -> bool:
     """Whether a private function has an argument `rng` that is not bound yet."""
     if isinstance(fn, functools.partial) and "rng" in fn.keywords:
@@ -127,6 +138,11 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
+def _plus(word: int | Tensor, number: int) -> int | Tensor:
+    """The sum modulo 2^64; int64 of PyTorch wraps around."""
+    return word + _signed(number) if isinstance(word, Tensor) else _signed(word + number)
+
+
 def _product(a: Tensor, m: int) -> tuple[Tensor, Tensor]:
     """High and low 64 bits of a * m as unsigned integers; int64 of PyTorch wraps around and shifts with the sign."""
     low_a, high_a, low_m, high_m = a & _MASK, (a >> 32) & _MASK, m & _MASK, m >> 32
@@ -136,15 +152,15 @@ def _product(a: Tensor, m: int) -> tuple[Tensor, Tensor]:
     return high, a * _signed(m)
 
 
-def _philox(block: Tensor, call: int, ids: Tensor, copy: Tensor, key: tuple[int, ...]) -> Tensor:
+def _philox(block: Tensor, call: int, ids: Tensor, copy: Tensor, key: tuple[int | Tensor, ...]) -> Tensor:
     """Philox4x64-10 of the counters (block, call, id, copy): its 256 bits as 8 words int64 [s, 8] in [0, 2^32)."""
     c0, c1, c2, c3 = block, torch.full_like(block, call), ids, copy
-    k0, k1 = key
+    k0, k1 = (word if isinstance(word, Tensor) else _signed(word) for word in key)
     for _ in range(_ROUNDS):
         high0, low0 = _product(c0, _MULTIPLIERS[0])
         high1, low1 = _product(c2, _MULTIPLIERS[1])
-        c0, c1, c2, c3 = high1 ^ c1 ^ _signed(k0), low1, high0 ^ c3 ^ _signed(k1), low0
-        k0, k1 = k0 + _WEYL[0], k1 + _WEYL[1]
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (_plus(k, weyl) for k, weyl in zip((k0, k1), _WEYL, strict=True))
     return torch.stack([half & _MASK for c in (c0, c1, c2, c3) for half in (c, c >> 32)], dim=1)
 
 
@@ -167,7 +183,10 @@ def _box_muller(words: Tensor) -> Tensor:
 
 def _log(u: Tensor) -> Tensor:
     """Natural logarithm of u in (0, 1), float64, with a relative error below 1e-14."""
-    mantissa, exponent = torch.frexp(u)
+    # As torch.frexp, which PyTorch 2.15's inductor cannot compile for AVX-512.
+    bits = u.view(torch.int64)
+    exponent = (bits >> 52) - 1022
+    mantissa = ((bits & ((1 << 52) - 1)) | (1022 << 52)).view(torch.float64)
     small = mantissa < math.sqrt(0.5)
     mantissa = torch.where(small, mantissa * 2.0, mantissa)
     exponent = exponent.to(torch.float64) - small.to(torch.float64)

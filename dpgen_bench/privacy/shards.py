@@ -68,6 +68,7 @@ def answers(
     state: PrivateState | None,
     index: int,
     key: Key,
+    asks: Callable[[EveryShard, range], bool] = lambda sampling, shards: True,
 ) -> Iterator[tuple[range, Tensor]]:
     """Ask all shards, group by group, and store the state that they leave.
 
@@ -79,6 +80,7 @@ def answers(
         state: the private state of the mechanism; without one, a group is a single shard.
         index: the number of the release.
         key: of the release.
+        asks: which groups are asked, see `Observer.asks`.
 
     Yields:
         The shards of a group, and what the function returned for them.
@@ -87,6 +89,8 @@ def answers(
     size = 1 if state is None else state.stack
     for first in range(0, sampling.shards, size):
         group = range(first, min(first + size, sampling.shards))
+        if not asks(sampling, group):
+            continue
         images, labels = draw(np.concatenate([members[shard] for shard in group])).inputs
         sizes = [len(members[shard]) for shard in group]
         records = list(zip(images.split(sizes), labels.split(sizes), strict=True))

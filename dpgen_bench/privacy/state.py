@@ -21,6 +21,7 @@ from dpgen_bench.privacy.sampling import EveryShard, OneShard
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state_file import Parts, StateFile
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
+from dpgen_bench.training.precision import private_computation
 from dpgen_bench.utils.files import make_private, write_atomic
 
 Start = Callable[[list[tuple[Tensor, Tensor]], list[torch.Generator]], Parts]
@@ -54,6 +55,7 @@ class PrivateState:
         services: Services,
         *,
         stack: int,
+        keyed_stack: int | None,
         ids: np.ndarray,
         draw: Callable[[np.ndarray], tuple[Tensor, Tensor]],
         fingerprint: Callable[[], str],
@@ -66,6 +68,7 @@ class PrivateState:
             make: makes the first states of the shards of a group; the method's `start`.
             services: what the mechanisms of the run share.
             stack: the number of shards in a group.
+            keyed_stack: the number in the key of first states, if it is not `stack`.
             ids: int64 [n], the ids of all records.
             draw: returns the images and labels at the given positions.
             fingerprint: returns a hash of all records, which is private.
@@ -89,7 +92,8 @@ class PrivateState:
                 "remove these keys."
             )
         # First states have a key and a place in the cache that depend on everything that they are computed from.
-        whole = {"name": name, "stack": self.stack, "own": {**of_shards, **identity}, **place.identity}
+        keyed = self.stack if keyed_stack is None else keyed_stack
+        whole = {"name": name, "stack": keyed, "own": {**of_shards, **identity}, **place.identity}
         try:
             text = json.dumps(whole, sort_keys=True)
         except TypeError as error:
@@ -101,7 +105,8 @@ class PrivateState:
         self._cache = None
         if place.cache is not None:
             # The last bits of a state depend on these, too. The name is a hash of records, and its place is private.
-            where = f"{services.device.type}:{torch.get_num_threads()}:{fingerprint()}:{text}"
+            rounding = "" if keyed == self.stack else f"{self.stack}:"
+            where = f"{services.device.type}:{torch.get_num_threads()}:{rounding}{fingerprint()}:{text}"
             self._cache = place.cache / hashlib.sha256(where.encode()).hexdigest()[:16]
         self._text = text
         self._first = StateFile(self._cache, sampling.shards, slots=1)
@@ -110,6 +115,7 @@ class PrivateState:
         self._bound = False
         self._needed: list[int] = []
         self._committed = 0
+        self._unfinished: tuple[range, int, Callable[[], np.ndarray]] | None = None
 
     def bind(self, visits: list[int] | None, key: Key) -> None:
         """Set the shard that each release of the mechanism will draw (None: each asks all) and the mechanism's key."""
@@ -137,7 +143,9 @@ class PrivateState:
                 f"private state {self.name!r}: expected a mechanism before `start`, got none; request the mechanism "
                 "with state=... first."
             )
-        self._start_group(self._needed[number])
+        first = self._needed[number] * self.stack
+        if self._services.asks(self.sampling, range(first, min(first + self.stack, self.sampling.shards))):
+            self._start_group(self._needed[number])
 
     def _start_group(self, group: int) -> None:
         """Make the first states of a group's shards, unless this or another process has stored them."""
@@ -147,7 +155,7 @@ class PrivateState:
             self._reopen_cache()
             if all(self._first.find(shard, 1) is not None for shard in shards):
                 return
-            with Uninterrupted():
+            with Uninterrupted(), private_computation():
                 self._make_group(shards)
             self._first.flush()
             if self._cache is not None and not (self._cache / "identity.json").exists():
@@ -163,8 +171,8 @@ class PrivateState:
             with self._lock("file"):
                 self._reopen_cache()
                 self._first.create({name: tuple(part.shape[1:]) for name, part in parts.items()})
-            for place, shard in enumerate(shards):
-                self._first.write(shard, 0, 1, {name: part[place] for name, part in parts.items()})
+            for shard, row in zip(shards, self._first.pack(parts)(), strict=True):
+                self._first.write_row(shard, 0, 1, row)
         except BaseException as error:
             self._services.ledger.invalidate(f"making private state {self.name!r} raised {public_type(error)}", error)
             raise
@@ -186,7 +194,8 @@ class PrivateState:
         """fn(images, labels) of release `index`, which reads the state of its shard and writes the next one."""
 
         def with_state(images: Tensor, labels: Tensor) -> Tensor:
-            state = self._before(shard, index)
+            group = range(shard, shard + 1)
+            state = {name: part[0] for name, part in self._before_group(group, index).items()}
             with public_randomness_untouched("a function with private state"):
                 returned = fn(images, labels, state, private_rng(key))
             if not isinstance(returned, tuple) or len(returned) != 2:
@@ -196,37 +205,52 @@ class PrivateState:
                 )
             value, after = returned
             expect_parts(after)
-            self._keep(shard, index, after)
+            self._keep_group(group, index, {name: part[None] for name, part in after.items()})
             return value
 
         return with_state
 
     def _before_group(self, shards: range, index: int) -> Parts:
-        """The states of these shards before release `index`, [g, ...] by name, where every release asks every shard."""
-        parts = [self._before(shard, index) for shard in shards]
-        return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+        """The states of these shards before release `index`, [g, ...] by name."""
+        self._finish()
+        stored = [self._before(shard, index) for shard in shards]
+        return stored[0][0].unpack(np.stack([file.row(*place) for file, *place in stored]), self._services.device)
 
     def _keep_group(self, shards: range, index: int, after: Parts) -> None:
-        """Store the states that release `index` leaves to these shards, [g, ...] by name."""
+        """Store the states that release `index` leaves to these shards, [g, ...] by name.
+
+        Their copy to the host begins here. It is waited for before states are read or written again, when the device
+        has other work.
+        """
         expect_parts(after, leading=len(shards))
-        for place, shard in enumerate(shards):
-            self._keep(shard, index, {name: part[place] for name, part in after.items()})
+        rows = self._later.pack(after)
+        self._finish()
+        self._unfinished = shards, index, rows
 
-    def _keep(self, shard: int, index: int, after: Parts) -> None:
-        # Overwrite the version that is not the last checkpoint's, which is needed after a kill.
-        versions = self._later.versions(shard)
-        kept = int(np.argmax(np.where(versions <= self._committed, versions, -1)))
-        self._later.write(shard, 1 - kept, index + 1, after)
+    def _finish(self) -> None:
+        """Write the states whose copy to the host has begun."""
+        if self._unfinished is None:
+            return
+        (shards, index, rows), self._unfinished = self._unfinished, None
+        for shard, row in zip(shards, rows(), strict=True):
+            # Overwrite the version that is not the last checkpoint's, which is needed after a kill.
+            versions = self._later.versions(shard)
+            kept = int(np.argmax(np.where(versions <= self._committed, versions, -1)))
+            self._later.write_row(shard, 1 - kept, index + 1, row)
 
-    def _before(self, shard: int, index: int) -> Parts:
-        """The state of a shard before release `index`: after the last earlier release that drew it, or its first."""
+    def _before(self, shard: int, index: int) -> tuple[StateFile, int, int]:
+        """Where the state of a shard before release `index` is: after the last earlier release that drew it, or first.
+
+        Returns:
+            the file, the shard, and the slot.
+        """
         last = index - 1
         if self._visits is not None:
             last = int(np.flatnonzero(np.append(True, self._visits[:index] == shard))[-1]) - 1
         if last < 0:
             if self._first.find(shard, 1) is None:
                 self._start_group(shard // self.stack)
-            return self._first.read(shard, 0, self._services.device)
+            return self._first, shard, 0
         slot = self._later.find(shard, last + 1)
         if slot is None:
             raise RuntimeError(
@@ -234,10 +258,11 @@ class PrivateState:
                 "got none: the run's private/ folder does not fit its checkpoint. Restore the folder, or delete the "
                 "run's folder and start again, which with privacy.noise=os spends its epsilon a second time."
             )
-        return self._later.read(shard, slot, self._services.device)
+        return self._later, shard, slot
 
     def flush(self) -> None:
         """Write everything to disk, before a checkpoint that needs it."""
+        self._finish()
         self._later.flush()
 
     def commit(self, executed: int) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from dpgen_bench.utils.files import make_private, write_atomic
+from dpgen_bench.utils.upload import download, upload
 
 Parts = dict[str, Tensor]
 Layout = dict[str, tuple[int, ...]]
@@ -111,29 +114,55 @@ class StateFile:
                 return int(slot)
         return None
 
-    def read(self, shard: int, slot: int, device: torch.device) -> Parts:
-        """The tensors of a slot that `find` returned."""
+    def row(self, shard: int, slot: int) -> np.ndarray:
+        """A copy of the row of a slot that `find` returned."""
         assert self._rows is not None
-        assert self.layout is not None
-        row = torch.from_numpy(self._rows["row"][shard, slot].copy()).to(device)
-        sizes = [math.prod(shape) for shape in self.layout.values()]
-        pieces = zip(self.layout.items(), row.split(sizes), strict=True)
-        return {name: piece.reshape(shape) for (name, shape), piece in pieces}
+        return self._rows["row"][shard, slot].copy()
 
-    def write(self, shard: int, slot: int, version: int, parts: Parts) -> None:
-        """Write the tensors of a slot.
+    def unpack(self, rows: np.ndarray, device: torch.device) -> Parts:
+        """The tensors [g, ...] of rows [g, P]. Those with one number for each row stay on the host."""
+        assert self.layout is not None
+        host = torch.from_numpy(rows)
+        there = upload(host, device)
+        parts, start = {}, 0
+        for name, shape in self.layout.items():
+            columns = slice(start, start + math.prod(shape))
+            parts[name] = (there if shape else host)[:, columns].reshape(len(rows), *shape).contiguous()
+            start = columns.stop
+        return parts
+
+    def pack(self, parts: Parts) -> Callable[[], np.ndarray]:
+        """A function that gives the rows [g, P] of tensors [g, ...], whose copy to the host has begun.
 
         Raises:
             ValueError: unless names, shapes and types are those of the rows that were written before.
         """
-        layout = {name: tuple(part.shape) for name, part in parts.items()}
+        layout = {name: tuple(part.shape[1:]) for name, part in parts.items()}
         self.create(layout)
         if layout != self.layout or any(part.dtype != torch.float32 for part in parts.values()):
             raise ValueError(
                 f"expected private state as float32 tensors of the same names and shapes every time, got {layout}."
             )
+        flat = [part.detach().reshape(len(part), -1) for part in parts.values()]
+        # Numbers that stay on the host are not copied to the device to be copied back.
+        copies = [
+            download(torch.cat(together, dim=1))
+            for _, group in groupby(flat, key=lambda part: part.device)
+            if (together := list(group))
+        ]
+        return lambda: np.concatenate([copy().numpy() for copy in copies], axis=1)
+
+    def read(self, shard: int, slot: int, device: torch.device) -> Parts:
+        """The tensors of a slot that `find` returned; see `unpack`."""
+        return {name: part[0] for name, part in self.unpack(self.row(shard, slot)[None], device).items()}
+
+    def write(self, shard: int, slot: int, version: int, parts: Parts) -> None:
+        """Write the tensors of a slot; see `pack`."""
+        self.write_row(shard, slot, version, self.pack({name: part[None] for name, part in parts.items()})()[0])
+
+    def write_row(self, shard: int, slot: int, version: int, row: np.ndarray) -> None:
+        """Write a row of `pack` to a slot."""
         assert self._rows is not None
-        row = torch.cat([part.detach().reshape(-1) for part in parts.values()]).cpu().numpy()
         self._rows["row"][shard, slot] = row
         self._rows["checksum"][shard, slot] = zlib.crc32(row.tobytes())
         self._rows["version"][shard, slot] = version

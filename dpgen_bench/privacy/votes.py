@@ -128,5 +128,9 @@ def histogram(votes: Tensor, voters: int, bins: int, k: int) -> Tensor:
     ordered = votes.detach().sort(dim=1).values
     repeated = torch.zeros_like(ordered, dtype=torch.bool)
     repeated[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
-    counted = ordered[(ordered >= 0) & (ordered < bins) & ~repeated]
-    return torch.bincount(counted, minlength=bins).double()
+    counted = (ordered >= 0) & (ordered < bins) & ~repeated
+    # Abstentions go to a bin of their own: to remove them, the program would wait for an accelerator.
+    placed = torch.where(counted, ordered, bins).flatten()
+    return torch.zeros(bins + 1, dtype=torch.float64, device=votes.device).index_add_(
+        0, placed, torch.ones_like(placed, dtype=torch.float64)
+    )[:bins]

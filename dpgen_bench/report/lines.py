@@ -13,7 +13,15 @@ from typing import Any
 from dpgen_bench.report.runs import Run
 from dpgen_bench.report.text import describe_time, describe_value, described, flatten, once, plain
 from dpgen_bench.runs.display import counted, method_name, metric_name
-from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, format_epsilon, is_changed
+from dpgen_bench.runs.listing import (
+    NOT_AUDITED,
+    describe_dataset,
+    epsilon_entry,
+    format_certified,
+    format_epsilon,
+    is_changed,
+    least_certified,
+)
 from dpgen_bench.runs.measurements import Protocol, protocol_hash
 from dpgen_bench.runs.records import evidence
 from dpgen_bench.runs.statistics import summarise
@@ -164,10 +172,11 @@ def line_content(line: Line, settings: str, protocols: Mapping[str, str]) -> dic
             ("claimed", "claimed"),
             ("server", "against the server"),
             ("conditional", "conditional"),
-            ("certified", "certified at least"),
         )
         if private and epsilon_entry(worst.epsilon, name) is not None
     ]
+    bound = least_certified(run.epsilon for run in line.runs).get("epsilon")
+    others += [NOT_AUDITED if bound is None else f"{format_certified(bound)} certified"] if private else []
     scale = str(line.first.config.scale.name)
     public = line.first.ledger.get("public_data")
     notes = [f"{scale} scale", counted(len(line.runs), "seed"), _evidence(line)]

@@ -323,7 +323,7 @@ def ledger_panel(run: Run) -> dict[str, Any]:
             ["unit", f"{unit}; {ledger['records']:,} {unit}s"],
             ["ε proven", describe_proven(epsilon)],
             ["ε claimed", describe_claims(epsilon)],
-            *([["ε certified", certified]] if (certified := describe_certified(epsilon)) else []),
+            ["ε certified", describe_certified(epsilon)],
             ["noise", f"{mode}: not for release" if release_problems(ledger) else str(mode)],
         ],
         "warnings": once(warnings_),

@@ -116,11 +116,10 @@ def _privacy(ledger: Mapping[str, Any]) -> list[str]:
         mode = "**seeded: the noise is a function of the run's id, can be subtracted by anyone, and protects nothing**"
     else:
         mode = f"{noise['mode']}: {noise['meaning']}"
-    shown = describe_certified(epsilon)
     stated = {
         "ε proven": describe_proven(epsilon),
         "ε claimed (the count of the method's paper, which need not bound the privacy loss)": describe_claims(epsilon),
-        **({"ε certified (what `dpgen audit` showed the mechanisms to leak)": shown} if shown else {}),
+        "ε certified (what `dpgen audit` showed the mechanisms to leak at least)": describe_certified(epsilon),
         "δ": f"{budget['delta']:g}",
         "neighbouring relation": relation_name(budget["relation"]),
         "unit of privacy": f"one {ledger['unit']}",

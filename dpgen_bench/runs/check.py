@@ -56,7 +56,8 @@ def check_configured_method(
     """Run the conformance suite on the method of these overrides, and print its result.
 
     The yaml's `check` mapping contains settings that make a method small: arguments of the method, and
-    `privacy.epsilon` for a method without a finite one. They apply unless an override sets the same key.
+    `privacy.epsilon` for a method without a finite one. They apply unless an override sets the same key. A first stage
+    (`init`) has such a mapping, too.
 
     Args:
         records: the number of records; None: `RECORDS` made-up ones, or all real ones.
@@ -76,10 +77,11 @@ def check_configured_method(
     config = compose_config(overrides)
     # Make the method small by the yaml's `check`, except for keys that the user set.
     overridden = {override.split("=")[0].lstrip("+~") for override in overrides}
-    for key, value in ({} if as_configured else config.method.get("check") or {}).items():
-        path = key if key.startswith("privacy.") else f"method.{key}"
-        if path not in overridden:
-            OmegaConf.update(config, path, value)
+    for group in ("method", "init"):
+        for key, value in ({} if as_configured else (config.get(group) or {}).get("check") or {}).items():
+            path = key if key.startswith("privacy.") else f"{group}.{key}"
+            if path not in overridden:
+                OmegaConf.update(config, path, value)
     build_method(config)  # raises for a class that is not found, or whose module or arguments are wrong
     dataset = build_dataset(config)
     data, clients = _data(config, dataset, records, real)

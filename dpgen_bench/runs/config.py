@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -22,14 +19,15 @@ from dpgen_bench.federation.settings import Settings, settings
 from dpgen_bench.method import Method, Scale
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.runs.building import build_dataset as build_dataset
+from dpgen_bench.runs.building import build_method as build_method
+from dpgen_bench.runs.building import build_plugin as build_plugin
+from dpgen_bench.runs.building import check_complete, first_stage_identity, has_first_stage
 from dpgen_bench.runs.compose import compose_config as compose_config
 from dpgen_bench.runs.identity import method_version, resolved_arguments
-from dpgen_bench.runs.runtime import check_runtime
+from dpgen_bench.runs.runtime import check_runtime, precision_of
 from dpgen_bench.runs.store import Store
-from dpgen_bench.training.signals import Preempted
-from dpgen_bench.utils.classes import find_target
 from dpgen_bench.utils.paths import CONF as CONF
-from dpgen_bench.utils.validation import check_types, suggestion
 
 # Increased when a change of the harness changes what training produces; ids of older runs then differ.
 TRAINING_VERSION = 2
@@ -38,14 +36,6 @@ EVALUATION_VERSION = 2
 
 # Seeds are below this number, because PyTorch's generators take 64 bits with a sign.
 SEEDS = 2**63
-
-# What a message proposes for a value that a yaml leaves open (`???`): by the name of the entry and its key.
-EXAMPLES = {
-    ("npz", "path"): "FILE.npz",
-    ("???", "name"): "KMNIST",  # of dataset=torchvision
-    ("image_folder", "path"): "FOLDER",
-    ("image_folder", "image_size"): "32",
-}
 
 T = TypeVar("T")
 
@@ -155,8 +145,8 @@ def build_spec(config: DictConfig, planned: bool = False) -> RunSpec:
     """Resolve and check a config, and compute the identity of its run.
 
     The identity has the method's resolved arguments and its version (see `runs.identity`), dataset, privacy, scale,
-    seed, parent run, TRAINING_VERSION and, if there are any, the simulated faults of clients. It does not depend on
-    protocol, device, paths, launcher, names of experiments, the population's name, or where clients run.
+    seed, parent run, TRAINING_VERSION and, if there are any, simulated faults and a precision other than fp32. It does
+    not depend on protocol, device, paths, launcher, names of experiments, the population's name, or where clients run.
 
     Args:
         planned: the run is only planned: a parent that `restart.run` names by its whole id need not exist yet.
@@ -165,7 +155,7 @@ def build_spec(config: DictConfig, planned: bool = False) -> RunSpec:
         ValueError: for an invalid value. The budget is checked here, before any data is read.
         LookupError: if no run, or more than one, matches `restart.run`.
     """
-    _check_complete(config)
+    check_complete(config)
     try:
         OmegaConf.resolve(config)
     except OmegaConfBaseException as error:
@@ -184,7 +174,8 @@ def build_spec(config: DictConfig, planned: bool = False) -> RunSpec:
     spec.new_ledger(records=0)
     population_of(config)
     spec.scale()
-    method = type(spec.method())
+    method = type(build_plugin(config))
+    spec.method()
     faults = spec.federation().faults
     check_evaluation(config)
     training = {
@@ -197,8 +188,11 @@ def build_spec(config: DictConfig, planned: bool = False) -> RunSpec:
         "version": method_version(method),
         "training_version": TRAINING_VERSION,
     }
-    if faults.any:  # simulated faults change what is trained; where clients run does not
-        training["faults"] = asdict(faults)
+    # Without a first stage, simulated faults and a lower precision, ids are those of runs from before these existed.
+    precision = precision_of(config)
+    training |= {"init": first_stage_identity(config)} if has_first_stage(config) else {}
+    training |= {"faults": asdict(faults)} if faults.any else {}
+    training |= {"precision": precision} if precision != "fp32" else {}
     return replace(spec, training=_canonical(training))
 
 
@@ -301,90 +295,6 @@ def _restart(config: DictConfig, planned: bool) -> dict[str, str] | None:
     is_whole = re.fullmatch("[0-9a-f]{12}", prefix)
     run = prefix if planned and is_whole else Store(Path(str(config.results))).find(prefix).id
     return {"run": run, "checkpoint": str(config.restart.get("checkpoint", "last"))}
-
-
-def build_dataset(config: DictConfig) -> DatasetSpec:
-    """The dataset of a config.
-
-    Raises:
-        ValueError: if the class or its arguments are invalid.
-    """
-    return _build(config.dataset, "dataset", drop=())
-
-
-def build_method(config: DictConfig) -> Method:
-    """The method of a config. The keys `name` and `check` are read by the harness and are not passed to the class.
-
-    Raises:
-        ValueError: if the class or its arguments are invalid.
-    """
-    return _build(config.method, "method", drop=("name", "check"))
-
-
-def _check_complete(config: DictConfig, prefix: str = "") -> None:
-    """Check that every value which a yaml leaves open (`???`) is set.
-
-    Raises:
-        ValueError: for the values that are not; it says what to write.
-    """
-
-    def open_values(content: Any, path: str, group: str) -> list[tuple[str, str]]:
-        """Paths of the open values, each with an example of its override."""
-        if isinstance(content, dict):
-            name = str(content.get("name", group))
-            return [pair for key, item in content.items() for pair in open_values(item, f"{path}.{key}", name)]
-        key = path.rsplit(".", 1)[-1]
-        return [(path[1:], f"{path[1:]}={EXAMPLES.get((group, key), 'VALUE')}")] if content == "???" else []
-
-    missing = open_values(OmegaConf.to_container(config), f".{prefix}" if prefix else "", "")
-    if missing:
-        paths, examples = zip(*missing, strict=True)
-        raise ValueError(
-            f"expected a value of {' and of '.join(paths)}, got none, and there is no default; write "
-            f"{' '.join(examples)}."
-        )
-
-
-def _check_names(cls: Callable[..., Any], arguments: Mapping[str, Any], group: DictConfig, what: str) -> None:
-    """Check that a class has the settings of its config group.
-
-    Raises:
-        ValueError: for the first setting that the class does not have.
-    """
-    try:
-        parameters = inspect.signature(cls).parameters
-    except (TypeError, ValueError):  # a class without a signature, whose arguments are checked when it is called
-        return
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    for key in arguments:
-        if key not in parameters and not key.startswith("_"):  # _target_ and the like are read by Hydra
-            raise ValueError(
-                f"{what}.{key}: expected a setting of the {what} {group.get('name', '?')!r} ({', '.join(parameters)}), "
-                f"got {key!r}{suggestion(key, parameters)}; correct the name, or leave it out."
-            )
-
-
-def _build(group: DictConfig, what: str, drop: tuple[str, ...]) -> Any:
-    _check_complete(group, what)
-    arguments = {str(key): value for key, value in group.items() if key not in drop}
-    plain = OmegaConf.to_container(group)
-    assert isinstance(plain, dict)
-    cls = find_target(group.get("_target_"), f"{what}._target_")
-    _check_names(cls, arguments, group, what)
-    if isinstance(cls, type):
-        check_types(cls, {str(key): value for key, value in plain.items() if key in arguments}, what)
-    try:
-        return instantiate(arguments, _convert_="all")
-    except InstantiationException as error:
-        cause = error.__cause__ or error
-        raise ValueError(f"{what} {group.get('name', '?')!r} cannot be built: {cause}") from error
-    except Preempted:
-        raise
-    except SystemExit as end:  # of the class; the command would end with its status, which may be 0
-        raise ValueError(
-            f"{what} {group.get('name', '?')!r} cannot be built: it raises SystemExit({end.code!r})"
-        ) from end
 
 
 def _canonical(value: Any) -> Any:

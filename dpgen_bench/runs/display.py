@@ -32,6 +32,7 @@ METRICS = {
     "inverted_score": ("Inversion score", "score of inverted images"),
     "inverted_verdict": ("Inverted", "images are judged inverted"),
     "seconds_total": ("Time (s)", "training time (s)"),
+    "cpu_seconds": ("CPU time (s)", "processor time of training (s)"),
     "seconds_outside_loops": ("Time outside loops (s)", "time outside loops (s)"),
     "peak_memory_mib": ("Memory (MiB)", "peak memory (MiB)"),
     "peak_memory_since_process_start_mib": ("Memory (MiB)", "peak memory since the start of the process (MiB)"),
@@ -96,7 +97,7 @@ PAPERS = {
 }
 # The metrics with a direction. Numbers of samples, spreads and accuracies on real data have none.
 _LOWER = re.compile(
-    r"fid|kid|nn_copies_pct|nn_closer_to_train_pct|(seconds|peak_memory|bytes|comm|parameters|steps)_\w+"
+    r"fid|kid|nn_copies_pct|nn_closer_to_train_pct|(seconds|peak_memory|bytes|comm|parameters|steps)_\w+|cpu_seconds"
 )
 _HIGHER = re.compile(r"inception_score|precision|recall|density|coverage|acc_(?!\w*real_pct$)\w+_pct")
 

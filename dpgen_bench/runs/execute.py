@@ -19,6 +19,7 @@ from dpgen_bench.method import Context, fit_method
 from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.processes import Processes
 from dpgen_bench.privacy.warn import warn_of_unused_shares
 from dpgen_bench.runs.config import RunSpec, build_spec, check_evaluation, compose_config
 from dpgen_bench.runs.diagnostics import draw_norms
@@ -28,24 +29,27 @@ from dpgen_bench.runs.kept import extract, kept_steps, kept_steps_measured
 from dpgen_bench.runs.measure import measure
 from dpgen_bench.runs.overrides import split_config_dir, without_local_paths
 from dpgen_bench.runs.prepare import (
+    context_of,
     expect_same_source,
     inherited_ledger,
     open_data,
     open_ledger,
-    parent_checkpoint,
     population_to_record,
     record_population,
     results_of,
 )
+from dpgen_bench.runs.processes import expect_divided, expect_possible_division, processes_of
 from dpgen_bench.runs.remembered import remember
-from dpgen_bench.runs.runtime import check_runtime
+from dpgen_bench.runs.runtime import backend_of, check_runtime, precision_of
 from dpgen_bench.runs.store import PHASES, RunFailed, RunFolder, Store
 from dpgen_bench.runs.validation import expect_generator, expect_usable
 from dpgen_bench.runs.values import mean_values, unmeasured
 from dpgen_bench.training.cost import PeakMemory
+from dpgen_bench.training.precision import expect_possible
 from dpgen_bench.training.progress import NoProgress, ProgressBar, RecordedProgress
 from dpgen_bench.training.signals import Preempted, StopSignals
 from dpgen_bench.training.tracker import Tracker
+from dpgen_bench.utils import compiled
 from dpgen_bench.utils.environment import choose_device, describe_environment
 from dpgen_bench.utils.errors import without_paths
 from dpgen_bench.utils.files import append_private, write_atomic
@@ -72,6 +76,7 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
     spec = build_spec(config)
     if config.runtime.threads is not None:
         torch.set_num_threads(int(config.runtime.threads))
+    compiled.use(backend_of(config))
     folder = Store(results_of(spec)).folder(spec.id)
     if folder.removed:
         raise ValueError(
@@ -87,7 +92,7 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
         print(f"run {spec.id} ({_title(spec)}) is finished: skipped")
         return folder
     build_metrics(config.protocol)  # so that a misspelt metric raises now, not after the training
-    _device(spec)  # raises for a device that this machine lacks
+    expect_possible_division(spec, _device(spec))  # raises for devices that this machine lacks
     if not folder.trained:
         inherited_ledger(spec)  # raises for an invalid parent run, before anything is written
     phase = "prepare"
@@ -104,7 +109,8 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
             if not folder.trained:
                 phase = "train"
                 folder.mark("running", phase)
-                _train(spec, folder, context, lambda: signals.received, overrides, tracker)
+                with processes_of(spec, folder, _device(spec)) as processes:
+                    _train(spec, folder, context, lambda: signals.received, overrides, tracker, processes)
             phase = "account"
             folder.mark("running", phase)
             account_run(spec, folder)
@@ -211,12 +217,14 @@ def _train(
     should_stop: Callable[[], int | None],
     overrides: Sequence[str] | None,
     tracker: Tracker,
+    processes: Processes | None,
 ) -> None:
     """Fit the method, and save its generator, ledger, environment and cost in the run's folder.
 
     Args:
         context: an empty list, to which the context of `fit` is appended, so that signals know if a loop runs.
         should_stop: gives the number of a received signal, or None.
+        processes: those that divide the draws of the run; None for this one alone.
     """
     device = _device(spec)
     memory = PeakMemory(device)
@@ -226,7 +234,7 @@ def _train(
     ledger = open_ledger(spec, folder)
     expect_same_source(spec, folder, ledger)
     _announce_warnings(spec, ledger)
-    data, services = open_data(spec, folder, ledger, device)
+    data, services = open_data(spec, folder, ledger, device, processes)
     runtime = spec.config.runtime
 
     def spent() -> str:
@@ -240,13 +248,11 @@ def _train(
             now = math.inf
         return f"ε spent {now:.3g}"
 
-    ctx = Context(
-        spec.seed,
+    ctx = context_of(
+        spec,
+        folder,
         device,
-        scale=spec.scale(),
-        services=services,
-        folder=folder.path,
-        parent=parent_checkpoint(spec),
+        services,
         due=lambda seconds: seconds >= float(runtime.checkpoint_s),
         keep_steps=tuple(runtime.keep_steps),
         progress=RecordedProgress(
@@ -260,8 +266,12 @@ def _train(
     context.append(ctx)
     failure = None
     try:
+        if processes is not None:  # the others open the data after this process, and read its checkpoint before fit
+            processes.wait()
+            processes.wait()
         generator = fit_method(spec.method(), data, ctx)
         ledger.refuse_if_invalidated()
+        expect_divided(spec, services)
     except BaseException as error:
         with contextlib.suppress(Exception):  # an error while clients are stopped must not hide why the run ended
             data.close()
@@ -351,4 +361,11 @@ def _tracked_settings(spec: RunSpec) -> dict[str, Any]:
 
 
 def _device(spec: RunSpec) -> torch.device:
-    return choose_device(str(spec.config.runtime.device))
+    """The device of a run.
+
+    Raises:
+        ValueError: for a device that this machine lacks, or that cannot compute in the run's precision.
+    """
+    device = choose_device(str(spec.config.runtime.device))
+    expect_possible(precision_of(spec.config), device)
+    return device

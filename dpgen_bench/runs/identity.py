@@ -15,7 +15,7 @@ from dpgen_bench.utils.source import own_modules
 
 WITH_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 HARNESS = ("builtins", "dpgen_bench")  # packages whose classes are no part of a method's source
-NOT_ARGUMENTS = ("name", "check", "_target_")  # entries of a method's yaml that are not passed to its class
+NOT_ARGUMENTS = ("name", "check", "pretraining")  # entries of a method's yaml that are not passed to its class
 
 
 def resolved_arguments(cls: type, config: DictConfig) -> dict[str, Any]:
@@ -25,7 +25,8 @@ def resolved_arguments(cls: type, config: DictConfig) -> dict[str, Any]:
     arguments to the same attribute. Defaults are known only for dataclasses.
 
     Arguments that the class lists in `places` only say where files are, and are left out. Those in `added` are options
-    that the method got after runs existed; with their default value they are left out, so that ids do not change.
+    that the method got after runs existed; with their default value they are left out, so that ids do not change. Those
+    in `speed` change results by rounding alone, like the device, and have the value that is given there.
 
     Args:
         cls: the class that `config` names.
@@ -33,7 +34,7 @@ def resolved_arguments(cls: type, config: DictConfig) -> dict[str, Any]:
     """
     stated = OmegaConf.to_container(config)
     assert isinstance(stated, dict)
-    arguments = {str(key): value for key, value in stated.items() if key not in NOT_ARGUMENTS}
+    arguments = {str(key): value for key, value in stated.items() if key not in (*NOT_ARGUMENTS, "_target_")}
     defaults: dict[str, Any] = {}
     for field in fields(cls) if is_dataclass(cls) else ():
         if field.init and field.default is not MISSING:
@@ -46,6 +47,8 @@ def resolved_arguments(cls: type, config: DictConfig) -> dict[str, Any]:
     for option in getattr(cls, "added", ()):
         if resolved.get(option) == defaults[option]:
             del resolved[option]
+    for setting, value in getattr(cls, "speed", ()):
+        resolved[setting] = value
     return {"_target_": config["_target_"], "name": config.get("name"), **resolved}
 
 

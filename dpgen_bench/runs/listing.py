@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import decimal
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from rich.table import Table
 
 from dpgen_bench.privacy.ledger import unproven_reasons
 from dpgen_bench.runs.config import CONF, RunSpec, compose_config
-from dpgen_bench.runs.display import metric_label, metric_with_value
+from dpgen_bench.runs.display import metric_label, metric_with_value, relation_name
 from dpgen_bench.runs.measurements import Measurement, Protocol
 from dpgen_bench.runs.statistics import format_value, summarise
 from dpgen_bench.runs.store import RunFolder
@@ -49,16 +51,55 @@ def describe_claims(epsilon: dict[str, Any]) -> str:
     return format_epsilon(claimed) + ("" if conditional is None else f" ({format_epsilon(conditional)} conditional)")
 
 
-def describe_certified(epsilon: dict[str, Any]) -> str | None:
-    """What `dpgen audit` certified for the run: `at least 0.96 at 95 %, 100,000 trials, level c`; None without one."""
+NOT_AUDITED = "not audited"
+
+
+def format_certified(value: Any) -> str:
+    """A certified epsilon as text, `≥ 0.64`: three significant digits, rounded down, because it is a lower bound."""
+    if value is None:
+        return NOT_AUDITED
+    number = float(value)
+    if not 0.0 < number < math.inf:
+        return f"≥ {format_epsilon(number)}"
+    with decimal.localcontext(prec=3, rounding=decimal.ROUND_FLOOR):
+        return f"≥ {format_epsilon(float(+decimal.Decimal(repr(number))))}"
+
+
+def describe_certified(epsilon: dict[str, Any]) -> str:
+    """What `dpgen audit` certified: `≥ 0.64 at 95 %, 100,000 trials, level c (...)`; or that it was not audited."""
     certified = epsilon.get("certified")
-    if not isinstance(certified, dict):
-        return None
+    if not isinstance(certified, dict) or certified["epsilon"] is None:
+        return NOT_AUDITED + (f": {certified['reason']}" if certified else "")
+    return f"{format_certified(certified['epsilon'])} {describe_audit(certified)}"
+
+
+def least_certified(epsilons: Iterable[dict[str, Any] | None]) -> dict[str, Any]:
+    """What audits certified for runs of the same settings, by the epsilons of their ledgers: the least; {} without one.
+
+    Runs with nothing to audit have a "reason" and no epsilon, which counts only if no run has a number.
+    """
+    known = [each["certified"] for each in epsilons if each and isinstance(each.get("certified"), dict)]
+    numbers = [each for each in known if each["epsilon"] is not None]
+    return min(numbers, key=lambda each: float(each["epsilon"]), default=known[0] if known else {})
+
+
+def describe_audit(certified: dict[str, Any]) -> str:
+    """How an epsilon was certified: `at 95 %, 100,000 trials, level c (Gaussian by construction, add/remove)`."""
     figure = "Gaussian by construction" if certified["figure"] == "gdp" else "model-free"
     return (
-        f"at least {format_epsilon(certified['epsilon'])} at {100 * float(certified['confidence']):g} %, "
-        f"{certified['trials']:,} trials, level {certified['level']} ({figure}, {certified['relation']})"
+        f"at {100 * float(certified['confidence']):g} %, {certified['trials']:,} trials, level {certified['level']} "
+        f"({figure}, {relation_name(certified['relation'])})"
     )
+
+
+def first_stage(config: DictConfig) -> str:
+    """The name of the first stage of a run, "none" without one; configs of older runs do not state it."""
+    return str((config.get("init") or {}).get("name", "none"))
+
+
+def setting_of(config: DictConfig, name: str, default: str = "–") -> str:
+    """A setting of a run's method as text, or the name of its first stage for the name "init"."""
+    return first_stage(config) if name == "init" else str(config.method.get(name, default))
 
 
 def describe_dataset(config: DictConfig) -> str:

@@ -24,6 +24,8 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.runs.devices import jobs_at_once
+from dpgen_bench.runs.runtime import number_of_processes
 from dpgen_bench.runs.store import RunFailed
 from dpgen_bench.training.signals import STOP_SIGNALS, Preempted, StopSignals, announce_stop
 
@@ -104,6 +106,12 @@ class Multirun:
         raise SystemExit(128 + self._received) from None
 
 
+def in_process_of_launcher() -> bool:
+    """Whether this process executes jobs of a multirun of another process."""
+    parent, _, _ = os.environ.get(VARIABLE, "").partition(":")
+    return bool(parent) and int(parent) != os.getpid()
+
+
 def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
@@ -122,10 +130,10 @@ def job_of_multirun() -> Iterator[bool]:
     Raises:
         RunFailed: if a signal of submitit has stopped the run, and submitit does not start its job again.
     """
-    parent, _, folder = os.environ.get(VARIABLE, "").partition(":")
-    if not parent or int(parent) == os.getpid():
+    if not in_process_of_launcher():
         yield True
         return
+    parent, _, folder = os.environ[VARIABLE].partition(":")
     stop, own = Path(folder) / "stop", Path(folder) / f"{socket.gethostname()}@{os.getpid()}"
     try:
         with StopSignals(in_loop=lambda: False):
@@ -157,7 +165,8 @@ def ignore_signals() -> None:
 class IgnoreSignalsBetweenJobs(Callback):
     """Lets processes of joblib ignore stop signals while they execute no job; conf/config.yaml names it for Hydra.
 
-    Ctrl-C reaches all processes of a terminal. One that waits for a job would end, and with it those that work.
+    Ctrl-C reaches all processes of a terminal. One that waits for a job would end, and with it those that work. On a
+    machine with GPUs there are as many processes as GPUs, unless `hydra.launcher.n_jobs` gives their number.
     """
 
     def on_multirun_start(self, config: DictConfig, **more: Any) -> None:
@@ -165,3 +174,5 @@ class IgnoreSignalsBetweenJobs(Callback):
         if launcher["_target_"].endswith(".JoblibLauncher"):
             OmegaConf.set_struct(launcher, False)
             launcher.initializer = {"_target_": "hydra.utils.get_method", "path": f"{__name__}.ignore_signals"}
+            device = str(OmegaConf.select(config, "runtime.device", default="cpu"))
+            launcher.n_jobs = jobs_at_once(device, int(launcher.n_jobs), processes=number_of_processes(config))

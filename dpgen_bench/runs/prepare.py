@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dpgen_bench.data.private import PrivateData
+from dpgen_bench.method import Context
 from dpgen_bench.privacy.journal import Journal
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.processes import Processes
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state_file import StatePlace
-from dpgen_bench.runs.config import RunSpec, population_of
+from dpgen_bench.runs.config import RunSpec, build_plugin, population_of
 from dpgen_bench.runs.identity import source_fingerprint
+from dpgen_bench.runs.runtime import precision_of
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.utils.files import write_atomic
 
@@ -38,7 +42,7 @@ def expect_same_source(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> None
     Raises:
         ValueError: if releases were made and the source has changed.
     """
-    path, now = folder.path / "source", source_fingerprint(type(spec.method()))
+    path, now = folder.path / "source", source_fingerprint(type(build_plugin(spec.config)))
     has_released = any(entry.executed and entry.inherited_from is None for entry in ledger.entries.values())
     before = path.read_text() if path.exists() else ""
     if has_released and before and before != now:
@@ -85,8 +89,14 @@ def inherited_ledger(spec: RunSpec) -> Ledger | None:
     return ledger
 
 
-def open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.device) -> tuple[PrivateData, Services]:
-    """The private data of a run, and the services (ledger, key, journal, state) that its mechanisms share."""
+def open_data(
+    spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.device, processes: Processes | None = None
+) -> tuple[PrivateData, Services]:
+    """The private data of a run, and the services (ledger, key, journal, state) that its mechanisms share.
+
+    Args:
+        processes: those that divide the draws of the run. All but number 0 only read the journal.
+    """
     dataset = spec.dataset()
     records = dataset.load("train")
     if dataset.unaccounted is not None:
@@ -98,7 +108,7 @@ def open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.de
         ledger,
         _key(spec, folder, ledger),
         device,
-        Journal(private / "journal"),
+        Journal(private / "journal") if processes is None or processes.number == 0 else Journal(private / "journal", 0),
         diagnostics=private / "diagnostics.jsonl" if ledger.diagnostics == "unsafe" else None,
         place=StatePlace(
             folder=private / "state",
@@ -106,6 +116,9 @@ def open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.de
             identity={key: spec.training[key] for key in ("dataset", "seed", "version", "training_version")},
         ),
         client_folder=private / "federation",
+        padded=spec.config.runtime.get("padded"),
+        processes=processes,
+        host_noise=private / "host_noise",
     )
     data = PrivateData(
         records.images,
@@ -118,6 +131,20 @@ def open_data(spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.de
         federation=spec.federation(),
     )
     return data, services
+
+
+def context_of(spec: RunSpec, folder: RunFolder, device: torch.device, services: Services, **more: Any) -> Context:
+    """The context of the run's `fit`, with `more` arguments that say how this process reports and stores it."""
+    return Context(
+        spec.seed,
+        device,
+        scale=spec.scale(),
+        services=services,
+        folder=folder.path,
+        parent=parent_checkpoint(spec),
+        precision=precision_of(spec.config),
+        **more,
+    )
 
 
 def _key(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> Key:

@@ -181,7 +181,7 @@ def _epsilons(record: Record, cache: Path | None) -> Iterator[str]:
                 "its entries and its method"
             )
     most = float(computed["proven"]) * (1.0 + EPSILON_TOLERANCE)
-    if certified is not None and not float(certified["epsilon"]) <= most:
+    if certified is not None and certified["epsilon"] is not None and not float(certified["epsilon"]) <= most:
         yield f"its certified ε is {certified['epsilon']}, expected at most the proven {computed['proven']:.6g}"
     for number, step in record.content.get("steps", {}).items():
         if not float(step["step"]["epsilon"]) <= float(computed["proven"]) * (1.0 + EPSILON_TOLERANCE):

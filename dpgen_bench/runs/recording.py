@@ -131,12 +131,23 @@ def add_record(folder: RunFolder, by: str, log: Sequence[str] = (), overwrite: b
 
 def _portable_config(folder: RunFolder) -> dict[str, Any]:
     config = folder.config
+    data = str(config.get("data_root"))
     for key, place in _PLACES.items():
         if OmegaConf.select(config, key) is not None:
             OmegaConf.update(config, key, place)
-    plain = OmegaConf.to_container(config)
-    assert isinstance(plain, dict)
+    plain = _below_data(OmegaConf.to_container(config), data)
     return {str(key): value for key, value in plain.items()}
+
+
+def _below_data(value: Any, data: str) -> Any:
+    """A part of a config in which paths below data_root, such as those of fonts, begin as they do by default."""
+    if isinstance(value, dict):
+        return {key: _below_data(part, data) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_below_data(part, data) for part in value]
+    if isinstance(value, str) and value.startswith(f"{data}/"):
+        return f"{_PLACES['data_root']}/{value.removeprefix(f'{data}/')}"
+    return value
 
 
 def _with_hash(measurement: Measurement) -> Measurement:

@@ -1,13 +1,14 @@
-"""The settings `runtime.*` of a config: how a run is executed, which is no part of its identity."""
+"""The settings `runtime.*` of a config: how a run is executed. All but `precision` are no part of its identity."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Annotated
+from typing import Annotated, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.utils.execution import Backend, Precision
 from dpgen_bench.utils.validation import Count, CountOrZero, Interval, check_types, suggestion
 
 
@@ -24,6 +25,25 @@ class Runtime:
     measure_kept: bool = False
     failures_independent_of_records: bool = False
     workers: Count | None = None
+    padded: bool | None = None
+    processes: Count = 1
+    precision: Precision = "fp32"
+    compile: Backend = "none"
+
+
+def precision_of(config: DictConfig) -> Precision:
+    """`runtime.precision`, which configs of older runs lack."""
+    return cast(Precision, config.runtime.get("precision", "fp32"))
+
+
+def backend_of(config: DictConfig) -> Backend:
+    """`runtime.compile`, which configs of older runs lack."""
+    return cast(Backend, config.runtime.get("compile", "none"))
+
+
+def number_of_processes(config: DictConfig) -> int:
+    """`runtime.processes`, which configs of older runs lack."""
+    return int(OmegaConf.select(config, "runtime.processes", default=1))
 
 
 def check_runtime(config: DictConfig) -> None:

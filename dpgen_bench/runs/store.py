@@ -210,7 +210,8 @@ class RunFolder(ReadableRun):
         """Mark the run as finished; delete its noise key, journal and private state, which only a resumed run needs."""
         for name in ("journal", "state"):
             shutil.rmtree(self.path / "private" / name, ignore_errors=True)
-        (self.path / "private" / "noise.key").unlink(missing_ok=True)
+        for name in ("noise.key", "host_noise"):
+            (self.path / "private" / name).unlink(missing_ok=True)
         self.mark("finished", "done")
         write_atomic(self.path / "DONE", "")
 

@@ -11,7 +11,7 @@ from hydra.errors import HydraException
 
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.display import dataset_name, method_name, relation_name
-from dpgen_bench.runs.listing import describe_dataset, is_changed
+from dpgen_bench.runs.listing import describe_dataset, is_changed, setting_of
 from dpgen_bench.tables.leaderboard import ranked
 from dpgen_bench.tables.lines import CONDITIONAL, ILLEGIBLE, NOTHING, PUBLIC_DATA, SERVER, BuiltTable, Cell, Line
 from dpgen_bench.tables.published import NAMING_FIELDS, PublishedRow, published_rows
@@ -143,7 +143,7 @@ def check_settings(table: TableSpec, rows: Sequence[TableRow]) -> None:
         ValueError: if the table names a setting that none of its methods has.
     """
     for name in table.settings:
-        if rows and not any(name in row.specs[0].config.method for row in rows):
+        if rows and not any(setting_of(row.specs[0].config, name, "") for row in rows):
             raise ValueError(f"expected under `settings` the names of method settings, got {name!r}, which none has.")
 
 
@@ -189,7 +189,7 @@ def _head(table: TableSpec, printed: PublishedRow | None, row: TableRow | None) 
         head = {"method": str(config.method.name)}
     for name in table.settings:
         # Of a folder its name, because its place differs between machines.
-        head[name] = "–" if config is None else str(config.method.get(name, "–")).rsplit("/", 1)[-1]
+        head[name] = "–" if config is None else setting_of(config, name).rsplit("/", 1)[-1]
     if not printed:
         head["dataset"] = describe_dataset(config) if config else "–"
     if config is None or row is None:

@@ -10,6 +10,8 @@ from dpgen_bench.runs.display import direction
 from dpgen_bench.runs.statistics import Summary, format_value
 from dpgen_bench.tables.lines import NONE, BuiltTable, Cell, Line
 from dpgen_bench.tables.naming import (
+    certified_notes,
+    certified_of,
     dataset_of,
     epsilon_notes,
     epsilon_of,
@@ -48,8 +50,19 @@ def name_block(row: Sequence[Line], shared: Shared, notes: Notes) -> Block:
 
 def epsilon_block(row: Sequence[Line], notes: Notes) -> Block:
     """The epsilon claimed and the one proven; one line, or one for each data set where they differ."""
-    texts = {dataset_of(line): epsilon_of(line) for line in row}
-    marks = {dataset_of(line): epsilon_notes(line) for line in row}
+    return _of_data_sets(row, notes, epsilon_of, epsilon_notes)
+
+
+def certified_block(row: Sequence[Line], notes: Notes) -> Block:
+    """The certified epsilon; one line, or one for each data set where they differ."""
+    return _of_data_sets(row, notes, certified_of, certified_notes)
+
+
+def _of_data_sets(
+    row: Sequence[Line], notes: Notes, text_of: Callable[[Line], str], notes_of: Callable[[Line], list[str]]
+) -> Block:
+    texts = {dataset_of(line): text_of(line) for line in row}
+    marks = {dataset_of(line): notes_of(line) for line in row}
     measured = {dataset_of(line): text for line, text in zip(row, texts.values(), strict=True) if is_measured(line)}
     different = dict.fromkeys((measured or texts).values())
     if len(different) == 1:

@@ -14,9 +14,11 @@ from rich.table import Table
 from rich.text import Text as RichText
 
 from dpgen_bench.privacy.events import budget_text
+from dpgen_bench.runs.listing import NOT_AUDITED
 from dpgen_bench.tables.blocks import Block, Text
 from dpgen_bench.tables.layout import WIDTH, Column, Layout, Part, lay_out
 from dpgen_bench.tables.lines import NONE, BuiltTable, Line
+from dpgen_bench.tables.naming import certified
 from dpgen_bench.tables.ranking import Standing
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import FORMATS
@@ -133,8 +135,9 @@ def long_frame(built: BuiltTable) -> pd.DataFrame:
     published one; otherwise it is `no`, and `caveat` has the reason.
     """
     frame = pd.DataFrame([_long(built, line, metric) for line in built.lines for metric in line.cells])
-    blank = ("epsilon_server", "epsilon_conditional", "public_data", "evidence")
-    unused = [name for name in blank if name in frame and frame[name].isin([NONE, ""]).all()]
+    blank = ["epsilon_server", "epsilon_conditional", "public_data", "evidence"]
+    blank += ("epsilon_certified", "certified_confidence", "certified_trials", "certified_level", "certified_by")
+    unused = [name for name in blank if name in frame and frame[name].isin([NONE, "", NOT_AUDITED]).all()]
     return frame.drop(columns=unused)
 
 
@@ -167,6 +170,7 @@ def _long(built: BuiltTable, line: Line, metric: str) -> dict[str, Any]:
         "epsilon_claimed": _unrounded(row, "claimed"),
         "epsilon_server": _unrounded(row, "server"),
         "epsilon_conditional": _unrounded(row, "conditional"),
+        **_certified(row),
         "unit": row.unit if row else "",
         "delta": float(config.privacy.delta) if config else None,
         "relation": config.privacy.relation if config else "",
@@ -204,6 +208,17 @@ def _budget(config: DictConfig | None) -> float | str | None:
     if config is None:
         return None
     return budget_text(None) if config.privacy.epsilon is None else float(config.privacy.epsilon)
+
+
+def _certified(row: TableRow | None) -> dict[str, Any]:
+    """The certified epsilon and how it was certified, or that a line was not audited."""
+    audit = certified(row)
+    bound = audit.get("epsilon")
+    return {
+        "epsilon_certified": (NOT_AUDITED if row and row.measured else NONE) if bound is None else float(bound),
+        **{f"certified_{key}": audit.get(key, "") for key in ("confidence", "trials", "level")},
+        "certified_by": audit.get("figure", ""),
+    }
 
 
 def _unrounded(row: TableRow | None, name: str) -> float | str:

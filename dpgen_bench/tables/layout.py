@@ -12,14 +12,23 @@ from itertools import groupby
 from typing import TypeVar
 
 from dpgen_bench.runs.display import direction, label_of, metric_label
-from dpgen_bench.tables.blocks import Best, Block, Text, best_values, cell_block, epsilon_block, name_block
+from dpgen_bench.tables.blocks import (
+    Best,
+    Block,
+    Text,
+    best_values,
+    cell_block,
+    certified_block,
+    epsilon_block,
+    name_block,
+)
 from dpgen_bench.tables.lines import NONE, PUBLIC_DATA, TO_BEST, BuiltTable, Line
-from dpgen_bench.tables.naming import budget_of, dataset_of, group_of, is_measured, method_of, rank_of
+from dpgen_bench.tables.naming import budget_of, certified, dataset_of, group_of, is_measured, method_of, rank_of
 from dpgen_bench.tables.notes import Notes, Shared, paragraphs
 
 MOST_COLUMNS = 9
 WIDTH = 120  # characters of a table in a terminal
-EPSILONS = "ε claimed → proven"
+EPSILONS, CERTIFIED = "ε claimed → proven", "ε certified"
 UNDERSTOOD = ("#", "Method")  # columns whose cells need no name
 WIDEST_NAME = 26  # characters of the column of methods, whose texts are folded
 
@@ -114,17 +123,19 @@ class _Draft:
         pairs = [(data, metric) for data in datasets for metric in self.built.metrics if _is_used(lines, data, metric)]
         if not pairs:
             return []
-        apart = any("place" in line.head for line in lines)  # each data set has places of its own
-        if self._fits((pairs, None), width) and not (apart and len(datasets) > 1):
+        ranked = any("place" in line.head for line in lines)  # each data set has places of its own
+        if self._fits((pairs, None), width) and not (ranked and len(datasets) > 1):
             return [(pairs, None)]
         plans: list[Plan] = []
         for data in datasets:
             if of_data := [pair for pair in pairs if pair[0] == data]:
-                plans += self._split(of_data, width)
+                plans += self._split(of_data, width, ranked)
         return plans
 
-    def _split(self, pairs: list[Pair], width: int) -> list[Plan]:
-        """The parts of one data set."""
+    def _split(self, pairs: list[Pair], width: int, ranked: bool) -> list[Plan]:
+        """The parts of one data set. Places are read from top to bottom, so a ranking keeps a row for each method."""
+        if ranked:
+            return self._filled(pairs, width)
         rows = list(range(len(self.part(pairs, Notes()).rows)))
         upright: list[list[Plan]] = [[(chunk, None) for chunk in _chunks(pairs, n + 1)] for n in range(len(pairs))]
         turned: list[list[Plan]] = [[(pairs, chunk) for chunk in _chunks(rows, n + 1)] for n in range(len(rows))]
@@ -134,9 +145,27 @@ class _Draft:
         ]
         return min(fitting, key=len)  # of equally many parts those whose rows are methods
 
+    def _filled(self, pairs: list[Pair], width: int) -> list[Plan]:
+        """Parts with as many columns of values as fit, at least one. All but the first have more room for them."""
+        plans: list[Plan] = []
+        while pairs:
+            fitting = (count for count in range(len(pairs), 1, -1) if self._fits((pairs[:count], None), width))
+            count = next(fitting, 1)
+            plans.append((pairs[:count], None))
+            pairs = pairs[count:]
+        return plans
+
+    def _continues(self, pairs: Sequence[Pair]) -> bool:
+        """Whether a part of a ranking has its first metrics in another part."""
+        data, metric = pairs[0]
+        of_data = [line for line in self.built.lines if dataset_of(line) == data]
+        first = next(metric for metric in self.built.metrics if _is_used(of_data, data, metric))
+        return "place" in of_data[0].head and metric != first
+
     def _fits(self, plan: Plan, width: int) -> bool:
         part = self.part(plan[0], Notes(), plan[1])
-        return len(part.columns) <= MOST_COLUMNS and _width(part) <= width
+        narrow = sum(column.head[0].text == CERTIFIED for column in part.columns)  # it does not split a table by itself
+        return len(part.columns) - narrow <= MOST_COLUMNS and _width(part) <= width
 
     def part(self, pairs: Sequence[Pair], notes: Notes, turned: Sequence[int] | None = None) -> Part:
         """The part with a column for each pair; `turned`: with a row for each pair, and these methods as columns."""
@@ -148,7 +177,12 @@ class _Draft:
         with_place, with_best = "place" in lines[0].head, any(line.tail.get(TO_BEST, NONE) != NONE for line in lines)
         heads = ["#"] if with_place else []
         heads += ["Method", *(label_of(f"method.{name}", plain=True) for name in settings), EPSILONS]
-        with_public = any(line.head.get(PUBLIC_DATA, NONE) != NONE for line in lines)
+        # What a ranking says of a line beyond its name is in the first of its parts.
+        once = not self._continues(pairs)
+        with_best = with_best and once
+        with_certified = once and any(certified(line.row).get("epsilon") is not None for line in lines)
+        heads += [CERTIFIED] if with_certified else []
+        with_public = once and any(line.head.get(PUBLIC_DATA, NONE) != NONE for line in lines)
         heads += ["Public data"] if with_public else []
         naming = len(heads)
         heads += ["Difference from the best"] if with_best else []
@@ -166,6 +200,7 @@ class _Draft:
             blocks.append(name_block(row, self.shared, notes))
             blocks += [(Text(first.head.get(name, NONE).replace("None", NONE)),) for name in settings]
             blocks.append(epsilon_block(row, notes))
+            blocks += [certified_block(row, notes)] if with_certified else []
             blocks += [(Text(first.head.get(PUBLIC_DATA, NONE)),)] if with_public else []
             blocks += [(Text(to_best),)] if with_best else []
             blocks += [
@@ -176,7 +211,8 @@ class _Draft:
                 breaks.append(len(rows))
             previous = self._order(row)
             rows.append(tuple(blocks))
-        part = Part("" if group else datasets[0], tuple(columns), tuple(rows), tuple(breaks))
+        title = "" if group else datasets[0] + ("" if once else ", continued")
+        part = Part(title, tuple(columns), tuple(rows), tuple(breaks))
         return part if turned is None else _turned(part, naming, turned)
 
     def _order(self, row: Sequence[Line]) -> tuple[int, float]:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.display import dataset_name, method_name
-from dpgen_bench.runs.listing import format_epsilon
+from dpgen_bench.runs.listing import (
+    NOT_AUDITED,
+    describe_audit,
+    first_stage,
+    format_certified,
+    format_epsilon,
+    least_certified,
+)
 from dpgen_bench.tables.lines import NONE, Line
+from dpgen_bench.tables.rows import TableRow
 
 REAL = "real_data"  # the method whose samples are the records themselves
 REAL_ROWS = ("Real", "Real data")  # and the names of its rows in the papers
@@ -30,7 +39,11 @@ def method_of(line: Line) -> str:
     """A line's method for readers: of a printed row its name there, in the spelling of its own paper."""
     if line.printed is not None:
         return METHODS.get(line.printed.method, line.printed.method)
-    return method_name(str(line.row.specs[0].config.method.name)) if line.row else line.head["method"]
+    if line.row is None:
+        return line.head["method"]
+    config = line.row.specs[0].config
+    stage = first_stage(config)
+    return method_name(str(config.method.name)) + ("" if stage == "none" else f", init={stage}")
 
 
 def variant_of(line: Line) -> str:
@@ -120,3 +133,21 @@ def epsilon_notes(line: Line) -> list[str]:
             texts.append(f"{text}: {_infinite(format_epsilon(value))}")
     failed = [row.epsilon(name) for name in ("proven", "claimed")]
     return [*texts, *dict.fromkeys(text for text in failed if text.startswith("failed"))]
+
+
+def certified(row: TableRow | None) -> dict[str, Any]:
+    """What audits certified for a row's settings: of its runs' values the least; {} if no run was audited."""
+    return least_certified(run.read_json("ledger.json").get("epsilon") for run in row.measured) if row else {}
+
+
+def certified_of(line: Line) -> str:
+    """`≥ 0.64`: what audits showed the mechanisms of a line's runs to leak at least, or that they were not audited."""
+    return _infinite(format_certified(certified(line.row).get("epsilon"))) if is_measured(line) else NONE
+
+
+def certified_notes(line: Line) -> list[str]:
+    """How the epsilon of `certified_of` was certified, or why there was nothing to audit."""
+    audit = certified(line.row)
+    if "reason" in audit:
+        return [f"{NOT_AUDITED.capitalize()}: {audit['reason']}."]
+    return [f"Certified {describe_audit(audit)}."] if audit else []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from dpgen_bench.runs.display import relation_name
 from dpgen_bench.tables.lines import NONE, NOTHING, BuiltTable, Cell, Line
-from dpgen_bench.tables.naming import epsilon_of, is_measured, is_real_data, uses_no_records
+from dpgen_bench.tables.naming import certified, epsilon_of, is_measured, is_real_data, uses_no_records
 
 
 @dataclass
@@ -106,6 +106,10 @@ PUBLISHED = (
 )
 SPREAD = "± is the standard deviation over training seeds, (±) that over repeated evaluations of one generator."
 BOLD = "Bold marks the best mean at one ε, which need not be a significant difference."
+CERTIFIED = (
+    "ε certified is what attacks showed the mechanisms to leak at least at these settings (`dpgen audit`); the truth "
+    "lies between it and ε proven."
+)
 EPSILON = "ε claimed is by the paper's own accounting; ε proven follows from the ledgers of the runs made here."
 
 
@@ -118,6 +122,8 @@ def paragraphs(built: BuiltTable, shared: Shared, has_best: bool) -> list[str]:
         legend.append("Published values are in brackets.")
     legend += [BOLD] if has_best else []
     legend += [EPSILON] if any("→" in epsilon_of(line) for line in built.lines) else []
+    audited = any(certified(row).get("epsilon") is not None for row in built.rows)
+    legend += [CERTIFIED] if audited else []
     facts = list(shared.common.values())
     unless = " unless a note says otherwise" if facts else ""
     made = f"Runs: {'; '.join(facts)}{unless}." if facts else ""

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dpgen_bench.runs.catalogue import catalogue
 from dpgen_bench.runs.compose import compose_cached
 from dpgen_bench.runs.config import SEEDS, RunSpec, build_spec, compose_config
-from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, epsilon_number, format_epsilon
+from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, epsilon_number, first_stage, format_epsilon
 from dpgen_bench.runs.measurements import Measurement
 from dpgen_bench.runs.records import evidence, read_record, readable_run, record_paths
 from dpgen_bench.runs.soundness import budget_problem
@@ -368,13 +368,13 @@ def rows_of(lines: Iterable[str], results: Path, parents: dict[str, str]) -> lis
 
 
 def differing_settings(one: RunSpec, other: RunSpec) -> list[str]:
-    """Names of the settings in which two runs differ: "dataset", and settings of privacy and of the method."""
-    names = [] if describe_dataset(one.config) == describe_dataset(other.config) else ["dataset"]
+    """Names of the settings in which two runs differ: "dataset", "init", and those of privacy and of the method."""
+    compared = {"dataset": describe_dataset, "init": first_stage}
+    names = [name for name, describe in compared.items() if describe(one.config) != describe(other.config)]
     for part in ("privacy", "method"):
         first, second = one.config[part], other.config[part]
-        for key in sorted({*first, *second} - {"check", "_target_", "population"}):
-            if first.get(key) != second.get(key):
-                names.append("ε budget" if key == "epsilon" else str(key))
+        keys = sorted({*first, *second} - {"check", "pretraining", "_target_", "population"})
+        names += ["ε budget" if key == "epsilon" else str(key) for key in keys if first.get(key) != second.get(key)]
     return names
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
-from dpgen_bench.runs.listing import make_console
+from dpgen_bench.runs.listing import make_console, setting_of
 from dpgen_bench.runs.overrides import parse_override, quote_value
 from dpgen_bench.tables.jobs import Job, plan_sweep
 from dpgen_bench.tables.rows import load_table
@@ -215,7 +215,7 @@ def print_plan(name: str, results: Path, overrides: Sequence[str] = (), scale: s
 
 def _title(spec: RunSpec, settings: Iterable[str] = ()) -> str:
     config = spec.config
-    shown = "".join(f" {name}={config.method[name]}" for name in settings if name in config.method)
+    shown = "".join(f" {name}={value}" for name in settings if (value := setting_of(config, name, "")))
     return (
         f"{config.method.name} {config.dataset.name} ε={budget_text(config.privacy.epsilon)}{shown} seed {config.seed}"
     )

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from dpgen_bench.privacy.allowance import Allowance
-from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PublicRows, unit_range
+from dpgen_bench.privacy.batch import unit_range
+from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PublicRows
 from dpgen_bench.privacy.factors import PerRecordMoments, PerRecordProducts
 from dpgen_bench.privacy.gradients import clipped_gradient_sum
 from dpgen_bench.privacy.record_rng import RecordRng, names_rng

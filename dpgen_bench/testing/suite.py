@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dpgen_bench.method import Method
+from dpgen_bench.pretraining.pretrained import plugin_of
 from dpgen_bench.privacy.accountants.proven import Accountant
 from dpgen_bench.privacy.bounds import PerRecord, PerRecordGradient
 from dpgen_bench.privacy.events import Budget, Event, Relation, budget_text
@@ -92,7 +93,7 @@ def check_method(
     shape = (base.images.shape[1], base.images.shape[2], base.images.shape[3])
     method = make_method()
     expect(method is not make_method(), "expected a fresh method from each call of make_method, got one twice.")
-    pristine = Pristine(type(method))
+    pristine = Pristine(type(plugin_of(method)))
     bench = Bench(
         make_method, base, shape, num_classes, seed, budget or Budget(epsilon=10.0), clients, pristine, class_names
     )

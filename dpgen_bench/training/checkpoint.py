@@ -47,6 +47,7 @@ class Checkpoint:
         log_bytes: Length of the log file in bytes.
         seconds_outside: Seconds of `fit` outside the phases.
         peak_memory: What `PeakMemory.read` returned, or None if memory was not measured.
+        cpu_seconds: Processor time of `fit`, or None if an earlier version did not measure it.
     """
 
     phases: dict[str, PhaseState]
@@ -54,6 +55,7 @@ class Checkpoint:
     log_bytes: int
     seconds_outside: float = 0.0
     peak_memory: dict[str, Any] | None = None
+    cpu_seconds: float | None = None
 
     @property
     def current(self) -> str:

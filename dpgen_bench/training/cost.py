@@ -90,7 +90,8 @@ def cost_values(training: Mapping[str, Any]) -> dict[str, float]:
     """The columns of a table for the content of a run's training.json. Missing entries of older files have no column.
 
     - seconds_total: Seconds of `fit`. seconds_<phase>, steps_<phase>: Seconds and steps of one loop.
-      seconds_outside_loops: Seconds of the rest of `fit`.
+      seconds_outside_loops: Seconds of the rest of `fit`. cpu_seconds: Processor time of `fit`, over all threads, which
+      depends less than the seconds on what else the machine does.
     - peak_memory_mib: Peak of the process's resident memory during the run. If it could not be measured for the run
       alone, the column is peak_memory_since_process_start_mib. peak_memory_accelerator_mib: Peak of tensors on the
       accelerator, if one was used.
@@ -105,6 +106,8 @@ def cost_values(training: Mapping[str, Any]) -> dict[str, float]:
         values.update({f"seconds_{phase}": seconds for phase, seconds in training["seconds"].items()})
         if outside is not None:
             values["seconds_outside_loops"] = outside
+    if training.get("cpu_seconds") is not None:
+        values["cpu_seconds"] = training["cpu_seconds"]
     values.update({f"steps_{phase}": steps for phase, steps in training.get("steps", {}).items()})
     if memory := training.get("peak_memory_mib"):
         since_run_start = memory["since"] == "run start"

@@ -47,6 +47,10 @@ class Releases(Protocol):
         """Set the numbers of the next releases, by mechanism."""
         ...
 
+    def after_step(self, step: int, state: Callable[[], Any]) -> None:
+        """Called after `step` steps of a phase; `state()` is what a checkpoint would hold of them."""
+        ...
+
     def before_checkpoint(self) -> None:
         """Called before a checkpoint is written."""
         ...
@@ -68,6 +72,9 @@ class NoReleases:
     def resume_at(self, executed: dict[str, int]) -> None:
         return
 
+    def after_step(self, step: int, state: Callable[[], Any]) -> None:
+        return
+
     def before_checkpoint(self) -> None:
         return
 
@@ -84,6 +91,7 @@ class Loop:
         public: The log and the counters, which are part of each checkpoint.
         state: Its attribute `inside` is set while the run is within a loop.
         folder: The run's folder; None writes no checkpoints.
+        reads_only: The checkpoint in the folder is read, and nothing is written.
         due: Whether a checkpoint is due, given the seconds since the last one.
         keep_steps: Steps whose checkpoint is also kept under its own name.
         progress: Shows the progress of a loop.
@@ -106,6 +114,7 @@ class Loop:
         state: LoopState,
         *,
         folder: Path | None = None,
+        reads_only: bool = False,
         due: Callable[[float], bool] = lambda seconds: seconds >= 60.0,
         keep_steps: tuple[int, ...] = (),
         progress: Progress | None = None,
@@ -114,7 +123,7 @@ class Loop:
         tracker: Tracker | None = None,
     ) -> None:
         self._generator, self._releases, self._public, self._state = generator, releases, public, state
-        self._folder, self._due, self._keep_steps = folder, due, frozenset(keep_steps)
+        self._due, self._keep_steps = due, frozenset(keep_steps)
         self._progress, self._should_stop, self._memory = progress or NoProgress(), should_stop, memory
         self.seconds: dict[str, float] = {}
         self.steps_done: dict[str, int] = {}
@@ -123,9 +132,12 @@ class Loop:
         self._saved = load_checkpoint(folder / "checkpoints" / "last.pt") if folder else None
         # Until the run reaches its checkpoint, the log is muted: these rows were written before the interruption.
         length = self._saved.log_bytes if self._saved else 0
-        public.open(folder / "log.jsonl" if folder else None, length, bool(self._saved), tracker)
+        self._folder = None if reads_only else folder
+        public.open(self._folder and self._folder / "log.jsonl", length, bool(self._saved), tracker)
         self._seconds_outside = self._saved.seconds_outside if self._saved else 0.0
         self._outside_since = time.monotonic()
+        self._earlier_cpu_seconds = self._saved.cpu_seconds if self._saved else 0.0
+        self._cpu_since = time.process_time()
 
     @property
     def inside(self) -> bool:
@@ -135,6 +147,11 @@ class Loop:
     def seconds_outside(self) -> float:
         """Seconds of `fit` outside its loops, over all attempts."""
         return self._seconds_outside + time.monotonic() - self._outside_since
+
+    def cpu_seconds(self) -> float | None:
+        """Processor time of `fit`, over all attempts and threads; None if an earlier attempt did not measure it."""
+        earlier = self._earlier_cpu_seconds
+        return None if earlier is None else earlier + time.process_time() - self._cpu_since
 
     def peak_memory(self) -> dict[str, Any] | None:
         """Peak memory over all attempts as `PeakMemory.read` returns it, None if it is not measured."""
@@ -171,6 +188,7 @@ class Loop:
             public.step = t
             yield t  # the method makes step t
             self._releases.refuse_if_invalidated()
+            self._releases.after_step(t + 1, lambda: self._state_of(stateful))
             self._progress.step(t + 1)
             signal = self._should_stop()
             now = time.monotonic()
@@ -211,6 +229,11 @@ class Loop:
             log.muted = False
         return saved.steps
 
+    def _state_of(self, stateful: Mapping[str, Any]) -> Any:
+        """States by name, and the state of the public generator."""
+        states = {name: owner.state_dict() for name, owner in stateful.items()}
+        return {**states, "public generator": self._generator.get_state()}
+
     def _save(self, phase: str, step: int, stateful: Mapping[str, Any], keep: bool) -> None:
         """Write a checkpoint after `step` steps of a phase; if `keep`, also under a name of its own."""
         if self._folder is None:
@@ -230,6 +253,7 @@ class Loop:
             log_bytes=self._public.log.flush(),
             seconds_outside=self._seconds_outside,
             peak_memory=self.peak_memory(),
+            cpu_seconds=self.cpu_seconds(),
         )
         self._releases.before_checkpoint()
         save_checkpoint(self._folder / "checkpoints", self._saved, f"step-{step}" if keep else None)

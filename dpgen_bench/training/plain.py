@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections import Counter, OrderedDict
 from typing import Any
@@ -49,3 +50,28 @@ def _plain(value: Any, path: str, ancestors: tuple[int, ...]) -> Any:
         "expected states of dicts, lists, tuples, dense tensors, strings and numbers, which a checkpoint can hold, got "
         f"{what} at {path!r}: let state_dict() return its content as one of these, and load_state_dict rebuild it."
     )
+
+
+def fingerprint(value: Any) -> str:
+    """A hash of nested dicts, lists, tuples, tensors and scalars, equal for equal bits on any device."""
+    digest = hashlib.sha256()
+
+    def add(part: Any) -> None:
+        if isinstance(part, Tensor):
+            digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
+            digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(part, dict):
+            digest.update(b"{")
+            for key, item in part.items():
+                add(key)
+                add(item)
+        elif isinstance(part, list | tuple):
+            digest.update(f"[{len(part)}".encode())
+            for item in part:
+                add(item)
+        else:
+            text = repr(part).encode()
+            digest.update(len(text).to_bytes(8, "big") + text)
+
+    add(value)
+    return digest.hexdigest()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
@@ -67,3 +68,19 @@ class StopSignals:
             handler = self._before.get(self.received)
             if callable(handler) and handler is not signal.default_int_handler:
                 handler(self.received, None)
+
+
+def end_with(parent: int) -> None:
+    """End this process when its parent ends, even in the middle of a long computation, and not by a stop signal.
+
+    Ctrl-C and signals of a cluster may reach all processes. The parent ends its own.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -47,6 +47,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
             "processor": platform.machine(),
             "cores": os.cpu_count(),
             "torch_threads": torch.get_num_threads(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         },
         "commit": _commit(),

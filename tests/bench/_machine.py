@@ -1,8 +1,9 @@
-"""Describes the machine on which a benchmark was measured."""
+"""Describes the machine on which a benchmark was measured, and measures on each kind of device that it has."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,3 +24,10 @@ def machine(*libraries: str) -> dict[str, Any]:
         "torch": torch.__version__,
         **{library: version(library) for library in libraries},
     }
+
+
+def on_each_device(doc: str | None, values: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """What a benchmark measures (the docstring of its module), on which machine, and its values on each device."""
+    torch.set_num_threads(1)
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    return {"what": " ".join((doc or "").split()), "machine": machine(), **{each: values(each) for each in devices}}

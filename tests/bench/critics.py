@@ -24,7 +24,7 @@ from dpgen_bench.nets.latents import draw_latents
 from dpgen_bench.nets.stack import Stack
 from dpgen_bench.nets.wasserstein import CriticTraining, draw_batch
 from dpgen_bench.nets.wgan import DCGANGenerator, ProjectionCritic, upsample_conv3x3
-from tests.bench._machine import machine
+from tests.bench._machine import on_each_device
 
 SHAPE, CLASSES, TRAINING = (1, 28, 28), 10, CriticTraining()
 STACKS = {"cpu": (1, 4), "cuda": (1, 10, 50)}
@@ -141,16 +141,10 @@ def _timed(way: Callable[[], None], device: str) -> float:
 
 def measure() -> dict[str, Any]:
     """All values of this benchmark."""
-    torch.set_num_threads(1)
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    return {
-        "what": " ".join((__doc__ or "").split()),
-        "machine": machine(),
-        **{
-            device: {
-                "warm start, per critic": training(device),
-                **{f"upsampling {side} to {2 * side}": upsampling(device, side) for side in SIDES},
-            }
-            for device in devices
+    return on_each_device(
+        __doc__,
+        lambda device: {
+            "warm start, per critic": training(device),
+            **{f"upsampling {side} to {2 * side}": upsampling(device, side) for side in SIDES},
         },
-    }
+    )

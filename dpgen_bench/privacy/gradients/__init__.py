@@ -50,6 +50,7 @@ def clipped_gradient_sum(
     microbatch: int | None = None,
     backend: Backend = "bookkeeping",
     copies: int = 1,
+    padded: bool = False,
 ) -> ClippedSum:
     """Σ_i min(1, max_norm/‖g_i‖) g_i, where g_i is the gradient of record i's loss in all trainable parameters jointly.
 
@@ -65,19 +66,21 @@ def clipped_gradient_sum(
         rows: tensors [B, ...], one row per record; B = 0 gives zeros.
         max_norm: C. With inf the sum without clipping is returned, by ordinary autograd, for any module that does not
             mix rows.
-        mask: [B] bool or 0/1; rows with 0 are removed before `loss_fn` is called.
+        mask: [B] bool or 0/1; rows with 0 are removed before `loss_fn` is called, or with `padded` afterwards.
         microbatch: largest number of rows processed together; bounds the memory and changes the sum by rounding only.
         backend: "bookkeeping" or "opacus".
         copies: K, the number of consecutive rows that the module sees for each record: if `loss_fn` is called on b
             records, then rows i K, ..., (i + 1) K - 1 of each layer's input belong to record i. K copies take memory
             for K activations, but for one gradient.
+        padded: `mask` [B] bool marks the records, and the other rows are padding. `loss_fn` is called on both, so that
+            its shapes do not depend on the number of records; padding adds exactly zero, whatever its loss is.
 
     Raises:
         ValueError: for losses of another shape than (b,), layers that the back end does not cover, rows of different
             lengths, or a mask, microbatch, max_norm, backend or number of copies out of range.
     """
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    size = _check(parameters, rows, max_norm, mask, microbatch, backend)
+    size = _check(parameters, rows, max_norm, mask, microbatch, backend, padded)
     if copies < 1:
         raise ValueError(f"expected copies >= 1, got {copies!r}; give 1 for one row per record.")
     refuse_row_coupling(module)
@@ -85,16 +88,29 @@ def clipped_gradient_sum(
     norms = torch.zeros(size, dtype=first.dtype, device=first.device)
     totals = {name: torch.zeros_like(p) for name, p in parameters.items()}
 
+    def losses_of(chunk: tuple[Tensor, ...]) -> Tensor:
+        with torch.enable_grad():
+            return _checked_losses(loss_fn(*chunk), len(chunk[0]))
+
+    if padded and math.isfinite(max_norm):
+        assert mask is not None
+        step = microbatch or max(1, size)
+        for start in range(0, size, step):
+            part = slice(start, start + step)
+            chunk = tuple(row[part] for row in rows)
+            with torch.no_grad():
+                sums, norms[part] = _clipped_sum(backend)(
+                    module, parameters, losses_of, chunk, max_norm, copies, mask[part]
+                )
+            for name, total in totals.items():
+                total += sums[name]
+        return ClippedSum(totals, norms)
+
     # Positions of the records that are not masked out, in microbatches.
     included = torch.arange(size, device=first.device)
     if mask is not None:
         included = torch.nonzero(mask.to(first.device)).flatten()
     step = max(1, microbatch or len(included))
-
-    def losses_of(chunk: tuple[Tensor, ...]) -> Tensor:
-        with torch.enable_grad():
-            return _checked_losses(loss_fn(*chunk), len(chunk[0]))
-
     for positions in included.split(step) if len(included) else ():
         all_rows = mask is None and len(positions) == size
         chunk = rows if all_rows else tuple(row[positions.to(row.device)] for row in rows)
@@ -140,6 +156,7 @@ def _check(
     mask: Tensor | None,
     microbatch: int | None,
     backend: str,
+    padded: bool,
 ) -> int:
     """Check all arguments; returns the number of rows B."""
     if not parameters:
@@ -161,8 +178,10 @@ def _check(
     if mask is not None:
         if mask.shape != (sizes[0],):
             raise ValueError(f"expected a mask of shape ({sizes[0]},), got {tuple(mask.shape)}.")
-        if not bool(((mask == 0) | (mask == 1)).all()):
+        if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
             raise ValueError("expected a mask of booleans or of 0 and 1; weights belong into the loss.")
+    if padded and (mask is None or mask.dtype != torch.bool):
+        raise ValueError(f"expected a mask of booleans for padded rows, got {mask if mask is None else mask.dtype}.")
     return sizes[0]
 
 

@@ -7,7 +7,7 @@ contraction with the clip factors gives Σ_i min(1, C/‖g_i‖) g_i.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,14 @@ from dpgen_bench.privacy.gradients.layers import LayerGradient, LookUps, OuterPr
 from dpgen_bench.privacy.gradients.rounding import (
     BASE,
     LARGEST_SQUARE,
+    LEAST_FACTOR,
     MOST_CONTRACTED,
     MOST_IN_FLOAT32,
     PER_TERM,
     cancellation,
     expect_full_precision,
     full_float32,
+    upper_norm,
 )
 
 _NUMBERS_IN_FLOAT64 = 2**23  # of per-record gradients in memory at the same time: 64 MiB
@@ -97,6 +99,7 @@ def clipped_sum(
     rows: tuple[Tensor, ...],
     max_norm: float,
     copies: int = 1,
+    include: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Σ_i min(1, max_norm/‖g_i‖) g_i by parameter name, and the norms [b] (rounded up; 0 for dropped records).
 
@@ -105,14 +108,68 @@ def clipped_sum(
         losses_of: rows -> losses [b], already checked for shape.
         rows: tensors [b, ...], b >= 1.
         copies: the number of consecutive rows that each layer has for a record.
+        include: bool [b], the rows that are records; the others are padding and add exactly zero. Shapes and operations
+            then depend on no value, so that the program does not wait for an accelerator that computes float64 fast.
     """
     with Recorder(layers_to_record(module, parameters)) as recorder:
         losses = losses_of(rows)
     recorder.refuse_use_outside_layers(losses, parameters)
-    layer_gradients, finite = _layer_gradients(recorder, losses, copies)
+    layer_gradients, finite = _layer_gradients(recorder, losses, copies, include)
 
     with full_float32():
-        return _clip_and_add(parameters, layer_gradients, finite, max_norm, losses.dtype)
+        if include is not None and fast_in_float64(losses.device):
+            return _clip_and_add_without_branches(parameters, layer_gradients, finite, max_norm, losses.dtype)
+        return _clip_and_add(parameters, layer_gradients, finite, max_norm, losses.dtype, include)
+
+
+def fast_in_float64(device: torch.device) -> bool:
+    """Whether float64 products take at most a few times as long as float32 ones; on most GPUs for games they do not."""
+    if device.type != "cuda":
+        return True
+    return torch.cuda.get_device_capability(device) in ((6, 0), (7, 0), (8, 0), (9, 0), (10, 0))
+
+
+def _clip_and_add_without_branches(
+    parameters: dict[str, nn.Parameter],
+    layer_gradients: dict[str, LayerGradient],
+    finite: Tensor,
+    max_norm: float,
+    dtype: torch.dtype,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """As `_clip_and_add`, by operations that do not depend on values; rounding.py says why the norms are bounds.
+
+    Records whose inputs or gradients are so large that float32 does not represent their clipped gradient (a norm of
+    2^120 max_norm, an input of 1e24) add zero. Whether a record does depends on this record alone.
+    """
+    for gradient in layer_gradients.values():
+        gradient.wide = True
+    squared, terms = _added_up((gradient.squared_norms() for gradient in layer_gradients.values()), finite)
+    norms = upper_norm(squared, terms)
+    keep = finite & (norms * LEAST_FACTOR < max_norm)  # false for NaN, too
+    norms = torch.where(keep, norms, 0.0)
+    factors = torch.where(keep, max_norm / norms.clamp_min(max_norm), 0.0)
+    sums = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+    for gradient in layer_gradients.values():
+        gradient.keep_only(keep)  # before the contraction, because 0 * NaN is NaN
+    _add_weighted(sums, layer_gradients, factors.to(dtype))
+    return sums, norms.to(dtype)
+
+
+def _added_up(of_layers: Iterable[tuple[Tensor, Tensor]], finite: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums over layers of ‖gradient‖² and of the terms that cancel in it, both float64 [b], `finite` being [b]."""
+    squared = torch.zeros(len(finite), dtype=torch.float64, device=finite.device)
+    terms = torch.zeros_like(squared)
+    for layer_squared, layer_terms in of_layers:
+        squared += layer_squared
+        terms += layer_terms
+    return squared, terms
+
+
+def _add_weighted(sums: dict[str, Tensor], layer_gradients: dict[str, LayerGradient], factors: Tensor) -> None:
+    """Add the gradients of all records, each times its factor [b]."""
+    for name, gradient in layer_gradients.items():
+        for parameter, total in gradient.weighted_sum(factors).items():
+            sums[_join(name, parameter)] += total
 
 
 def _clip_and_add(
@@ -121,24 +178,22 @@ def _clip_and_add(
     finite: Tensor,
     max_norm: float,
     dtype: torch.dtype,
+    include: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The clipped sum and the norms, as `clipped_sum` returns them, of records with a `finite` [b] loss.
 
     Norms and contraction have one of three precisions for each record; rounding.py says why.
     """
     # Norms from float32 Gram matrices.
-    squared = torch.zeros(len(finite), dtype=torch.float64, device=finite.device)
-    terms = torch.zeros_like(squared)
     in_float32 = {name: gradient.squared_norms() for name, gradient in layer_gradients.items()}
-    for layer_squared, layer_terms in in_float32.values():
-        squared += layer_squared
-        terms += layer_terms
+    squared, terms = _added_up(in_float32.values(), finite)
     kappa = cancellation(squared, terms)
     margin = BASE + PER_TERM * kappa
     ordinary = finite & (squared < LARGEST_SQUARE) & (terms < LARGEST_SQUARE)
 
     # One question to the device: does any record need more than float32? In most steps none does.
-    all_ordinary = bool((ordinary & (kappa <= MOST_IN_FLOAT32)).all())
+    in_float32_alone = ordinary & (kappa <= MOST_IN_FLOAT32)
+    all_ordinary = bool((in_float32_alone if include is None else in_float32_alone | ~include).all())
     if not all_ordinary:
         # Norms from float64 Gram matrices, where terms cancel much.
         rows = torch.nonzero(ordinary & (kappa > MOST_IN_FLOAT32)).flatten()
@@ -165,11 +220,10 @@ def _clip_and_add(
         if len(others):
             norms[others] = _add_in_float64(sums, layer_gradients, others, max_norm)
         all_ordinary = bool(ordinary.all())
-    for name, gradient in layer_gradients.items():
-        if not all_ordinary:
+    if include is not None or not all_ordinary:
+        for gradient in layer_gradients.values():
             gradient.keep_only(ordinary)
-        for parameter, total in gradient.weighted_sum(factors.to(dtype)).items():
-            sums[_join(name, parameter)] += total
+    _add_weighted(sums, layer_gradients, factors.to(dtype))
     return sums, norms.to(dtype)
 
 
@@ -177,8 +231,10 @@ def _join(layer: str, parameter: str) -> str:
     return f"{layer}.{parameter}" if layer else parameter
 
 
-def _layer_gradients(recorder: Recorder, losses: Tensor, copies: int) -> tuple[dict[str, LayerGradient], Tensor]:
-    """Input and output gradient of each layer, by name, and which records have a finite loss, bool [b]."""
+def _layer_gradients(
+    recorder: Recorder, losses: Tensor, copies: int, include: Tensor | None
+) -> tuple[dict[str, LayerGradient], Tensor]:
+    """Input and output gradient of each layer, by name, and which rows are records with a finite loss, bool [b]."""
     names = [call.name for call in recorder.calls]
     for name in names:
         if names.count(name) > 1:
@@ -187,6 +243,8 @@ def _layer_gradients(recorder: Recorder, losses: Tensor, copies: int) -> tuple[d
                 "backend='opacus', or one call on the concatenated batch."
             )
     finite = torch.isfinite(losses.detach())
+    if include is not None:
+        finite = finite & include
     gradients = torch.autograd.grad(
         losses, [call.edge for call in recorder.calls], finite.to(losses.dtype), allow_unused=True
     )

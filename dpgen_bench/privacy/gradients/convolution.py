@@ -78,7 +78,7 @@ class Correlations(LayerGradient):
             # One position: norms of the outer product of patch and map.
             patches = F.unfold(self.image, self.kernel, self.dilation, self.padding, self.stride)
             of_groups = (b * self.groups, -1)
-            squared, terms = _single_outer(patches.view(of_groups), self.maps.reshape(of_groups))
+            squared, terms = _single_outer(patches.view(of_groups), self.maps.reshape(of_groups), self._limit)
             return self._over_groups(squared), self._over_groups(terms)
         # Compare the costs of the gradients themselves and of Gram matrices by patches or by pixels.
         taps = self.kernel[0] * self.kernel[1]
@@ -92,10 +92,11 @@ class Correlations(LayerGradient):
         numbers = t * t + (pixels * pixels if pixelwise else c * taps * t + t * t)
         parts = []
         for piece in _pieces(b, self.groups * numbers):
-            image, maps = self._by_groups(self.image, piece), self._by_groups(self.maps, piece)  # [n g, K, ., ., .]
+            image, maps = (self._in_gram(self._by_groups(values, piece)) for values in (self.image, self.maps))
+            # image and maps [n g, K, ., ., .]
             flat = maps.transpose(1, 2).reshape(len(maps), -1, t)
             patches = self._gram_by_pixels(image[:, 0], th, tw) if pixelwise else self._gram_by_patches(image)
-            inner, terms = _gram_inner(patches, torch.bmm(flat.transpose(1, 2), flat))
+            inner, terms = _gram_inner(patches, torch.bmm(flat.transpose(1, 2), flat), self._limit)
             parts.append((self._over_groups(inner), self._over_groups(terms)))
         return torch.cat([inner for inner, _ in parts]), torch.cat([terms for _, terms in parts])
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpgen_bench.privacy.gradients.rounding import LARGEST_SQUARE
+from dpgen_bench.privacy.gradients.rounding import LARGEST_SQUARE, LARGEST_SQUARE_WIDE
 
 # Writing and reading one number of a per-record gradient costs about as much as this many multiply-adds (measured on
 # DPGAN's discriminator with one CPU thread). It decides between Gram matrices and per-record gradients.
@@ -48,6 +48,15 @@ class LayerGradient(ABC):
         self.has_weight = bool(self.layer.weight.requires_grad)
         self.bias = bias  # [b, out] or None
         self.kept: Tensor | None = None  # per-record weight gradients [b, *weight.shape], if they are cheaper
+        self.wide = False  # whether Gram matrices are float64
+
+    def _in_gram(self, values: Tensor) -> Tensor:
+        """`values` in the precision of Gram matrices."""
+        return values.double() if self.wide else values
+
+    @property
+    def _limit(self) -> float:
+        return LARGEST_SQUARE_WIDE if self.wide else LARGEST_SQUARE
 
     def squared_norms(self) -> tuple[Tensor, Tensor]:
         """‖gradient‖² [b] in float64, and the size [b] of the terms that cancel in it.
@@ -130,26 +139,26 @@ def _squares(values: Tensor) -> Tensor:
     return values.flatten(1).square().sum(1, dtype=torch.float64)
 
 
-def _terms(of_inputs: Tensor, of_gradients: Tensor) -> Tensor:
+def _terms(of_inputs: Tensor, of_gradients: Tensor, limit: float) -> Tensor:
     """(Σ_t |a_t||d_t|)² [b] in float64 from |a_t|² and |d_t|² [b, T].
 
-    It is infinite if one of these is so large that the other one may have underflowed.
+    It is infinite if one of these reaches `limit`, so that the other one may have underflowed.
     """
     sizes = (of_inputs.double() * of_gradients.double()).clamp_min(0.0).sqrt().sum(1).square()
     largest = torch.maximum(of_inputs.amax(1), of_gradients.amax(1))
-    return torch.where(largest < LARGEST_SQUARE, sizes, torch.full_like(sizes, torch.inf))
+    return torch.where(largest < limit, sizes, torch.full_like(sizes, torch.inf))
 
 
-def _single_outer(of_inputs: Tensor, of_gradients: Tensor) -> tuple[Tensor, Tensor]:
+def _single_outer(of_inputs: Tensor, of_gradients: Tensor, limit: float) -> tuple[Tensor, Tensor]:
     """‖d aᵀ‖² and its terms, both [b], for one position: of_inputs and of_gradients [b, ...] hold a and d."""
     a, d = _squares(of_inputs), _squares(of_gradients)
-    return a * d, _terms(a.unsqueeze(1), d.unsqueeze(1))
+    return a * d, _terms(a.unsqueeze(1), d.unsqueeze(1), limit)
 
 
-def _gram_inner(of_inputs: Tensor, of_gradients: Tensor) -> tuple[Tensor, Tensor]:
+def _gram_inner(of_inputs: Tensor, of_gradients: Tensor, limit: float) -> tuple[Tensor, Tensor]:
     """<AᵀA, DᵀD> and (Σ_t |a_t||d_t|)², both [b], of two stacks of Gram matrices [b, T, T]."""
     inner = (of_inputs * of_gradients).flatten(1).sum(1, dtype=torch.float64)
-    return inner, _terms(of_inputs.diagonal(dim1=1, dim2=2), of_gradients.diagonal(dim1=1, dim2=2))
+    return inner, _terms(of_inputs.diagonal(dim1=1, dim2=2), of_gradients.diagonal(dim1=1, dim2=2), limit)
 
 
 class OuterProducts(LayerGradient):
@@ -168,18 +177,15 @@ class OuterProducts(LayerGradient):
     def _weight_norms(self) -> tuple[Tensor, Tensor]:
         b, t, k = self.a.shape
         if t == 1:
-            return _single_outer(self.a, self.d)
+            return _single_outer(self.a, self.d, self._limit)
         if self._keeps_gradients(b, t * t * (k + self.d.shape[2])):
             self.kept = torch.bmm(self.d.transpose(1, 2), self.a)
             squared = _squares(self.kept)
             return squared, torch.zeros_like(squared)
-        parts = [
-            _gram_inner(
-                torch.bmm(self.a[rows], self.a[rows].transpose(1, 2)),
-                torch.bmm(self.d[rows], self.d[rows].transpose(1, 2)),
-            )
-            for rows in _pieces(b, 2 * t * t)
-        ]
+        parts = []
+        for rows in _pieces(b, 2 * t * t):
+            a, d = self._in_gram(self.a[rows]), self._in_gram(self.d[rows])
+            parts.append(_gram_inner(torch.bmm(a, a.transpose(1, 2)), torch.bmm(d, d.transpose(1, 2)), self._limit))
         return torch.cat([inner for inner, _ in parts]), torch.cat([terms for _, terms in parts])
 
     def _blank(self, keep: Tensor) -> None:
@@ -209,11 +215,12 @@ class LookUps(LayerGradient):
     def _weight_norms(self) -> tuple[Tensor, Tensor]:
         b, t = self.ids.shape
         if t == 1:
-            return _single_outer(torch.ones_like(self.ids, dtype=self.d.dtype), self.d)
+            return _single_outer(torch.ones_like(self.ids, dtype=self.d.dtype), self.d, self._limit)
         parts = []
         for rows in _pieces(b, 2 * t * t):
-            same = (self.ids[rows].unsqueeze(1) == self.ids[rows].unsqueeze(2)).to(self.d.dtype)
-            parts.append(_gram_inner(same, torch.bmm(self.d[rows], self.d[rows].transpose(1, 2))))
+            d = self._in_gram(self.d[rows])
+            same = (self.ids[rows].unsqueeze(1) == self.ids[rows].unsqueeze(2)).to(d.dtype)
+            parts.append(_gram_inner(same, torch.bmm(d, d.transpose(1, 2)), self._limit))
         return torch.cat([inner for inner, _ in parts]), torch.cat([terms for _, terms in parts])
 
     def _blank(self, keep: Tensor) -> None:

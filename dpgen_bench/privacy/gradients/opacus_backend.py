@@ -115,14 +115,20 @@ def clipped_sum(
     rows: tuple[Tensor, ...],
     max_norm: float,
     copies: int = 1,
+    include: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """The same as `bookkeeping.clipped_sum`, by Opacus's GradSampleModule; copies take memory for a gradient each."""
+    """The same as `bookkeeping.clipped_sum`, by Opacus's GradSampleModule; copies take memory for a gradient each.
+
+    The program waits for an accelerator, also with `include`.
+    """
     layers = layers_to_record(module, parameters)
     with _hooked(module):
         with Recorder(layers) as recorder:
             losses = losses_of(rows)
         recorder.refuse_use_outside_layers(losses, parameters)
         finite = torch.isfinite(losses.detach())
+        if include is not None:
+            finite = finite & include
         # `grad`, not `backward`, so that .grad does not change. The hooks write grad_sample.
         torch.autograd.grad(losses, list(parameters.values()), finite.to(losses.dtype), allow_unused=True)
         samples = {

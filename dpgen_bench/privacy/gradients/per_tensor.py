@@ -28,6 +28,8 @@ def sum_clipped_per_tensor(
     microbatch: int | None = None,
     backend: Backend = "bookkeeping",
     copies: int = 1,
+    mask: Tensor | None = None,
+    padded: bool = False,
 ) -> dict[str, Tensor]:
     """For each trainable tensor, the sum over records of their gradients in it, each clipped to max_norm.
 
@@ -42,7 +44,15 @@ def sum_clipped_per_tensor(
     for name in trainable(module):
         with _only(module, name):
             part = clipped_gradient_sum(
-                module, loss_fn, rows, max_norm, microbatch=microbatch, backend=backend, copies=copies
+                module,
+                loss_fn,
+                rows,
+                max_norm,
+                mask=mask,
+                microbatch=microbatch,
+                backend=backend,
+                copies=copies,
+                padded=padded,
             )
         sums |= part.gradients
     return sums

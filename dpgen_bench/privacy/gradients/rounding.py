@@ -12,6 +12,13 @@ So N is multiplied by 1 + BASE + PER_TERM kappa if kappa <= MOST_IN_FLOAT32. Abo
 float64, only the second error remains, and PER_TERM sqrt(kappa) is enough. Above MOST_CONTRACTED the gradient itself is
 formed in float64. The margin is at most 6e-6; kappa is about 9 for DPGAN's discriminator. Which case applies to a
 record depends on that record only. The margins are measured and not proven.
+
+Choosing a case is a branch on values, for which a program waits for an accelerator. Without branches
+(`upper_norm`), all Gram matrices are float64, and N is replaced by the upper bound
+
+    N_up = (1 + BASE) (N² + ERROR_IN_FLOAT64 S²)^(1/2) + PER_TERM S,
+
+which is the same margin, BASE + PER_TERM sqrt(kappa), for every kappa.
 """
 
 from __future__ import annotations
@@ -27,6 +34,9 @@ PER_TERM = 2e-7
 MOST_IN_FLOAT32 = 20.0
 MOST_CONTRACTED = 400.0
 LARGEST_SQUARE = 1e24  # of a gradient, an input or an output gradient; above it, float32 products are not reliable
+LARGEST_SQUARE_WIDE = 1e48  # the same for an input or output gradient, if Gram matrices are float64
+LEAST_FACTOR = 2.0**-120  # of a clip factor in float32 that is a normal number
+ERROR_IN_FLOAT64 = 1e-13  # of N² from float64 Gram matrices, relative to S²
 SMALLEST_FACTOR = 2.0**-100  # of a clip factor in float32; smaller ones are near the denormal numbers
 
 
@@ -44,6 +54,11 @@ def cancellation(squared: Tensor, terms: Tensor) -> Tensor:
     """κ = S²/N² for squared = N² and terms = S², float64 [b]; 0 if both are 0, infinite or NaN if unknown."""
     kappa = terms / squared.clamp_min(0.0)
     return torch.where((squared == 0) & (terms == 0), torch.zeros_like(kappa), kappa)
+
+
+def upper_norm(squared: Tensor, terms: Tensor) -> Tensor:
+    """N_up >= N [b], float64, for squared = N² from float64 Gram matrices and terms = S²."""
+    return (squared.clamp_min(0.0) + ERROR_IN_FLOAT64 * terms).sqrt() * (1.0 + BASE) + PER_TERM * terms.sqrt()
 
 
 @contextmanager

@@ -1,0 +1,135 @@
+"""Makes the table of docs/claims.md: claims of the three papers, and what our experiments say about them.
+
+The claims and their experiments are in docs/claims.yaml, measured values in results/records. `dpgen sweep claims` runs
+what is missing. Run it again after a new record, or let `make tables` do it:
+
+    .venv/bin/python docs/make_claims.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from docs.page_tables import page_with, table
+from dpgen_bench.runs.display import direction, metric_label
+from dpgen_bench.runs.statistics import LEAST_SEEDS, Difference, difference
+from dpgen_bench.tables.rows import TableRow, rows_of
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "claims.md"
+SPEC = ROOT / "docs" / "claims.yaml"
+BEGIN, END = "<!-- table: made by docs/make_claims.py -->", "<!-- end of the table -->"
+PAPERS = {"dpgan": "Private GANs, Revisited", "dp_sinkhorn": "DP-Sinkhorn", "gs_wgan": "GS-WGAN"}
+HEADER = ("#", "claim", "measured", "difference, 95% interval", "verdict")
+CONFIRMED, NOT_CONFIRMED, UNDECIDED, NOT_RUN = "**confirmed**", "**not confirmed**", "undecided", "not run"
+
+Claim = Mapping[str, Any]
+
+
+def claims() -> list[dict[str, Any]]:
+    """The claims, with the defaults of seeds and protocol."""
+    return [{"seeds": "0,1,2", "protocol": "quick", **claim} for claim in yaml.safe_load(SPEC.read_text())["claims"]]
+
+
+def lines(claim: Claim) -> tuple[str, str]:
+    """The multirun lines of the runs that should be better, and of those that they are compared with."""
+    more = f"seed={claim['seeds']} protocol={claim['protocol']}"
+    return f"{claim['for']} {more}", f"{claim['against']} {more}"
+
+
+def sweeps() -> list[str]:
+    """The multirun lines of all claims, each once, in the order of the claims."""
+    return list(dict.fromkeys(line for claim in claims() for line in lines(claim)))
+
+
+@cache
+def row(line: str) -> TableRow:
+    """The runs of one multirun line, with their records."""
+    (found,) = rows_of([line], ROOT / "results", {})
+    return found
+
+
+def values(line: str, metric: str) -> list[list[float]]:
+    """The values of a metric for each measured seed, one for each repeat."""
+    return [known[metric] for known in row(line).known if metric in known]
+
+
+def compared(claim: Claim) -> Difference | None:
+    """How much better `for` is than `against`, positive if it is better; None if one of the two has no run."""
+    better, reference = (values(line, claim["metric"]) for line in lines(claim))
+    if not better or not reference:
+        return None
+    found = difference(better, reference)
+    if direction(claim["metric"]) != "lower":
+        return found
+    interval = None if found.ci95 is None else (-found.ci95[1], -found.ci95[0])
+    return Difference(-found.mean, interval)
+
+
+def verdict(found: Difference | None, margin: float = 0.0) -> str:
+    """What a difference says about the claim that it is above -margin.
+
+    Confirmed if its whole interval is above, not confirmed if its whole interval is below, and otherwise undecided.
+    """
+    if found is None:
+        return NOT_RUN
+    if found.ci95 is None:
+        return UNDECIDED
+    low, high = found.ci95
+    return CONFIRMED if low > -margin else NOT_CONFIRMED if high < -margin else UNDECIDED
+
+
+def cells(number: int, claim: Claim) -> tuple[str, ...]:
+    """The cells of one claim in the table."""
+    found, margin = compared(claim), float(claim.get("margin", 0.0))
+    first, second = (row(line).cell(claim["metric"]) for line in lines(claim))
+    shown = "–"
+    if found is not None:
+        shown = f"{found.mean:+.1f}"
+        shown += "" if found.ci95 is None else f" [{found.ci95[0]:+.1f}, {found.ci95[1]:+.1f}]"
+    measured = "–" if found is None else f"{metric_label(claim['metric'])}: {first} against {second}"
+    decision = verdict(found, margin)
+    if found is not None and found.ci95 is None:
+        decision += f": fewer than {LEAST_SEEDS} seeds"
+    return f"[{number}](#claim-{number})", f"{claim['claim']} ({PAPERS[claim['paper']]})", measured, shown, decision
+
+
+def details(number: int, claim: Claim) -> str:
+    """Where a claim is made, what is printed for it, and the experiment that tests it."""
+    margin = f" The claim holds if it is at most {claim['margin']:g} worse." if "margin" in claim else ""
+    return f"""### Claim {number}
+
+{claim["claim"]}.
+
+- *{PAPERS[claim["paper"]]}*, {claim["where"]}. Printed: {claim["printed"]}.
+- Here: `{claim["for"]}` against `{claim["against"]}`, seeds {claim["seeds"]}, protocol `{claim["protocol"]}`.{margin}
+- Scale: {claim["scale"]}."""
+
+
+def counted() -> Iterator[str]:
+    """How many claims have which verdict, as items of a sentence."""
+    found = [verdict(compared(claim), float(claim.get("margin", 0.0))) for claim in claims()]
+    for kind in (CONFIRMED, NOT_CONFIRMED, UNDECIDED, NOT_RUN):
+        if number := found.count(kind):
+            yield f"{number} {kind.strip('*')}"
+
+
+def made() -> str:
+    """The counts, the table and the experiments in Markdown."""
+    body = [cells(number, claim) for number, claim in enumerate(claims(), 1)]
+    more = "\n\n".join(details(number, claim) for number, claim in enumerate(claims(), 1))
+    return f"{len(body)} claims: {', '.join(counted())}.\n\n{table(HEADER, body)}\n\n## The experiments\n\n{more}"
+
+
+def page() -> str:
+    """The page with its table made again."""
+    return page_with(PAGE, BEGIN, made(), END)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

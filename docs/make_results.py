@@ -1,0 +1,115 @@
+"""Makes the tables of docs/results.md from results/records: accuracies by the protocol `league`, and all other values.
+
+Run it again after a new record; `make tables` does, too:
+
+    .venv/bin/python docs/make_results.py
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+from docs.page_tables import page_with, table
+from dpgen_bench.runs.display import counted, dataset_name, method_name, metric_with_value, relation_name
+from dpgen_bench.runs.records import Record, read_record, record_paths
+from dpgen_bench.runs.values import mean_values
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "results.md"
+BEGIN, END = "<!-- tables: made by docs/make_results.py -->", "<!-- end of the tables -->"
+LEAGUE = "league"
+ACCURACIES = ("acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct")
+HEADER = ("method", "data set", "ε", "settings", "seeds", "CNN", "MLP", "logistic regression", "fit, seconds")
+OTHER_HEADER = ("method", "data set", "ε", "settings", "seeds", "protocol", "values")
+# Overrides that have a column of their own, or change neither the generator nor what is measured.
+NOT_SETTINGS = ("method=", "dataset=", "seed=", "protocol=", "privacy.epsilon=", "privacy.relation=", "runtime.")
+
+# Data set, ε, method, relation and settings, protocol: what runs with other seeds have in common.
+Line = tuple[str, float, str, str, str, str]
+
+
+def line_of(record: Record, protocol: str) -> Line:
+    """The line to which the values of a record by one protocol belong."""
+    config = record.config
+    settings = [text for text in record.content["command"] if not text.startswith(NOT_SETTINGS)]
+    shown = ", ".join(f"`{text.removeprefix('experiment=').removeprefix('method.')}`" for text in settings)
+    return (
+        config.dataset.name,
+        float(config.privacy.epsilon),
+        config.method.name,
+        config.privacy.relation,
+        shown or "–",
+        protocol,
+    )
+
+
+def measured() -> dict[Line, dict[str, list[float]]]:
+    """The values of each line by metric, one for each seed; `seconds` are those of the fit."""
+    lines: dict[Line, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for path in sorted(record_paths(ROOT / "results").values()):
+        record = read_record(path)
+        cost = record.content["cost"]
+        for each in record.measurements.all():
+            values = lines[line_of(record, each["protocol"]["name"])]
+            values["seconds"].append(sum(cost["seconds"].values()) + cost["seconds_outside_loops"])
+            for metric, value in mean_values(each).items():
+                values[metric].append(value)
+    return lines
+
+
+def shown(values: list[float]) -> str:
+    """The mean, and the standard deviation over three seeds or more: `95.0 ± 0.3`."""
+    if not values:
+        return "–"
+    mean = f"{statistics.fmean(values):.1f}"
+    return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 2 else mean
+
+
+def of_no_table(metric: str) -> bool:
+    """Whether a metric describes the classifier on real data or a recalibration of it, as each accuracy has them."""
+    return metric.endswith(("_real_pct", "_calibrated_pct"))
+
+
+def about(line: Line) -> tuple[str, ...]:
+    """The cells that both tables begin with: method, data set, ε and settings."""
+    dataset, epsilon, method, relation, settings, _ = line
+    page = f"[{method_name(method)}](methods/{method}.md)"
+    has_page = (ROOT / "docs" / "methods" / f"{method}.md").exists()
+    budget = "∞" if math.isinf(epsilon) else f"{epsilon:g}"
+    if relation != "replace_one":
+        budget += f" ({relation_name(relation)})"
+    return page if has_page else method_name(method), dataset_name(dataset), budget, settings
+
+
+def tables() -> str:
+    """Both tables in Markdown; lines of one data set and one ε are sorted by the CNN's accuracy."""
+    league, others = [], []
+    lines = measured()
+
+    def order(line: Line) -> tuple[str, float, float]:
+        return line[0], line[1], -statistics.fmean(lines[line].get(ACCURACIES[0], [0.0]))
+
+    for line in sorted(lines, key=order):
+        values = dict(lines[line])
+        seconds = values.pop("seconds")
+        if line[-1] == LEAGUE:
+            accuracies = (shown(values.get(name, [])) for name in ACCURACIES)
+            league.append((*about(line), str(len(seconds)), *accuracies, f"{statistics.fmean(seconds):.0f}"))
+        else:
+            named = (metric_with_value(name, shown(values[name])) for name in sorted(values) if not of_no_table(name))
+            others.append((*about(line), str(len(seconds)), f"`{line[-1]}`", "; ".join(named)))
+    runs = counted(len(record_paths(ROOT / "results")), "record")
+    heading = f"From {runs}. By the protocol `{LEAGUE}`, accuracies in percent:"
+    return "\n\n".join([heading, table(HEADER, league), "By other protocols:", table(OTHER_HEADER, others)])
+
+
+def page() -> str:
+    """The page with its tables made again."""
+    return page_with(PAGE, BEGIN, tables(), END)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,82 @@
+"""What `dpgen record` does: write the records of runs, with an audit if that is asked for, and check all records."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dpgen_bench.audit.certified import certified_problems, certify_run, keep_certified, with_certified
+from dpgen_bench.runs.record_checks import record_problems
+from dpgen_bench.runs.recording import add_record, default_name, write_record
+from dpgen_bench.runs.records import Record, read_record, record_paths
+from dpgen_bench.runs.store import Store
+
+
+def write_records(
+    names: Sequence[str], results: Path, by: str | None, log: Sequence[str], audit: bool, overwrite: bool
+) -> int:
+    """Write the records of runs, and print their paths; returns 1 if one of them would not be accepted.
+
+    Args:
+        names: ids of runs, or the start of them; with `audit` also of records whose runs are elsewhere.
+        by: who measured; None takes git's user.name.
+        audit: certify an epsilon for each that has none.
+    """
+    failed = 0
+    for name in names:
+        existing = _record_without_run(name, results) if audit else None
+        if existing is None:
+            folder = Store(results).find(name)
+            by = by or default_name(Path.cwd())
+            if audit and folder.done:  # `add_record` says of an unfinished run that it is none to record
+                keep_certified(folder, certify_run(folder, results, _data_root(), _say))
+            written, picture = add_record(folder, by, log, overwrite)
+        else:
+            written = with_certified(existing, certify_run(existing, results, _data_root(), _say))
+            picture = existing.picture.read_bytes()
+        if problems := problems_of(written, results, picture=False):
+            reasons = "\n  ".join(problems)
+            print(f"dpgen: expected a run whose record is accepted, got {name}:\n  {reasons}", file=sys.stderr)
+            failed = 1
+        else:
+            print(write_record(written, picture))
+    return failed
+
+
+def _record_without_run(name: str, results: Path) -> Record | None:
+    """The record whose id starts with `name`, if no run's does."""
+    if any(run.id.startswith(name) for run in Store(results).runs()):
+        return None
+    found = [path for run, path in record_paths(results).items() if run.startswith(name)]
+    return read_record(found[0]) if len(found) == 1 else None
+
+
+def check_records(results: Path) -> int:
+    """Print why records are not accepted; returns 1 if there is such a record."""
+    failed, paths = 0, record_paths(results)
+    for path in paths.values():
+        try:
+            problems = problems_of(read_record(path), results, _data_root())
+        except ValueError as error:
+            problems = [str(error)]
+        for problem in problems:
+            print(f"{path}: {problem}", file=sys.stderr)
+            failed = 1
+    print(f"{len(paths)} {'record was' if len(paths) == 1 else 'records were'} checked")
+    return failed
+
+
+def problems_of(record: Record, results: Path, data_root: str | None = None, picture: bool = True) -> list[str]:
+    """Why a record is not accepted, its certified epsilon included; [] if it is."""
+    problems = record_problems(record, data_root, picture, cache=results / "cache" / "epsilon.json")
+    return problems or certified_problems(record)
+
+
+def _data_root() -> str:
+    return os.environ.get("DPGEN_DATA", "data")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

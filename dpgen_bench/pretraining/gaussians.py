@@ -1,0 +1,192 @@
+"""A normal distribution for each class, from noisy sums: the releases of `methods/dp_gauss.py` and of `init=gauss`.
+
+An image x is a vector of p pixels in [0, 1], and y is its class. Three sums over all records are released, each once.
+Everything else is post-processing. With K > 1 clusters in each class, Lloyd's algorithm releases three more sums, and
+each cluster has a normal distribution.
+
+    means      by class, count and sum of x, |x| <= R              -> m_y = sum / count, m the mean of all
+    residuals  sum r r^T of r = x - m_y, |r| <= R_r                -> S, the covariance within classes
+    subspace   V [p, d], the top eigenvectors of S + b sum_y (n_y / n) (m_y - m)(m_y - m)^T; m_y <- m + V V^T (m_y - m)
+    codes      by class, sum z and sum z z^T of z = V^T (x - m_y), |z| <= R_z      -> mu_y and C_y
+    clusters   by class and nearest of K centres, count and sum of z -> new centres; three times, starting at random
+    texture    s^2 = (tr S - tr V^T S V) / (p - d), the variance of a pixel outside of the subspace
+    samples    x = m_y + V (mu_y + C_y^(1/2) z') + s z'',  z' and z'' ~ N(0, I)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from dpgen_bench.data.private import PrivateData
+from dpgen_bench.generator import NetGenerator
+from dpgen_bench.method import Context
+from dpgen_bench.nets.class_gaussians import ClassGaussians
+from dpgen_bench.nets.gaussian_clusters import Clusters, diagonal_blocks, normal_distributions
+from dpgen_bench.privacy.factors import PerRecordMoments
+from dpgen_bench.privacy.mechanism import Mechanism
+from dpgen_bench.privacy.sampling import Full
+from dpgen_bench.utils.validation import Checked, Count, Fraction, Interval, NonNegative, Positive
+
+LLOYD_STEPS = 3
+Share = Annotated[float, Interval("(0, 1)")]
+LabelledImages = tuple[Tensor, Tensor]  # uint8 [n, c, h, w] and int64 [n]
+
+
+@dataclass
+class GaussianModel(Checked):
+    """Releases that share the budget, with shares of the squared multiplier mu^2 of the Gaussian mechanism.
+
+    Guarantees: each release has the sensitivity C = 1 under add/remove, and sqrt(2) under replace-one (1.4147 for the
+    codes, 2 for a Lloyd step), by `PerRecordMoments`. The noise is calibrated to privacy.epsilon.
+
+    Args:
+        dim: d, the dimension of the subspace.
+        radius: R as a root mean square over pixels: |x| <= radius sqrt(p). The other radii are in the same unit.
+        radius_residual: R_r, for the deviation of an image from its class mean.
+        radius_code: R_z, for the part of this deviation in the subspace.
+        share_means: Share of the budget for the class means.
+        share_residuals: Share of the budget for the covariance within classes; the codes get the rest.
+        between: b, the weight of the covariance between classes in the choice of the subspace.
+        texture: Multiplies s.
+        threshold: Pixels of samples of at most this value become black.
+        clusters: K, the number of clusters of each class.
+        share_clusters: Share of the budget for all Lloyd steps together, if K > 1.
+
+    Raises:
+        ValueError: For a setting outside its range, for shares that leave nothing, and in `request_model`, for a d that
+            is not below the number of pixels.
+    """
+
+    dim: Count
+    radius: Positive
+    radius_residual: Positive
+    radius_code: Positive
+    share_means: Share
+    share_residuals: Share
+    between: NonNegative
+    texture: NonNegative
+    threshold: Fraction
+    clusters: Count = 1
+    share_clusters: Share = 0.15
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names, shares = zip(*self._shares().items(), strict=True)
+        if not sum(shares) < 1.0:
+            raise ValueError(
+                f"{' + '.join(f'{self.config_group}.{name}' for name in names)}: expected a sum below 1, because the "
+                f"codes get the rest, got {' + '.join(f'{share:g}' for share in shares)}; lower one of them."
+            )
+
+    def _shares(self) -> dict[str, float]:
+        """The shares of all releases but that of the codes, which gets the rest."""
+        names = ["share_means", "share_residuals", *(["share_clusters"] if self.clusters > 1 else [])]
+        return {name: getattr(self, name) for name in names}
+
+    def request_model(
+        self, data: PrivateData, ctx: Context, *, prefix: str = "", part: float | None = None
+    ) -> Callable[[], NetGenerator]:
+        """Request the mechanisms, and return the function that makes the releases and builds a generator of them.
+
+        Args:
+            prefix: Before the names of the mechanisms.
+            part: The part of the run's budget that all releases get together; None means all that is left.
+        """
+        k, p, d, K = data.num_classes, math.prod(data.image_shape), self.dim, self.clusters
+        if d >= p:
+            raise ValueError(
+                f"{self.config_group}.dim: expected less than {p}, the number of pixels of an image, got {d}; lower it."
+            )
+        R, R_r, R_z = (radius * p**0.5 for radius in (self.radius, self.radius_residual, self.radius_code))
+        images = PerRecordMoments(dim=p, radius=R, weights=(0.2, 1.0, 0.0), classes=k, nonnegative=True)
+        residuals = PerRecordMoments(dim=p, radius=R_r, weights=(0.0, 0.0, 1.0))
+        steps = PerRecordMoments(dim=K * (d + 1), radius=R_z * 1.25**0.5, weights=(0.0, 1.0, 0.0), classes=k)
+        codes = PerRecordMoments(dim=K * d, radius=R_z, weights=(0.0, 0.2, 1.0), classes=k)
+
+        def mechanism(name: str, bound: PerRecordMoments, share: float | None, times: int = 1) -> Mechanism:
+            return data.mechanism(f"{prefix}{name}", sample=Full(), bound=bound, times=times, share=share)
+
+        whole = 1.0 if part is None else part
+        of_images = mechanism("images", images, whole * self.share_means)
+        of_residuals = mechanism("residuals", residuals, whole * self.share_residuals)
+        if K > 1:
+            of_steps = mechanism("clusters", steps, whole * self.share_clusters, LLOYD_STEPS)
+        of_codes = mechanism("codes", codes, None if part is None else part * (1.0 - sum(self._shares().values())))
+
+        def release() -> NetGenerator:
+            # Class means. A class whose count is not above its noise is unknown: it gets mean and covariance of all.
+            sums = images.unpack(of_images(lambda x, y: x.flatten(1)))
+            least = max(2.0 * of_images.std / images.coefficients[0], 1.0)
+            count, known = sums.count.clamp(min=least)[:, None], (sums.count >= least).float()[:, None]
+            overall = sums.first.sum(dim=0) / data.n
+            between = known * (sums.first / count - overall)
+
+            # Subspace. The signs of eigenvectors are fixed, so that all machines agree. Means are projected on it,
+            # which removes most of their noise: a classifier would recognise the class by a fixed pattern of noise.
+            S = residuals.unpack(of_residuals(lambda x, y: x.flatten(1) - (overall + between)[y])).second / data.n
+            B = (between * count / data.n).T @ between
+            V = torch.linalg.eigh(S + self.between * B).eigenvectors[:, -d:].flip(1)
+            V = torch.where(V.sum(dim=0) < 0.0, -V, V)
+            m = overall + between @ V @ V.T
+            texture = self.texture * ((S.trace() - (V.T @ S @ V).trace()) / (p - d)).clamp(min=0.0).sqrt()
+
+            def code(x: Tensor, y: Tensor) -> Tensor:
+                return (x.flatten(1) - m[y]) @ V.to(x.dtype)
+
+            # Clusters. R_z / 2 is summed together with codes, to count records. One below twice its noise is unknown.
+            clusters = Clusters.draw(k, K, V.T @ S @ V, ctx.generator)
+
+            def row_of_step(x: Tensor, y: Tensor) -> Tensor:
+                return clusters.rows_of_step(code(x, y), y, R_z / 2.0)
+
+            for _ in range(LLOYD_STEPS if K > 1 else 0):
+                of_cells, least = steps.unpack(of_steps(row_of_step)).first, 2.0 * of_steps.std / steps.coefficients[1]
+                clusters = clusters.moved(of_cells, constant=R_z / 2.0, least=least / (R_z / 2.0))
+
+            # Normal distributions of codes. The noise of a sum of z z^T has the spectral norm `noise`.
+            z = codes.unpack(of_codes(lambda x, y: clusters.deviations(code(x, y), y)))
+            noise = of_codes.std / codes.coefficients[2] * (2.0 * d) ** 0.5
+            count, known = (count * clusters.weights).clamp(min=1.0), known * (clusters.size > 0.0)
+            mu, roots = normal_distributions(
+                count.view(-1, 1), known.view(-1, 1), z.first.view(-1, d), diagonal_blocks(z.second, K), noise
+            )
+
+            generator = NetGenerator.build(
+                ClassGaussians, data, ctx.device, latent_dim=d + p + (K > 1), threshold=self.threshold, clusters=K
+            )
+            means = m.repeat_interleave(K, dim=0) + (clusters.centres.view(-1, d) + mu) @ V.T
+            state = {"means": means, "basis": V, "roots": roots, "texture": texture}
+            generator.net.load_state_dict(state | ({"cumulative": clusters.weights.cumsum(dim=1)} if K > 1 else {}))
+            return generator
+
+        return release
+
+
+@dataclass(kw_only=True)
+class GaussianImages(GaussianModel):
+    """The first stage `init=gauss`: images of a `GaussianModel`.
+
+    Args:
+        share: Share of the budget for all releases together.
+        images: The number of images, with each class in turn.
+    """
+
+    config_group = "init"
+    share: Share
+    images: Count
+
+    def request(self, data: PrivateData, ctx: Context) -> Callable[[], LabelledImages]:
+        """Request the mechanisms, and return the function that makes the releases and draws images from them."""
+        released = self.request_model(data, ctx, prefix="init_", part=self.share)
+
+        def draw() -> LabelledImages:
+            labels = torch.arange(self.images) % data.num_classes
+            return released().sample(labels, ctx.seed), labels
+
+        return draw

@@ -1,0 +1,84 @@
+"""One clipped sum over several processes, each with a part of the padded draw: gloo on CPUs, NCCL on GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dpgen_bench.training.plain import fingerprint
+
+
+class Processes:
+    """The processes of a group of torch.distributed that make the releases of one run together.
+
+    Every process executes the same method with the same records, key and public randomness. In a release on a padded
+    draw, process i of k computes the summands of every k-th record of the draw, from the i-th on, and of every k-th
+    public row. The sums are added up in process 0, which alone has the exact value and adds noise to it, once. All
+    processes receive its noisy value, bit by bit, so that they stay in the same state.
+
+    Only sums over the records of a Poisson draw are divided (`PerRecord`, `PerRecordGradient`); with any other sampling
+    or bound, each process would do the work of all, so `PrivateData.mechanism` refuses them.
+
+    Guarantees: a record has one summand in one process, so the sum has the sensitivity of that of one process.
+
+    An exception in one process must end the others: `dpgen run runtime.processes=2` and torchrun do so.
+
+    Args:
+        group: the group; None for the default one, which `torch.distributed.init_process_group` makes.
+
+    Raises:
+        ValueError: if there is no such group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        if not dist.is_initialized():
+            raise ValueError(
+                "expected a group of processes, got none: call torch.distributed.init_process_group first."
+            )
+        self._group = group
+        self.number, self.size = dist.get_rank(group), dist.get_world_size(group)
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """(number of this process, number of processes)."""
+        return self.number, self.size
+
+    def add(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """In process 0 the sums over all processes of values by part; in others, values that are not to be used."""
+        sums = {part: value.contiguous() for part, value in values.items()}
+        for value in sums.values():
+            dist.reduce(value, group_dst=0, group=self._group)
+        return sums
+
+    def from_first(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The float32 values by part of process 0, in every process."""
+        received = {part: value.contiguous() for part, value in values.items()}
+        for value in received.values():
+            dist.broadcast(value, group_src=0, group=self._group)
+        return received
+
+    def wait(self) -> None:
+        """Wait until all processes are here."""
+        dist.barrier(group=self._group)
+
+    def expect_equal(self, state: Any, when: str) -> None:
+        """Check that all processes have the same public state, bit by bit.
+
+        Raises:
+            RuntimeError: if they do not, in every process.
+        """
+        everywhere: list[str] = [""] * self.size
+        dist.all_gather_object(everywhere, fingerprint(state), group=self._group)
+        if different := [number for number, own in enumerate(everywhere) if own != everywhere[0]]:
+            raise RuntimeError(
+                f"expected {self.size} processes with the same networks {when}, got others in {different} than in "
+                "process 0: the method draws random numbers that are not public, or the devices round differently. "
+                "Continue the run with runtime.processes=1."
+            )
+
+    def nothing(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Zeros in the place of noisy values, which `from_first` overwrites."""
+        return {part: torch.zeros_like(value, dtype=torch.float32) for part, value in values.items()}

@@ -1,0 +1,88 @@
+"""Training steps as compiled graphs (`runtime.compile`): fewer and larger kernels, equal up to rounding.
+
+The setting belongs to the process, as the number of threads does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+_backend: str = "none"
+
+
+def backend() -> str:
+    """How steps of this process are compiled."""
+    return _backend
+
+
+def use(name: str) -> None:
+    """Set how steps of this process are compiled: a `Backend`, or "graph", which executes graphs as recorded."""
+    global _backend
+    _backend = name
+
+
+@contextmanager
+def using(name: str) -> Iterator[None]:
+    """`use` within a block."""
+    before = _backend
+    use(name)
+    try:
+        yield
+    finally:
+        use(before)
+
+
+class Compiled:
+    """A function of tensors, whose operations are recorded once for each set of shapes and then compiled.
+
+    Operations are recorded on tensors without values. So a function whose operations depend on values is refused, and
+    so is one that reads another tensor than its arguments, whose value would be that of the recording for ever. Numbers
+    of Python that the function reads are constants of the recording.
+
+    Args:
+        fn: a function of nested tuples, lists and dicts of tensors that returns such a structure. It may differentiate;
+            arguments that are parameters require gradients.
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
+        self._graphs: dict[Any, Callable[..., Any]] = {}
+
+    @property
+    def recorded(self) -> int:
+        """The number of graphs."""
+        return len(self._graphs)
+
+    def __call__(self, *args: Any) -> Any:
+        leaves, structure = pytree.tree_flatten(args)
+        key = (str(structure), *((tuple(leaf.shape), leaf.dtype, leaf.device, leaf.requires_grad) for leaf in leaves))
+        key = (backend(), *key)
+        if key not in self._graphs:
+            self._graphs[key] = self._record(args)
+        with torch.no_grad():
+            return self._graphs[key](pytree.tree_map(_without_gradient, args))
+
+    def _record(self, args: Any) -> Callable[..., Any]:
+        from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
+
+        graph = make_fx(lambda args: self._fn(*args), tracing_mode="fake")(args)
+        if backend() == "graph":
+            return graph
+        return torch.compile(graph, backend=backend(), dynamic=False, fullgraph=True)
+
+
+def _without_gradient(value: Tensor) -> Tensor:
+    return value.detach()
+
+
+def network(net: nn.Module) -> Callable[..., Tensor]:
+    """`net`, to be called in steps: compiled by `runtime.compile`, with the parameters of `net`."""
+    if backend() in ("none", "graph"):
+        return net
+    return torch.compile(net, backend=backend(), dynamic=False)

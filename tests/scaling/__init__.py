@@ -1,0 +1,1 @@
+"""How the cost of the bench grows: `make bench-scaling` (docs/scaling.md)."""

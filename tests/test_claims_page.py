@@ -1,0 +1,62 @@
+"""The page of claims is what `python docs/make_claims.py` makes, and its verdicts follow from the intervals."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from docs import make_claims as made
+from dpgen_bench.runs.statistics import Difference
+
+
+def test_the_page_is_made_from_the_claims_and_the_records() -> None:
+    """After a new record: `python docs/make_claims.py`."""
+    assert made.PAGE.read_text() == made.page()
+
+
+def test_the_sweep_makes_the_runs_of_all_claims() -> None:
+    table = yaml.safe_load((made.ROOT / "conf" / "table" / "claims.yaml").read_text())
+    assert table["sweeps"] == made.sweeps()
+
+
+@pytest.mark.parametrize("claim", made.claims(), ids=lambda claim: claim["claim"])
+def test_both_settings_of_a_claim_differ_and_have_the_same_budget(claim: made.Claim) -> None:
+    one, other = (made.row(line).specs for line in made.lines(claim))
+    assert {spec.id for spec in one}.isdisjoint(spec.id for spec in other)
+    assert len({(spec.config.privacy.epsilon, spec.config.privacy.relation) for spec in (*one, *other)}) == 1
+    assert claim["paper"] in made.PAPERS
+
+
+@pytest.mark.parametrize(
+    ("interval", "margin", "expected"),
+    [
+        ((0.1, 4.0), 0.0, made.CONFIRMED),
+        ((-0.1, 4.0), 0.0, made.UNDECIDED),
+        ((-4.0, -0.1), 0.0, made.NOT_CONFIRMED),
+        ((-1.9, 4.0), 2.0, made.CONFIRMED),
+        ((-4.0, -0.1), 2.0, made.UNDECIDED),
+        ((-4.0, -2.1), 2.0, made.NOT_CONFIRMED),
+        (None, 0.0, made.UNDECIDED),
+    ],
+)
+def test_a_verdict_follows_from_the_interval(
+    interval: tuple[float, float] | None, margin: float, expected: str
+) -> None:
+    assert made.verdict(Difference(1.0, interval), margin) == expected
+
+
+def test_a_claim_without_runs_has_no_verdict() -> None:
+    assert made.verdict(None) == made.NOT_RUN
+
+
+def test_of_a_metric_of_which_less_is_better_the_difference_is_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FID 50 against 60 is 10 better."""
+    known = {"for": [[50.0], [51.0], [52.0]], "against": [[60.0], [61.0], [62.0]]}
+    monkeypatch.setattr(made, "lines", lambda claim: ("for", "against"))
+    monkeypatch.setattr(made, "values", lambda line, metric: known[line])
+    found = made.compared({"metric": "fid"})
+    assert found is not None
+    assert found.mean == pytest.approx(10.0)
+    assert found.ci95 is not None
+    assert 0.0 < found.ci95[0] < 10.0 < found.ci95[1]
+    assert made.compared({"metric": "acc_mlp_pct"}).mean == pytest.approx(-10.0)

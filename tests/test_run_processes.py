@@ -1,0 +1,183 @@
+"""`runtime.processes`: several processes train one run, with the result of one process."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file
+
+from dpgen_bench.data.private import PrivateData
+from dpgen_bench.privacy.bounds import PerRecord, PerRow, Whole
+from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.key import Key
+from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.sampling import EveryShard, Full, OneShard, Poisson
+from dpgen_bench.privacy.services import Services
+from dpgen_bench.privacy.shards import PerShard
+from dpgen_bench.runs import processes as division
+from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.devices import further_devices, jobs_at_once
+from dpgen_bench.runs.execute import RunFailed, execute
+from dpgen_bench.runs.store import Store
+from dpgen_bench.training.signals import Preempted
+from tests import toys
+from tests.run_toys import QUICK, config, contents
+
+TWO = "runtime.processes=2"
+
+
+def dpgan(results: Path, *overrides: str):
+    """A small DPGAN on the digits of scikit-learn, with a toy protocol."""
+    sizes = ["steps=8", "n_d=2", "batch_size=8", "d_d=8", "d_g=8", "latent_dim=8", "sigma=1.0"]
+    small = ["privacy.epsilon=null", *(f"method.{setting}" for setting in sizes)]
+    composed = compose_config(["method=dpgan", f"results={results}", *QUICK, *small, "scale=paper", *overrides])
+    OmegaConf.set_struct(composed, False)
+    composed.protocol = config(results).protocol
+    return composed
+
+
+def rows(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder.path / "log.jsonl").read_text().splitlines()]
+
+
+def test_two_processes_train_the_generator_of_one(tmp_path):
+    one = execute(dpgan(tmp_path / "one", "runtime.padded=true"))
+    two = execute(dpgan(tmp_path / "two", TWO))
+    assert two.id == one.id
+    assert two.done
+    assert (two.path / "ledger.json").read_text() == (one.path / "ledger.json").read_text()
+    assert [row["step"] for row in rows(two)] == [row["step"] for row in rows(one)]
+    single, together = (load_file(folder.path / "generator.safetensors") for folder in (one, two))
+    for name, value in single.items():
+        # Adam divides by gradients that are nearly zero, so some weights differ by more than rounding.
+        assert torch.allclose(together[name], value, rtol=1e-3, atol=1e-4), name
+    assert not (two.path / "private").exists() or not list((two.path / "private").iterdir())
+
+
+def test_a_private_function_that_raises_in_another_process_marks_the_ledger(tmp_path):
+    with pytest.raises(RunFailed) as failed:
+        execute(config(tmp_path, TWO, target="tests.division_toys.RaisesInProcessOne"))
+    assert "Whether a private function raises may depend on the records" in str(failed.value)
+    assert "text with a record" not in str(failed.value)
+    (folder,) = Store(tmp_path).runs()
+    (failure,) = Ledger.load(folder.path / "ledger.json").failures
+    assert failure.statement is None
+    errors = folder.path / "private" / "errors.txt"
+    assert "process 1:" in errors.read_text()
+    assert "text with a record" in errors.read_text()
+    assert errors.stat().st_mode & 0o077 == 0
+    public = [path for path in folder.path.rglob("*") if path.is_file() and "private" not in path.parts]
+    assert not [path for path in public if b"text with a record" in path.read_bytes()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", ["seeded", "os"])
+def test_a_run_of_two_processes_that_is_stopped_goes_on_to_the_same_result(tmp_path, monkeypatch, noise):
+    monkeypatch.setenv("STOPPED", str(tmp_path / "stopped"))
+    make = functools.partial(config, target="tests.division_toys.StopsOnce")
+    with pytest.raises(Preempted):
+        execute(make(tmp_path / "stopped_once", TWO, f"privacy.noise={noise}", "runtime.checkpoint_s=1000"))
+    (folder,) = Store(tmp_path / "stopped_once").runs()
+    assert folder.status() == "preempted"
+    log = (folder.path / "log.jsonl").read_bytes()
+    again = execute(make(tmp_path / "stopped_once", TWO, f"privacy.noise={noise}"))
+    assert (again.path / "log.jsonl").read_bytes().startswith(log)
+    assert len(rows(again)) == 6
+    if noise == "seeded":
+        assert contents(again) == contents(execute(make(tmp_path / "whole", TWO)))
+
+
+REFUSED = [
+    ("privacy.diagnostics=unsafe", "expected privacy.diagnostics=off with runtime.processes=2, got unsafe"),
+    ("runtime.padded=false", "expected padded draws with runtime.processes=2, got runtime.padded=false"),
+]
+
+
+@pytest.mark.parametrize(("override", "message"), REFUSED)
+def test_settings_that_exclude_several_processes_are_refused_before_anything_is_written(tmp_path, override, message):
+    with pytest.raises(ValueError, match=message):
+        execute(config(tmp_path, TWO, override))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_gpu_for_each_process_is_needed(tmp_path, monkeypatch):
+    monkeypatch.setattr(division, "number_of_devices", lambda: 1)
+    spec = build_spec(config(tmp_path, TWO))
+    for device in ("cuda", "cuda:0"):
+        with pytest.raises(
+            ValueError, match=r"expected a GPU for each of runtime.processes=2, got runtime.device=auto"
+        ):
+            division.expect_possible_division(spec, torch.device(device))
+    monkeypatch.setattr(division, "number_of_devices", lambda: 2)
+    division.expect_possible_division(spec, torch.device("cuda"))
+    with pytest.raises(ValueError, match="expected a GPU for each"):
+        division.expect_possible_division(spec, torch.device("cuda:0"))
+
+
+def test_a_method_without_releases_is_refused(tmp_path):
+    spec = build_spec(config(tmp_path, TWO))
+    services = Services(Ledger(Budget(math.inf), 10), Key.seeded("m"), processes=PAIR)
+    with pytest.raises(ValueError, match=r"expected a method that makes releases with runtime.processes=2, got toy"):
+        division.expect_divided(spec, services)
+
+
+PAIR = types.SimpleNamespace(size=2, part=(0, 2), number=0)
+SUM = PerRecord(C=1.0, shape=(1, 28, 28))
+
+
+@pytest.mark.parametrize(
+    ("sample", "bound"),
+    [
+        (Full(), SUM),
+        (Poisson(0.5), PerRow(C=1.0, shape=(2, 1))),
+        (Poisson(0.5), Whole(C=1.0, shape=(2,))),
+        (OneShard(2), PerRow(C=1.0, shape=(2, 1))),
+        (EveryShard(2), PerShard(C=1.0, shape=(2,))),
+    ],
+)
+def test_what_cannot_be_divided_is_refused_before_it_is_approved(sample, bound):
+    ledger = Ledger(Budget(math.inf), 12)
+    data = PrivateData(*toys.records(), 10, Services(ledger, Key.seeded("m"), processes=PAIR))
+    with pytest.raises(
+        ValueError, match=r"expected a sum over records .* with 2 processes.*leave out runtime.processes"
+    ):
+        data.mechanism("m", sample=sample, bound=bound, times=1, std=1.0)
+    assert not ledger.entries
+    data.mechanism("m", sample=Poisson(0.5), bound=SUM, times=1, std=1.0)
+
+
+def test_rounds_of_clients_are_not_divided():
+    services = Services(Ledger(Budget(math.inf), 12), Key.seeded("m"), processes=PAIR)
+    data = PrivateData(*toys.records(), 10, services, clients=np.arange(12) % 3, num_clients=3)
+    with pytest.raises(ValueError, match="expected one process for data whose unit is the client, got 2"):
+        data.grouped("client")
+
+
+def test_further_devices_are_free_and_held(tmp_path):
+    with further_devices(2, 0, folder=tmp_path, count=lambda: 4) as first:
+        assert first == [1, 2]
+        with further_devices(1, 0, folder=tmp_path, count=lambda: 4) as second:
+            assert second == [3]
+        message = "expected 3 GPUs for runtime.processes=3, one for each process, got the run's own and 1"
+        with (
+            pytest.raises(ValueError, match=message),
+            further_devices(2, 0, folder=tmp_path, count=lambda: 4),
+        ):
+            pass
+    with further_devices(3, 2, folder=tmp_path, count=lambda: 4) as released:
+        assert released == [0, 1, 3]
+
+
+def test_joblib_leaves_each_job_the_devices_of_its_processes():
+    assert jobs_at_once("auto", -1, lambda: 8, processes=2) == 4
+    assert jobs_at_once("auto", -1, lambda: 2, processes=4) == 1
+    assert jobs_at_once("auto", 3, lambda: 8, processes=2) == 3
+    assert jobs_at_once("cpu", -1, lambda: 8, processes=2) == -1
