@@ -16,8 +16,10 @@ from scipy import stats
 from dpgen_bench.audit.distinguisher import certify
 from dpgen_bench.audit.methods import audit_method, method_spec, with_audited
 from dpgen_bench.audit.noise import noise_faults
+from dpgen_bench.audit.pretrained_once import PretrainedOnce
 from dpgen_bench.audit.replay import Enough, ShortTape, attacked_record, describe, noise_of_runs, replay
 from dpgen_bench.cli import main
+from dpgen_bench.pretraining.pretrained import Pretrained
 from dpgen_bench.privacy.bounds import PerRecord, Whole
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
@@ -112,8 +114,22 @@ def test_settings_for_audits_that_change_a_mechanism_are_refused():
 def test_the_warm_start_of_gs_wgan_is_left_out():
     method = method_spec(["method=gs_wgan", "dataset=digits", "privacy.epsilon=1"]).method()
     assert method.warm_start == 2000
-    assert with_audited(method).warm_start == 0
-    assert with_audited(method).shards == method.shards
+    assert with_audited(method, {}).warm_start == 0
+    assert with_audited(method, {}).shards == method.shards
+
+
+def test_an_audit_pretrains_once_and_finds_what_it_finds_without_that(monkeypatch):
+    settings = ["method=dp_cgan", "method.hidden=8", "method.steps=9", "dataset=digits", "privacy.epsilon=1"]
+    stage = ["init=gauss", "init.dim=4", "init.images=40", "method.pretraining.steps=3"]
+    fits, original = [], Pretrained._networks
+    monkeypatch.setattr(Pretrained, "_networks", lambda self, *rest: fits.append(1) or original(self, *rest))
+    spec = method_spec([*settings, *stage])
+    once = audit_method(spec, levels="a")
+    assert len(fits) == 1
+    monkeypatch.setattr(PretrainedOnce, "_networks", Pretrained._networks)
+    each = audit_method(spec, levels="a")
+    assert len(fits) > 4
+    assert [once.to_dict(), once.replayed.pairs] == [each.to_dict(), each.replayed.pairs]
 
 
 def test_an_honest_sum_reaches_its_sensitivity_and_does_not_exceed_it():

@@ -15,8 +15,10 @@ import numpy as np
 
 from dpgen_bench.audit.distinguisher import Certificate, certify
 from dpgen_bench.audit.noise import noise_faults
+from dpgen_bench.audit.pretrained_once import PretrainedOnce
 from dpgen_bench.audit.replay import Pair, Replayed, attacked_record, describe, noise_of_runs, replay
 from dpgen_bench.method import Method
+from dpgen_bench.pretraining.pretrained import Pretrained
 from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.accountants.table import claimed_epsilon
 from dpgen_bench.privacy.events import Event, Relation, budget_text
@@ -212,8 +214,9 @@ def audit_method(
     record, ids = attacked_record(ledger, Key.seeded(f"conformance:{spec.seed}"), len(loaded))
     budget, dataset = ledger.budget, spec.dataset()
     images = loaded.images[ids].float() / 255.0
+    known: dict[str, Any] = {}
     bench = Bench(
-        lambda: with_audited(spec.method()),
+        lambda: with_audited(spec.method(), known),
         DataSet("", images, loaded.labels[ids], ids, np.zeros(len(ids), dtype=np.int64)),
         (images.shape[1], images.shape[2], images.shape[3]),
         dataset.num_classes,
@@ -257,11 +260,17 @@ def expect_public(spec: RunSpec) -> None:
         )
 
 
-def with_audited(method: Method) -> Method:
+def with_audited(method: Method, known: dict[str, Any]) -> Method:
     """The method with the settings that its class states for audits (`audited`), as GS-WGAN's warm start of critics.
 
     They make a fit shorter. `replay` checks that the events of its mechanisms stay as they are.
+
+    Args:
+        known: networks that earlier fits pretrained, and to which this one adds (`PretrainedOnce`).
     """
+    if isinstance(method, Pretrained):
+        plugin = with_audited(method.method, known)
+        return PretrainedOnce(Pretrained(plugin, method.stage, method.pretraining), known)
     audited = getattr(type(method), "audited", {})
     return replace(method, **audited) if audited else method  # type: ignore[type-var]
 

@@ -1,0 +1,38 @@
+"""`PretrainedOnce`: a method with a first stage, which is pretrained once for all fits of an audit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from dpgen_bench.data.private import PrivateData
+from dpgen_bench.method import Context
+from dpgen_bench.pretraining.gaussians import LabelledImages
+from dpgen_bench.pretraining.pretrained import Pretrained
+from dpgen_bench.testing.digest import digests
+from dpgen_bench.training.checkpoint import public_randomness, restore_randomness
+
+
+class PretrainedOnce(Pretrained):
+    """A `Pretrained` for audits, which fit a method again and again on neighbours, with the same released values.
+
+    Every fit is that of `Pretrained`: networks, and public randomness after the pretraining, are those of an earlier
+    fit if the released images, the seed and public randomness before the pretraining are the same to the last bit.
+
+    Args:
+        pretrained: The method with its first stage.
+        known: What earlier fits trained; shared by all fits of an audit.
+    """
+
+    def __init__(self, pretrained: Pretrained, known: dict[str, Any]) -> None:
+        super().__init__(pretrained.method, pretrained.stage, pretrained.pretraining)
+        self._known = known
+
+    def _networks(self, images: LabelledImages, data: PrivateData, ctx: Context) -> dict[str, nn.Module]:
+        key = str(digests([ctx.seed, *images, public_randomness(ctx.generator)]))
+        if key not in self._known:
+            self._known[key] = super()._networks(images, data, ctx), public_randomness(ctx.generator)
+        networks, randomness = self._known[key]
+        restore_randomness(randomness, ctx.generator)
+        return dict(networks)
