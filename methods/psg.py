@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from torch import Tensor
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
-from dpgen_bench.nets.image_set import ImageSet, MatchNet, cosine_distance
+from dpgen_bench.nets.image_set import ImageSet, MatchNet, PriorSet, cosine_distance
 from dpgen_bench.privacy.accountants.claims import opacus_epsilon
 from dpgen_bench.privacy.bounds import PerRecordGradient
 from dpgen_bench.privacy.events import Event
@@ -39,6 +40,8 @@ class PSG(Checked):
         rounds: Number of trainings of a classifier; before each, the images are updated.
         updates: Number of releases, and of updates of the images, in a round.
         lr_images, momentum: Those of SGD for the images.
+        prior: "none" learns pixels, "dcgan" the parameters of a generator, whose images at fixed latents are the set.
+        lr_prior: Learning rate of Adam for these parameters.
         epochs: Epochs of training of the classifier on the images at the end of a round.
         lr_net: Learning rate of SGD for the classifier, with the same momentum.
         width: Channels of the classifier.
@@ -50,6 +53,7 @@ class PSG(Checked):
 
     version = 1  # raise it when the same settings train a different generator
     claimed_relation = "add_remove"  # of `epsilon_claimed`
+    added = ("prior", "lr_prior")  # runs from before these options existed keep their ids
     images_per_class: Count
     batch_size: Count
     clip_norm: Positive
@@ -63,21 +67,27 @@ class PSG(Checked):
     lr_net: Positive
     width: Count
     microbatch: Count | None
+    prior: Literal["none", "dcgan"] = "none"
+    lr_prior: Positive = 0.01
 
     def epsilon_claimed(self, events: Sequence[Event], delta: float) -> float | None:
         """The paper's count: Opacus's RDP accountant under add/remove. It is sound."""
         return opacus_epsilon(events, delta)
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
+        kind = ImageSet if self.prior == "none" else PriorSet
         generator = NetGenerator.build(
-            ImageSet, data, ctx.device, latent_dim=1, latent="uniform", images_per_class=self.images_per_class
+            kind, data, ctx.device, latent_dim=1, latent="uniform", images_per_class=self.images_per_class
         )
-        assert isinstance(generator.net, ImageSet)
-        images = generator.net.images
+        images = generator.net
+        assert isinstance(images, ImageSet)
+        parameters = list(images.parameters())
         labels = torch.arange(data.num_classes, device=ctx.device).repeat_interleave(self.images_per_class)
         net = MatchNet(data.image_shape, data.num_classes, self.width).to(ctx.device)
         matched = net.matched()
-        sgd = torch.optim.SGD([images], self.lr_images, self.momentum)
+        optimiser: torch.optim.Optimizer = torch.optim.SGD(parameters, self.lr_images, self.momentum)
+        if self.prior == "dcgan":
+            optimiser = torch.optim.Adam(parameters, self.lr_prior)
 
         q = min(1.0, self.batch_size / data.n)
         release = data.mechanism(
@@ -93,17 +103,19 @@ class PSG(Checked):
         def losses(x: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(net(2.0 * x - 1.0), y, reduction="none")
 
-        for t in ctx.steps(release.times, images=generator.net, net=net, sgd=sgd):
+        for t in ctx.steps(release.times, images=images, net=net, sgd=optimiser):
             if t % (self.rounds * self.updates) == 0:
                 net.reset()
             private = release(losses)
-            loss = F.cross_entropy(net(images.flatten(0, 1)), labels)
+            loss = F.cross_entropy(net(images.optimised()), labels)
             own = torch.autograd.grad(loss, list(matched.values()), create_graph=True)
             distance = cosine_distance(dict(zip(matched, own, strict=True)), private)
-            (images.grad,) = torch.autograd.grad(distance, [images])
-            sgd.step()
+            for parameter, gradient in zip(parameters, torch.autograd.grad(distance, parameters), strict=True):
+                parameter.grad = gradient
+            optimiser.step()
+            images.update()
             if t % self.updates == self.updates - 1:
-                self.train(net, images.detach().flatten(0, 1), labels, ctx.generator)
+                self.train(net, images.images.detach().flatten(0, 1), labels, ctx.generator)
             ctx.log(distance=float(distance.detach()))
 
         return generator

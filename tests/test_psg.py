@@ -18,7 +18,7 @@ from dpgen_bench.evaluate.fidelity import Fid
 from dpgen_bench.evaluate.metric import EvalContext, NotMeasured
 from dpgen_bench.generator import Generator, NetGenerator
 from dpgen_bench.method import Context
-from dpgen_bench.nets.image_set import ImageSet, MatchNet, cosine_distance
+from dpgen_bench.nets.image_set import ImageSet, MatchNet, PriorSet, cosine_distance
 from dpgen_bench.privacy.accountants.calibration import calibrate_std
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
@@ -96,6 +96,26 @@ def test_an_update_moves_the_images_towards_the_gradient_of_all_records() -> Non
     torch.testing.assert_close(moved, -0.3 * gradient, atol=1e-4, rtol=1e-3)
 
 
+def test_with_a_prior_the_parameters_of_a_generator_follow_the_gradient_and_the_set_is_what_it_draws() -> None:
+    """One release of all records without noise; Adam's first step is lr times the sign of the gradient."""
+    generator, ctx = fit(prior="dcgan", batch_size=12, networks=1, rounds=1, updates=1, epochs=0, lr_prior=0.002)
+    net, before, after = ctx.stateful["net"], ctx.first["images"], generator.net
+    assert isinstance(after, PriorSet)
+    torch.testing.assert_close(after.optimised().reshape(after.images.shape), after.images)
+    assert torch.equal(before.latents, after.latents)
+    names, weights = list(net.matched()), list(net.matched().values())
+    x, y = records(12)
+    loss = F.cross_entropy(net(2.0 * x.float() / 255.0 - 1.0), y, reduction="sum")
+    private = dict(zip(names, torch.autograd.grad(loss, weights), strict=True))
+    own = torch.autograd.grad(F.cross_entropy(net(before.optimised()), before.labels), weights, create_graph=True)
+    parameters = dict(before.named_parameters())
+    gradients = torch.autograd.grad(cosine_distance(dict(zip(names, own, strict=True)), private), parameters.values())
+    for name, gradient in zip(parameters, gradients, strict=True):
+        moved, large = after.get_parameter(name) - parameters[name], gradient.abs() > 1e-3
+        torch.testing.assert_close(moved[large], -0.002 * gradient[large].sign(), atol=1e-6, rtol=1e-2)
+    assert sum(int((gradient.abs() > 1e-3).sum()) for gradient in gradients) > 1000
+
+
 def test_classifiers_are_drawn_again_and_trained_on_the_images_after_each_round() -> None:
     _, untrained = fit(networks=1, rounds=1, updates=2, epochs=0)
     _, trained = fit(networks=1, rounds=1, updates=2, epochs=3)
@@ -115,8 +135,9 @@ def drawn(generator: Generator, n: int = 400) -> tuple[Tensor, Tensor]:
     return generator.sample(labels, seed=0), labels
 
 
-def test_samples_are_images_of_the_set_of_their_class_drawn_with_replacement(tmp_path: Path) -> None:
-    generator, _ = fit()
+@pytest.mark.parametrize("prior", ["none", "dcgan"])
+def test_samples_are_images_of_the_set_of_their_class_drawn_with_replacement(tmp_path: Path, prior: str) -> None:
+    generator, _ = fit(prior=prior)
     assert generator.set_size == 20
     x, y = drawn(generator)
     stored = ((generator.net.images.detach() + 1.0) / 2.0).clamp(0.0, 1.0).mul(255.0).round().to(torch.uint8)  # type: ignore[operator]

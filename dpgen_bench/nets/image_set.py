@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpgen_bench.nets.wgan import DCGANGenerator
+
 
 class ImageSet(nn.Module):
     """G(z, y): one of the images of class y, chosen by z, which is uniform on [0, 1]: sampling with replacement.
@@ -29,6 +31,7 @@ class ImageSet(nn.Module):
     """
 
     value_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
+    images: Tensor
 
     def __init__(self, image_shape: Sequence[int], num_classes: int, latent_dim: int, images_per_class: int) -> None:
         super().__init__()
@@ -39,9 +42,41 @@ class ImageSet(nn.Module):
         """The number of images of the set."""
         return self.images.shape[0] * self.images.shape[1]
 
+    def optimised(self) -> Tensor:
+        """The images [num_classes * images_per_class, c, h, w] as functions of the parameters, class after class."""
+        return self.images.flatten(0, 1)
+
+    def update(self) -> None:
+        """Make `images` those of the parameters, after a change of these."""
+
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         number = self.images.shape[1]
         return self.images[y, (z[:, 0] * number).long().clamp(max=number - 1)]
+
+
+class PriorSet(ImageSet):
+    """A set whose images are those of a DCGAN at fixed latents; its parameters are those of the DCGAN.
+
+    The generator is the one of GS-WGAN's authors without its sigmoid, and latents are standard normal in 10 dimensions.
+    """
+
+    latents: Tensor
+    labels: Tensor
+
+    def __init__(self, image_shape: Sequence[int], num_classes: int, latent_dim: int, images_per_class: int) -> None:
+        nn.Module.__init__(self)
+        self.generator = DCGANGenerator(image_shape, num_classes, latent_dim=10)
+        self.register_buffer("latents", torch.randn(num_classes * images_per_class, 10))
+        self.register_buffer("labels", torch.arange(num_classes).repeat_interleave(images_per_class))
+        self.register_buffer("images", torch.empty(num_classes, images_per_class, *image_shape))
+        self.update()
+
+    def optimised(self) -> Tensor:
+        return self.generator.linear_images(self.latents, self.labels)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self.images.copy_(self.optimised().reshape(self.images.shape))
 
 
 class MatchNet(nn.Module):

@@ -182,10 +182,14 @@ class DCGANGenerator(nn.Module):
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         """Images in [0, 1] [b, c, 28, 28] of latents z [b, latent_dim] and labels y int64 [b]."""
+        return torch.sigmoid(self.linear_images(z, y))
+
+    def linear_images(self, z: Tensor, y: Tensor) -> Tensor:
+        """The values [b, c, 28, 28] before the sigmoid."""
         h = self.linear(_generator_input(z, y, self.num_classes)).reshape(len(z), -1, 4, 4)
         h = self.conv1(pixel_norm(F.relu(h)))[:, :, :7, :7]
         h = self.conv2(pixel_norm(F.relu(h)))
-        return torch.sigmoid(self.conv3(pixel_norm(F.relu(h))))
+        return self.conv3(pixel_norm(F.relu(h)))
 
 
 class ProjectionCritic(nn.Module):
