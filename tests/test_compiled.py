@@ -14,10 +14,13 @@ from dpgen_bench.data.private import PrivateData
 from dpgen_bench.nets.stack import Stack
 from dpgen_bench.nets.wasserstein import CriticTraining
 from dpgen_bench.nets.wgan import ProjectionCritic
+from dpgen_bench.privacy.batch import Batch
 from dpgen_bench.privacy.bounds import PerRecordGradient
 from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.gradients import layers
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.padding import Padding
 from dpgen_bench.privacy.record_rng import RecordRng
 from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.privacy.services import Services
@@ -109,6 +112,39 @@ def test_a_function_that_reads_another_tensor_or_branches_on_values_is_refused()
         assert double.recorded == 1
         assert torch.equal(double(torch.ones(2)), torch.full((2,), 2.0))
         assert double.recorded == 2
+
+
+@pytest.mark.parametrize("backend", ["graph", inductor])
+def test_records_of_a_compiled_sum_are_within_the_bound_and_those_that_are_not_finite_add_zero(monkeypatch, backend):
+    """With norms from Gram matrices of pixels in the first layer, and of patches in the second."""
+    monkeypatch.setattr(layers, "_COST_OF_A_KEPT_NUMBER", 10**9)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 3, 4, stride=2, padding=1), nn.Tanh(), nn.Conv2d(3, 1, 3))
+    images, labels = torch.randn(8, 2, 8, 8, generator=toys.seeded(1)), torch.arange(8) % 2
+    images[4], images[5, 0, 0, 0], images[6], images[7] = math.nan, math.inf, 1e30, 1e4 * images[7]
+
+    def losses(x: Tensor, y: Tensor) -> Tensor:
+        return 100.0 * (net(x).flatten(1) - y[:, None]).square().sum(1)
+
+    bound = PerRecordGradient(C=0.1, module=net, pure=True)
+
+    def released(real: Tensor, backend: str) -> Tensor:
+        batch = Batch(images, labels, torch.arange(8), Key.seeded("c"), real=real, padding=Padding(8, 1))
+        with compiled.using(backend):
+            return torch.cat([part.flatten() for part in bound.value(losses, batch, None).values()]).double()
+
+    rows = torch.eye(8, dtype=torch.bool)
+    singles = torch.stack([released(row, backend) for row in rows])
+    norms = singles.norm(dim=1)
+    assert (norms <= 0.1).all()
+    assert (norms[[0, 1, 2, 3, 7]] > 0.09999).all()
+    assert (singles[[4, 5]] == 0.0).all()
+    every = torch.ones(8, dtype=torch.bool)
+    assert torch.allclose(released(every, backend), singles.sum(0), rtol=0.0, atol=1e-6)
+    for real in (every, *rows):
+        assert torch.allclose(released(real, backend), released(real, "none"), rtol=0.0, atol=1e-6)
+    (graph,) = bound._compiled._graphs.values()
+    assert graph.recorded == 1
 
 
 @pytest.mark.parametrize("backend", ["graph", inductor])

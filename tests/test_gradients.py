@@ -75,18 +75,24 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@given(images=image_networks(), max_norm=st.sampled_from([1e-2, 1.0, 30.0]), at_once=st.sampled_from([1, 300, 2**21]))
+@given(
+    images=image_networks(),
+    max_norm=st.sampled_from([1e-2, 1.0, 30.0]),
+    at_once=st.sampled_from([1, 300, 2**21]),
+    padded=st.booleans(),
+)
 @settings(some_examples, max_examples=50)
 def test_convolutions_agree_with_the_loop(
-    way: str, images: tuple[nn.Module, Tensor], max_norm: float, at_once: int
+    way: str, images: tuple[nn.Module, Tensor], max_norm: float, at_once: int, padded: bool
 ) -> None:
     backend, cost, pixels = WAYS[way]
     net, x = images
+    mask = torch.ones(len(x), dtype=torch.bool)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "_COST_OF_A_KEPT_NUMBER", cost)
         patch.setattr(layers, "_NUMBERS_AT_ONCE", at_once)
         patch.setattr(convolution, "_PIXELS_OVER_PATCHES", pixels)
-        got = clipped_gradient_sum(net, squared_output(net), (x,), max_norm, backend=backend)
+        got = clipped_gradient_sum(net, squared_output(net), (x,), max_norm, mask=mask, backend=backend, padded=padded)
     exact = loop(net, squared_output, (x,))
     assert_same(flat(got.gradients), clip(exact, max_norm))
     assert torch.allclose(got.norms.double(), exact.norm(dim=1), rtol=TOLERANCE, atol=0.0)

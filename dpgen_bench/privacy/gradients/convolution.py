@@ -119,27 +119,24 @@ class Correlations(LayerGradient):
 
         a_t·a_s is a sum over kernel taps u of products of pixels x[p(t, u)]·x[p(s, u)]. Each product is an entry of
         the H·W x H·W Gram matrix of pixels, and tap u reads a strided block of it. Taps outside the image read
-        padding, which is zero.
+        padding, which is zero. Blocks are views of one shape: sums of parts of tensors, which are written in place, as
+        recorded graphs become functions of 100,000 lines (`runtime.compile=inductor`).
         """
         n, _, h, w = image.shape
         flat = image.flatten(2)
         pixels = torch.bmm(flat.transpose(1, 2), flat).view(n, h, w, h, w)
+        top, left = self.padding
+        blocks = F.pad(pixels, (left, left, top, top) * 2) if top or left else pixels
+        for axis in (0, 1):
+            step, dilation = self.stride[axis], self.dilation[axis]
+            span = dilation * (self.kernel[axis] - 1) + 1
+            blocks = blocks.unfold(1 + axis, span, step).unfold(3 + axis, span, step)
+            blocks = blocks.diagonal(dim1=-2, dim2=-1)[..., ::dilation]
         gram = pixels.new_zeros(n, th, tw, th, tw)
-        rows = [self._reach(0, u, th, h) for u in range(self.kernel[0])]
-        columns = [self._reach(1, u, tw, w) for u in range(self.kernel[1])]
-        for t_rows, p_rows in rows:
-            for t_columns, p_columns in columns:
-                gram[:, t_rows, t_columns, t_rows, t_columns] += pixels[:, p_rows, p_columns, p_rows, p_columns]
+        for row in blocks.unbind(-2):  # blocks [n, Th, Tw, Th, Tw, taps, taps]
+            for block in row.unbind(-1):
+                gram += block
         return gram.view(n, th * tw, th * tw)
-
-    def _reach(self, axis: int, tap: int, positions: int, size: int) -> tuple[slice, slice]:
-        """The positions whose kernel tap lies inside an image of `size` pixels, and the pixels that they read."""
-        step, offset = self.stride[axis], self.dilation[axis] * tap - self.padding[axis]
-        first = max(0, -(offset // step))
-        last = min(positions - 1, (size - 1 - offset) // step)
-        if last < first:
-            return slice(0, 0), slice(0, 0)
-        return slice(first, last + 1), slice(step * first + offset, step * last + offset + 1, step)
 
     def _form(self, image: Tensor, maps: Tensor) -> Tensor:
         """Per-record weight gradients [n, *self.layer.weight.shape] of image [K n, C, H, W], maps [K n, O, Th, Tw]."""
