@@ -1,4 +1,4 @@
-"""Makes the tables of docs/results.md from results/records: accuracies by the protocol `league`, and all other values.
+"""Makes the tables of docs/results.md from results/records: accuracies by `league`, all other values, and costs.
 
 Run it again after a new record; `make tables` does, too:
 
@@ -11,6 +11,7 @@ import math
 import statistics
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from docs.page_tables import page_with, table
 from dpgen_bench.runs.display import counted, dataset_name, method_name, metric_with_value, relation_name
@@ -24,6 +25,21 @@ LEAGUE = "league"
 ACCURACIES = ("acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct")
 HEADER = ("method", "data set", "ε", "settings", "seeds", "CNN", "MLP", "logistic regression", "fit, seconds")
 OTHER_HEADER = ("method", "data set", "ε", "settings", "seeds", "protocol", "values")
+COST_HEADER = (
+    "method",
+    "data set",
+    "settings",
+    "scale",
+    "runs",
+    "steps",
+    "parameters",
+    "processor-seconds",
+    "memory, MiB",
+)
+COSTS = (
+    "What fits cost with one thread. Memory is the largest of the process; what uniform noise takes is that of Python, "
+    "its libraries and the records. `≤` is the shortest time on the clock, of runs that did not count processor time:"
+)
 # Overrides that have a column of their own, or change neither the generator nor what is measured.
 NOT_SETTINGS = ("method=", "dataset=", "seed=", "protocol=", "privacy.epsilon=", "privacy.relation=", "runtime.")
 
@@ -60,6 +76,29 @@ def measured() -> dict[Line, dict[str, list[float]]]:
     return lines
 
 
+def seconds_of(runs: list[dict[str, Any]]) -> str:
+    """The mean processor time of fits, or a bound of it: time on the clock contains that of other programs."""
+    if times := [cost["cpu_seconds"] for cost in runs if cost.get("cpu_seconds") is not None]:
+        return f"{statistics.fmean(times):,.0f}"
+    return f"≤ {min(sum(cost['seconds'].values()) + cost['seconds_outside_loops'] for cost in runs):,.0f}"
+
+
+def costs() -> str:
+    """The table of what fits cost; runs of all seeds and ε that have the other settings in common share a line."""
+    lines: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    for path in sorted(record_paths(ROOT / "results").values()):
+        record = read_record(path)
+        method, dataset, _, settings = about(line_of(record, ""))
+        lines[method, dataset, settings, record.config.scale.name].append(record.content["cost"])
+
+    def row(line: tuple[str, ...], runs: list[dict[str, Any]]) -> tuple[str, ...]:
+        steps, parameters = sum(runs[0]["steps"].values()), runs[0]["parameters"].get("released_generator", 0)
+        memory = max(cost["peak_memory_mib"]["host"] for cost in runs)
+        return (*line, str(len(runs)), f"{steps:,}", f"{parameters:,}", seconds_of(runs), f"{memory:,.0f}")
+
+    return table(COST_HEADER, (row(line, runs) for line, runs in sorted(lines.items())))
+
+
 def shown(values: list[float]) -> str:
     """The mean, and the standard deviation over three seeds or more: `95.0 ± 0.3`."""
     if not values:
@@ -85,7 +124,7 @@ def about(line: Line) -> tuple[str, ...]:
 
 
 def tables() -> str:
-    """Both tables in Markdown; lines of one data set and one ε are sorted by the CNN's accuracy."""
+    """The tables in Markdown; lines of one data set and one ε are sorted by the CNN's accuracy."""
     league, others = [], []
     lines = measured()
 
@@ -103,7 +142,8 @@ def tables() -> str:
             others.append((*about(line), str(len(seconds)), f"`{line[-1]}`", "; ".join(named)))
     runs = counted(len(record_paths(ROOT / "results")), "record")
     heading = f"From {runs}. By the protocol `{LEAGUE}`, accuracies in percent:"
-    return "\n\n".join([heading, table(HEADER, league), "By other protocols:", table(OTHER_HEADER, others)])
+    values_by = [heading, table(HEADER, league), "By other protocols:", table(OTHER_HEADER, others)]
+    return "\n\n".join([*values_by, COSTS, costs()])
 
 
 def page() -> str:
