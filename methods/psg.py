@@ -113,7 +113,7 @@ class PSG(Checked):
             for parameter, gradient in zip(parameters, torch.autograd.grad(distance, parameters), strict=True):
                 parameter.grad = gradient
             optimiser.step()
-            images.update()
+            images.update()  # of a set with a prior, which are functions of what was learned
             if t % self.updates == self.updates - 1:
                 self.train(net, images.images.detach().flatten(0, 1), labels, ctx.generator)
             ctx.log(distance=float(distance.detach()))

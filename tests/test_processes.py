@@ -67,6 +67,26 @@ def releases(processes: Processes | None) -> dict[str, list]:
     return results
 
 
+def disagreeing(processes: Processes, different: str) -> None:
+    """One release of two processes, of which the second asks for another one."""
+    other = processes.number == 1
+    services = Services(
+        Ledger(Budget(math.inf), N),
+        Key.seeded("q" if other and different == "key" else "p"),
+        padded=True,
+        processes=processes,
+    )
+    data = PrivateData(*toys.records(N, (1, 8, 8)), 10, services)
+    bound = PerRecord(C=100.0 if other and different == "C" else 1.0, shape=(1, 8, 8))
+    sample = Poisson(0.9 if other and different == "rate" else 0.4)
+    first, second = (data.mechanism(name, sample=sample, bound=bound, times=1, std=0.0) for name in ("a", "b"))
+
+    def never(x: Tensor, y: Tensor) -> Tensor:
+        raise AssertionError("the private function was called")
+
+    (second if other and different == "order" else first)(never)
+
+
 def work(number: int, path: str, queue: multiprocessing.Queue) -> None:
     try:
         dist.init_process_group("gloo", init_method=f"file://{path}", rank=number, world_size=2)
@@ -85,6 +105,9 @@ def work(number: int, path: str, queue: multiprocessing.Queue) -> None:
         Processes().expect_equal({"net": [torch.ones(2), 0.5]}, "now")
         with pytest.raises(RuntimeError, match=r"expected 2 processes with the same networks now, got others in \[1\]"):
             Processes().expect_equal({"net": [torch.full((2,), 1.0 + 1e-7 * number), 0.5]}, "now")
+        for different in ("C", "rate", "order", "key"):
+            with pytest.raises(RuntimeError, match="expected 2 processes that make the same release"):
+                disagreeing(Processes(), different)
         queue.put(("agreed", number, None))
         dist.barrier()
     except BaseException:

@@ -6,6 +6,7 @@ A release has a fixed order: draw the records, call `fn` on them, clip, add nois
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterator
@@ -131,10 +132,19 @@ class Mechanism(Allowance):
         with Uninterrupted(), private_computation():
             # A release with private state is computed again, because its state is needed; the value is the same.
             journaled = None if self._state else self._services.journal.get(self.name, index, self._services.device)
+            if self._services.processes is not None:
+                self._services.processes.expect_same_release(self._description(index, journaled is not None))
             noisy = self._release(fn, public, index) if journaled is None else journaled
             self._executed = index + 1
             self._services.ledger.record_executed(self.name, self._executed)  # a journaled release counts, too
         return noisy["value"] if noisy.keys() == {"value"} else noisy
+
+    def _description(self, index: int, journaled: bool) -> str:
+        """What processes that make a release together must agree on; the key decides who is drawn."""
+        source = hashlib.sha256(self._services.key.derive(self.name, index).secret).hexdigest()[:16]
+        made = "made before" if journaled else "new"
+        bound = f"{type(self._bound).__name__}, C = {self._bound.C}"
+        return f"release {index} of {self.name!r} ({made}; {self.event}; {bound}; {len(self._ids)} records; {source})"
 
     def _positions(self, index: int) -> np.ndarray:
         """The positions of the records of draw `index`."""

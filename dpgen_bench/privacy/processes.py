@@ -22,7 +22,8 @@ class Processes:
     Only sums over the records of a Poisson draw are divided (`PerRecord`, `PerRecordGradient`); with any other sampling
     or bound, each process would do the work of all, so `PrivateData.mechanism` refuses them.
 
-    Guarantees: a record has one summand in one process, so the sum has the sensitivity of that of one process.
+    Guarantees: before any record is used, all processes agree on the mechanism, its event and bound, the number of the
+    release and the draw. So a record has one summand in one process, and the sum has the sensitivity in the ledger.
 
     An exception in one process must end the others: `dpgen run runtime.processes=2` and torchrun do so.
 
@@ -39,6 +40,11 @@ class Processes:
                 "expected a group of processes, got none: call torch.distributed.init_process_group first."
             )
         self._group = group
+        # Descriptions are compared by the hosts, so that accelerators need not wait for each other.
+        self._hosts: Any = group
+        if dist.get_backend(group) != "gloo":
+            ranks = None if group is None else dist.get_process_group_ranks(group)
+            self._hosts = dist.new_group(ranks, backend="gloo", use_local_synchronization=group is not None)
         self.number, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     @property
@@ -59,6 +65,21 @@ class Processes:
         for value in received.values():
             dist.broadcast(value, group_src=0, group=self._group)
         return received
+
+    def expect_same_release(self, description: str) -> None:
+        """Check that all processes are about to make the same release; `description` says which.
+
+        Raises:
+            RuntimeError: if they are not, in every process.
+        """
+        everywhere = [""] * self.size
+        dist.all_gather_object(everywhere, description, group=self._hosts)
+        if different := [number for number, own in enumerate(everywhere) if own != everywhere[0]]:
+            raise RuntimeError(
+                f"expected {self.size} processes that make the same release, got {everywhere[0]} in process 0 and "
+                f"{everywhere[different[0]]} in process {different[0]}: the method draws random numbers that are not "
+                "public, or reads the number of its process. Make its requests and releases the same in all of them."
+            )
 
     def wait(self) -> None:
         """Wait until all processes are here."""
