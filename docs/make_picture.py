@@ -34,6 +34,7 @@ def lines() -> list[dict[str, str]]:
     table = pd.read_csv(ROOT / "results" / "tables" / "league_mnist.csv", dtype=str)
     table = table[(table["epsilon_budget"].astype(float) == EPSILON) & (table["dataset"] == "mnist")]
     table = table[table["place"] != "–"]
+    table["steps"] = table["steps"].fillna("")  # of a method without such a setting
     shown = []
     for (place, method), rows in table.groupby(["place", "method"]):
         values = rows.set_index("metric")
