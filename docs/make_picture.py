@@ -41,7 +41,7 @@ def lines() -> list[dict[str, str]]:
         first = rows.iloc[0]
         line = {
             key: first[key]
-            for key in ("steps", "scale", "seeds", "relation", "delta", "accountant", "protocol", "runs")
+            for key in ("steps", "init", "scale", "seeds", "relation", "delta", "accountant", "protocol", "runs")
         }
         line |= {"place": str(place), "method": str(method)}
         for kind in ("proven", "claimed"):
@@ -94,7 +94,8 @@ def main() -> None:
     for number, (line, grid) in enumerate(zip(shown, grids(), strict=True)):
         y = 0.74 - row * number
         figure.text(0.01, y, line["place"], fontsize=12, va="center", weight="bold")
-        figure.text(COLUMNS["method"], y, method_name(line["method"]), fontsize=12, va="center")
+        first_stage = f"\ninit={line['init']}" if line["init"] != "none" else ""
+        figure.text(COLUMNS["method"], y, method_name(line["method"]) + first_stage, fontsize=11, va="center")
         steps = (f"{int(line['steps']):,}\n" if line["steps"].isdigit() else "") + f"scale {line['scale']}"
         figure.text(COLUMNS["steps"], y, steps, fontsize=10, va="center")
         axes = figure.add_axes((COLUMNS["samples"], y - 0.47 * row, 0.32, 0.94 * row))
