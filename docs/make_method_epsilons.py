@@ -22,6 +22,7 @@ from pathlib import Path
 
 import yaml
 from matplotlib.axes import Axes
+from omegaconf import OmegaConf
 
 from dpgen_bench.audit.cases import case_files, load_case
 from dpgen_bench.audit.certified import why_nothing_is_certified
@@ -92,16 +93,18 @@ def recorded(method: str) -> list[Row]:
         if path.parent.name == method:
             record = read_record(path)
             privacy = record.config.privacy
-            key = (str(record.config.dataset.name), str(privacy.relation), privacy.epsilon)
+            stage = OmegaConf.select(record.config, "init.name", default="none")
+            key = (str(record.config.dataset.name), str(privacy.relation), privacy.epsilon, stage)
             groups.setdefault((*key, epsilon_number(record.content["ledger"]["epsilon"], "proven")), []).append(record)
     rows = []
-    for (dataset, relation, budget, proven), records in sorted(groups.items(), key=str):
+    for (dataset, relation, budget, stage, proven), records in sorted(groups.items(), key=str):
         epsilons = [record.content["ledger"]["epsilon"] for record in records]
         claims = [claim for each in epsilons if (claim := epsilon_number(each, "claimed")) is not None]
         audit = least_certified(epsilons)
         number = audit.get("epsilon")
         without = budget is None or not 0.0 < float(str(budget)) < math.inf
         label = dataset_name(str(dataset)) + ("" if without else f", ε = {budget}")
+        label += "" if stage == "none" else f", init={stage}"
         rows.append(
             Row(
                 method,

@@ -233,7 +233,7 @@ PINNED = {
     "dp_sinkhorn_table5": "33ce22cbe24d",
     "dp_sinkhorn_table6": "ad99c34fe730",
     "dpgan_table1": "3f84524bd4ee",
-    "dpgan_table2": "c352fe3b9a97",
+    "dpgan_table2": "0ed70219c4a9",
     "dpgan_table3": "7d2a61b4527f",
     "dpgan_table4": "c20da99c350b",
     "dpgan_table6": "d9bce3e076e5",
