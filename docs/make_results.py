@@ -17,6 +17,7 @@ from docs.page_tables import page_with, table
 from dpgen_bench.runs.display import counted, dataset_name, method_name, metric_with_value, relation_name
 from dpgen_bench.runs.records import Record, read_record, record_paths
 from dpgen_bench.runs.values import mean_values
+from dpgen_bench.training.cost import cost_values
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "results.md"
@@ -70,7 +71,7 @@ def measured() -> dict[Line, dict[str, list[float]]]:
         cost = record.content["cost"]
         for each in record.measurements.all():
             values = lines[line_of(record, each["protocol"]["name"])]
-            values["seconds"].append(sum(cost["seconds"].values()) + cost["seconds_outside_loops"])
+            values["seconds"].append(cost_values(cost)["seconds_total"])
             for metric, value in mean_values(each).items():
                 values[metric].append(value)
     return lines
@@ -78,9 +79,10 @@ def measured() -> dict[Line, dict[str, list[float]]]:
 
 def seconds_of(runs: list[dict[str, Any]]) -> str:
     """The mean processor time of fits, or a bound of it: time on the clock contains that of other programs."""
-    if times := [cost["cpu_seconds"] for cost in runs if cost.get("cpu_seconds") is not None]:
+    values = [cost_values(cost) for cost in runs]
+    if times := [each["cpu_seconds"] for each in values if "cpu_seconds" in each]:
         return f"{statistics.fmean(times):,.0f}"
-    return f"≤ {min(sum(cost['seconds'].values()) + cost['seconds_outside_loops'] for cost in runs):,.0f}"
+    return f"≤ {min(each['seconds_total'] for each in values):,.0f}"
 
 
 def costs() -> str:

@@ -27,10 +27,11 @@ from dpgen_bench.generator import NetGenerator, config_of, make_net
 from dpgen_bench.method import Context
 from dpgen_bench.nets.g_pate import PateGenerator
 from dpgen_bench.nets.stack import Stack
-from dpgen_bench.nets.teachers import TEACHERS, update_teachers
+from dpgen_bench.nets.teachers import TEACHERS, untrained, update_teachers
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.shards import PerShard
+from dpgen_bench.utils.upload import upload
 from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, Positive
 
 State = dict[str, Tensor]
@@ -107,13 +108,7 @@ class DataLens(Checked):
             bound=PerShard(C=math.sqrt(k * B), shape=(B, pixels)),
             times=ctx.limit(self.steps),
             std=self.sigma,
-            state=data.private_state(
-                "teachers",
-                sample=sample,
-                start=lambda shards, rngs: Stack.initial(make, rngs),  # untrained
-                identity={"teacher": teacher},
-                stack=self.stack,
-            ),
+            state=data.private_state("teachers", sample=sample, **untrained(make, teacher, self.stack)),
         )
         template = make()
         for t in ctx.steps(ctx.limit(release.times), generator=G, adam=adam):
@@ -140,7 +135,7 @@ class DataLens(Checked):
         score = F.logsigmoid(T(images, labels)).mean(dim=1).sum()
         g = torch.autograd.grad(score, images)[0].flatten(2).nan_to_num(0.0)
         b = g.abs().amax(dim=2, keepdim=True).clamp(1e-30, self.max_grad)
-        uniform = torch.stack([torch.rand(g[0].shape, generator=rng) for rng in rngs]).to(g.device)
+        uniform = upload(torch.stack([torch.rand(g[0].shape, generator=rng) for rng in rngs]), g.device)
         signs = torch.where(uniform < 0.5 + 0.5 * g / b, 1.0, -1.0)
         largest = torch.zeros_like(g).scatter_(2, g.abs().topk(k, dim=2).indices, 1.0)
         return signs * largest, T.tensors(adam=True)

@@ -33,6 +33,7 @@ from dpgen_bench.privacy.accountants.claims import if_memoryless, paper_count, w
 from dpgen_bench.privacy.bounds import PerRow
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.sampling import OneClient
+from dpgen_bench.utils.upload import upload
 from dpgen_bench.utils.validation import Count
 
 
@@ -67,7 +68,7 @@ class CriticClient(Program):
             if (pairs := draw_matching(records, y, len(y), rng)) is None:
                 continue
             positions, real = pairs
-            mix = torch.rand(1, len(y), 1, 1, 1, generator=rng).to(x.device)
+            mix = upload(torch.rand(1, len(y), 1, 1, 1, generator=rng), x.device)
             self.training.update(D, real[None], x[positions][None], y[positions][None], mix)
             updated = True
         gradient = self.training.image_gradient(D, images[-1][None], labels[-1][None])[0]

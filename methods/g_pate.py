@@ -31,9 +31,10 @@ from dpgen_bench.generator import NetGenerator, config_of, make_net
 from dpgen_bench.method import Context
 from dpgen_bench.nets.g_pate import PateGenerator
 from dpgen_bench.nets.stack import Stack
-from dpgen_bench.nets.teachers import TEACHERS, update_teachers
+from dpgen_bench.nets.teachers import TEACHERS, untrained, update_teachers
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.votes import Votes
+from dpgen_bench.utils.upload import upload
 from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, Positive
 
 
@@ -95,20 +96,14 @@ class GPATE(Checked):
             bound=Votes(bins=B * d * self.bins, k=B * d, voters="shards"),
             times=ctx.limit(self.steps),
             std=self.sigma,
-            state=data.private_state(
-                "teachers",
-                sample=sample,
-                start=lambda shards, rngs: Stack.initial(make, rngs),  # untrained
-                identity={"teacher": teacher},
-                stack=self.stack,
-            ),
+            state=data.private_state("teachers", sample=sample, **untrained(make, teacher, self.stack)),
         )
         template = make()
         centres = self.clip * (2.0 * torch.arange(self.bins, device=ctx.device) + 1.0 - self.bins) / self.bins
         for t in ctx.steps(ctx.limit(release.times), generator=G, adam=adam):
             z, y = ctx.latents(generator, B)
             x = G(z, y)
-            basis = torch.randn(B, x[0].numel(), d, generator=ctx.generator).to(x.device) / math.sqrt(d)
+            basis = upload(torch.randn(B, x[0].numel(), d, generator=ctx.generator), x.device) / math.sqrt(d)
             histogram = release(partial(self._votes, template, x.detach(), y, basis)).reshape(B, d, self.bins)
             most, winner = histogram.max(dim=2)
             agreed = most >= self.threshold * self.teachers

@@ -28,9 +28,10 @@ from dpgen_bench.generator import NetGenerator, config_of, make_net
 from dpgen_bench.method import Context
 from dpgen_bench.nets.code_generator import CodeGenerator
 from dpgen_bench.nets.stack import Stack
-from dpgen_bench.nets.teachers import DenseTeacher, update_teachers
+from dpgen_bench.nets.teachers import DenseTeacher, untrained, update_teachers
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.votes import Votes
+from dpgen_bench.utils.upload import upload
 from dpgen_bench.utils.validation import Checked, Count, Decay, NonNegative, Positive
 
 State = dict[str, Tensor]
@@ -98,13 +99,7 @@ class PATEGAN(Checked):
             bound=Votes(bins=m, k=m, voters="shards"),
             times=ctx.limit(self.rounds),
             std=self.sigma,
-            state=data.private_state(
-                "teachers",
-                sample=sample,
-                start=lambda shards, rngs: Stack.initial(make, rngs),  # untrained
-                identity={"teacher": teacher},
-                stack=self.stack,
-            ),
+            state=data.private_state("teachers", sample=sample, **untrained(make, teacher, self.stack)),
         )
         template = make()
         for t in ctx.steps(release.times, generator=G, student=S, adam_generator=adam_G, adam_student=adam_S):
@@ -112,13 +107,13 @@ class PATEGAN(Checked):
                 fakes = [(G(z, y), y) for z, y in (ctx.latents(generator, n) for _ in range(self.n_teacher))]
                 z, y = ctx.latents(generator, m)
                 x = G(z, y)
-                noise = torch.randn(F.avg_pool2d(x, self.pool).shape, generator=ctx.generator).to(x.device)
+                noise = upload(torch.randn(F.avg_pool2d(x, self.pool).shape, generator=ctx.generator), x.device)
                 x += self.explore * F.interpolate(noise, scale_factor=self.pool)
             share = release(partial(self._votes, template, fakes, x, y)) / K
             target = share if self.target == "share" else (share > 0.5).float()
             error = F.mse_loss if self.target == "share" else F.binary_cross_entropy
             for _ in range(self.n_student):
-                for batch in torch.randperm(m, generator=ctx.generator).to(x.device).split(n):
+                for batch in upload(torch.randperm(m, generator=ctx.generator), x.device).split(n):
                     loss = error(torch.sigmoid(S(x[batch], y[batch])), target[batch])
                     adam_S.zero_grad()
                     loss.backward()

@@ -19,11 +19,12 @@ from torch import Tensor
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
-from dpgen_bench.nets.image_set import ImageSet, MatchNet, PriorSet, cosine_distance
+from dpgen_bench.nets.image_set import FiniteSet, ImageSet, MatchNet, PriorSet, cosine_distance
 from dpgen_bench.privacy.accountants.claims import opacus_epsilon
 from dpgen_bench.privacy.bounds import PerRecordGradient
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.sampling import Poisson
+from dpgen_bench.utils.upload import upload
 from dpgen_bench.utils.validation import Checked, Count, CountOrZero, Decay, Positive
 
 
@@ -80,7 +81,7 @@ class PSG(Checked):
             kind, data, ctx.device, latent_dim=1, latent="uniform", images_per_class=self.images_per_class
         )
         images = generator.net
-        assert isinstance(images, ImageSet)
+        assert isinstance(images, FiniteSet)
         parameters = list(images.parameters())
         labels = torch.arange(data.num_classes, device=ctx.device).repeat_interleave(self.images_per_class)
         net = MatchNet(data.image_shape, data.num_classes, self.width).to(ctx.device)
@@ -124,7 +125,7 @@ class PSG(Checked):
         """Train the classifier on the images, for `epochs` epochs of batches of at most 256."""
         sgd = torch.optim.SGD(net.parameters(), self.lr_net, self.momentum)
         for _ in range(self.epochs):
-            for batch in torch.randperm(len(y), generator=rng).to(y.device).split(256):
+            for batch in upload(torch.randperm(len(y), generator=rng), y.device).split(256):
                 sgd.zero_grad()
                 F.cross_entropy(net(x[batch]), y[batch]).backward()
                 sgd.step()

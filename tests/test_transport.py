@@ -289,7 +289,7 @@ def test_no_matrix_product_so_that_reduced_precision_cannot_matter(reduced_preci
 
 @pytest.mark.parametrize("cost", COSTS)
 def test_gradients_by_products_are_those_by_differences(cost, monkeypatch, reduced_precision):
-    """With float32 points on a grid, where many coordinates are equal, and whatever precision products may have."""
+    """With float32 points on a grid, where many coordinates are equal, at each precision that products may have."""
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randint(0, 4, (rows, 6), generator=generator) / 4.0 for rows in (7, 5))
     by_x, by_y = torch.rand(7, 5, generator=generator), torch.rand(7, 5, generator=generator)

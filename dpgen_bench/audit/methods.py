@@ -269,8 +269,7 @@ def with_audited(method: Method, known: dict[str, Any]) -> Method:
         known: networks that earlier fits pretrained, and to which this one adds (`PretrainedOnce`).
     """
     if isinstance(method, Pretrained):
-        plugin = with_audited(method.method, known)
-        return PretrainedOnce(Pretrained(plugin, method.stage, method.pretraining), known)
+        return PretrainedOnce(with_audited(method.method, known), method.stage, method.pretraining, known)
     audited = getattr(type(method), "audited", {})
     return replace(method, **audited) if audited else method  # type: ignore[type-var]
 

@@ -7,9 +7,9 @@ from typing import Any
 from torch import nn
 
 from dpgen_bench.data.private import PrivateData
-from dpgen_bench.method import Context
+from dpgen_bench.method import Context, Method
 from dpgen_bench.pretraining.gaussians import LabelledImages
-from dpgen_bench.pretraining.pretrained import Pretrained
+from dpgen_bench.pretraining.pretrained import FirstStage, Pretrained
 from dpgen_bench.testing.digest import digests
 from dpgen_bench.training.checkpoint import public_randomness, restore_randomness
 
@@ -21,12 +21,12 @@ class PretrainedOnce(Pretrained):
     fit if the released images, the seed and public randomness before the pretraining are the same to the last bit.
 
     Args:
-        pretrained: The method with its first stage.
+        method, stage, pretraining: As those of `Pretrained`.
         known: What earlier fits trained; shared by all fits of an audit.
     """
 
-    def __init__(self, pretrained: Pretrained, known: dict[str, Any]) -> None:
-        super().__init__(pretrained.method, pretrained.stage, pretrained.pretraining)
+    def __init__(self, method: Method, stage: FirstStage, pretraining: Method, known: dict[str, Any]) -> None:
+        super().__init__(method, stage, pretraining)
         self._known = known
 
     def _networks(self, images: LabelledImages, data: PrivateData, ctx: Context) -> dict[str, nn.Module]:

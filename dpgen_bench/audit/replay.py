@@ -26,7 +26,7 @@ from dpgen_bench.audit.noise import DRAWS
 from dpgen_bench.audit.search import Candidate, Query, candidates, worst_pair
 from dpgen_bench.privacy.allowance import Allowance
 from dpgen_bench.privacy.batch import unit_range
-from dpgen_bench.privacy.bounds import Batch, PerRecord, PerRecordGradient, PublicRows
+from dpgen_bench.privacy.bounds import Batch, DrawBound, PerRecord, PerRecordGradient, PublicRows
 from dpgen_bench.privacy.events import RELATIONS, Event, Relation
 from dpgen_bench.privacy.factors import PerRecordMoments, PerRecordProducts
 from dpgen_bench.privacy.key import Key
@@ -321,6 +321,7 @@ def _search(bench: Bench, first: ShortTape, wanted: dict[str, int], record: int)
         if mechanism.name in searched or len(place) == 0:
             return
         searched.add(mechanism.name)
+        assert isinstance(mechanism.bound, DrawBound)  # others show no function
         if isinstance(mechanism.bound, SUMS):  # the other records of the draw cancel
             batch, place = batch.rows(place), torch.zeros(1)
         found.extend(worst_pair(Query(mechanism.bound, fn, batch, public, int(place[0])), tried))

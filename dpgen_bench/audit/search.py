@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PublicRows, call
+from dpgen_bench.privacy.bounds import Batch, DrawBound, PerRecord, PerRecordGradient, PublicRows, call
 from dpgen_bench.testing.bench import flat
 
 STEPS = 30  # of gradient ascent
@@ -37,7 +37,7 @@ class Query:
         at: the place of the attacked record in the batch.
     """
 
-    bound: Bound
+    bound: DrawBound
     fn: Callable[..., Tensor]
     batch: Batch
     public: PublicRows | None

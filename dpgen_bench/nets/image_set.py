@@ -17,25 +17,17 @@ from torch import Tensor, nn
 from dpgen_bench.nets.wgan import DCGANGenerator
 
 
-class ImageSet(nn.Module):
+class FiniteSet(nn.Module):
     """G(z, y): one of the images of class y, chosen by z, which is uniform on [0, 1]: sampling with replacement.
 
-    Args:
-        image_shape: (c, h, w).
-        num_classes: The labels are 0..num_classes-1.
-        latent_dim: 1.
-        images_per_class: The number of images of each class.
+    Subclasses take image_shape (c, h, w), num_classes, latent_dim (1), and images_per_class, the size of each class.
 
     Attributes:
-        images: [num_classes, images_per_class, c, h, w], in [-1, 1] up to optimisation; initially standard normal.
+        images: [num_classes, images_per_class, c, h, w], in [-1, 1] up to optimisation.
     """
 
     value_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     images: Tensor
-
-    def __init__(self, image_shape: Sequence[int], num_classes: int, latent_dim: int, images_per_class: int) -> None:
-        super().__init__()
-        self.images = nn.Parameter(torch.randn(num_classes, images_per_class, *image_shape))
 
     @property
     def set_size(self) -> int:
@@ -54,7 +46,15 @@ class ImageSet(nn.Module):
         return self.images[y, (z[:, 0] * number).long().clamp(max=number - 1)]
 
 
-class PriorSet(ImageSet):
+class ImageSet(FiniteSet):
+    """A set whose parameters are the images themselves, which are initially standard normal."""
+
+    def __init__(self, image_shape: Sequence[int], num_classes: int, latent_dim: int, images_per_class: int) -> None:
+        super().__init__()
+        self.images = nn.Parameter(torch.randn(num_classes, images_per_class, *image_shape))
+
+
+class PriorSet(FiniteSet):
     """A set whose images are those of a DCGAN at fixed latents; its parameters are those of the DCGAN.
 
     The generator is the one of GS-WGAN's authors without its sigmoid, and latents are standard normal in 10 dimensions.
@@ -64,7 +64,7 @@ class PriorSet(ImageSet):
     labels: Tensor
 
     def __init__(self, image_shape: Sequence[int], num_classes: int, latent_dim: int, images_per_class: int) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         self.generator = DCGANGenerator(image_shape, num_classes, latent_dim=10)
         self.register_buffer("latents", torch.randn(num_classes * images_per_class, 10))
         self.register_buffer("labels", torch.arange(num_classes).repeat_interleave(images_per_class))

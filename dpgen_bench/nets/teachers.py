@@ -1,8 +1,9 @@
-"""Small networks of teachers, which are trained as one `Stack`: pure functions of their weights, without buffers."""
+"""Teachers of shards, which are trained as one `Stack`: small networks without buffers, and their step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +46,21 @@ class DenseTeacher(nn.Module):
 
 
 TEACHERS: dict[str, type[nn.Module]] = {"conv": ConvTeacher, "dense": DenseTeacher}
+
+
+def untrained(make: Callable[[], nn.Module], teacher: dict[str, Any], stack: int) -> dict[str, Any]:
+    """Arguments of `PrivateData.private_state`, for shards with a teacher each whose first weights are random.
+
+    Args:
+        make: Returns a new teacher.
+        teacher: Its architecture, which identifies the state.
+        stack: The number of teachers that are trained as one `Stack`.
+    """
+    return {
+        "start": lambda shards, rngs: Stack.initial(make, rngs),
+        "identity": {"teacher": teacher},
+        "stack": stack,
+    }
 
 
 def update_teachers(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dpgen_bench.nets.latents import LatentDistribution, draw_latents
 from dpgen_bench.nets.stack import Stack
+from dpgen_bench.utils.upload import upload
 
 Records = tuple[Tensor, Tensor]
 Critics = Callable[[Tensor, Tensor], Tensor]  # (images [G, B, c, h, w], labels [G, B]) -> scores [G, B]
@@ -36,7 +37,7 @@ def draw_batch(records: Records, size: int, rng: torch.Generator) -> Records:
         chosen = torch.randperm(len(labels), generator=rng)[:size]
     else:
         chosen = torch.randint(len(labels), (size,), generator=rng)
-    chosen = chosen.to(labels.device)
+    chosen = upload(chosen, labels.device)
     return images[chosen].nan_to_num(0.0).clamp(0.0, 1.0), labels[chosen]
 
 
@@ -62,7 +63,7 @@ def draw_matching(records: Records, labels: Tensor, size: int, rng: torch.Genera
     if len(available) == 0:
         return None
     positions = available[torch.arange(size, device=available.device) % len(available)]
-    uniform = torch.rand(size, generator=rng, dtype=torch.float64).to(record_labels.device)
+    uniform = upload(torch.rand(size, generator=rng, dtype=torch.float64), record_labels.device)
     chosen = starts[positions] + (uniform * (ends - starts)[positions]).long()
     return positions, images[order[chosen]].nan_to_num(0.0).clamp(0.0, 1.0)
 
@@ -128,7 +129,7 @@ class CriticTraining:
 
         real, labels = draw_batch(records, size, rng)
         z = draw_latents(self.latent, (size, self.latent_dim), rng, real.device)
-        mix = torch.rand(1, size, 1, 1, 1, generator=rng).to(real.device)
+        mix = upload(torch.rand(1, size, 1, 1, 1, generator=rng), real.device)
         with torch.no_grad():
             fake = G(z, labels)
         return self.loss(scores, real[None], fake[None], labels[None], mix).sum()
@@ -154,7 +155,7 @@ class CriticTraining:
             mix = [torch.rand(self.batch_size, 1, 1, 1, generator=rng) for rng in rngs]
             with torch.no_grad():
                 fake = generate(self._latents(rngs, real.device), labels)
-            self.update(critics, real, fake, labels, torch.stack(mix).to(real.device))
+            self.update(critics, real, fake, labels, upload(torch.stack(mix), real.device))
 
     def update(self, critics: Stack, real: Tensor, fake: Tensor, labels: Tensor, mix: Tensor) -> None:
         """One step of each critic on given batches; the shapes are those of `loss`."""
@@ -208,7 +209,7 @@ class CriticTraining:
         """One round for each critic and its generator: n_critic updates of the critic, then one of the generator."""
         self.improve(critics, records, generators, rngs)
         y = [torch.randint(num_classes, (self.batch_size,), generator=rng) for rng in rngs]
-        labels = torch.stack(y).to(records[0][0].device)
+        labels = upload(torch.stack(y), records[0][0].device)
         critics.power_iteration()
         generators.power_iteration()
         generators.descend(-critics(generators(self._latents(rngs, labels.device), labels), labels).mean(1))

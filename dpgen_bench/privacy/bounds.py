@@ -116,10 +116,6 @@ class Bound(ABC):
     def sensitivity(self) -> Sensitivity:
         """L2 sensitivity of the joint release of one draw."""
 
-    @abstractmethod
-    def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
-        """The exact value within the bound, by tensor name; it is private until noise is added."""
-
     def check_public(self, public: PublicRows | None) -> None:
         """Refuse mistakes that can be found before any record is used.
 
@@ -137,8 +133,16 @@ class Bound(ABC):
         return {"kind": type(self).__name__, "C": self.C, "rows": 1}
 
 
+class DrawBound(Bound):
+    """The base class of bounds whose private function is called on the records of a draw."""
+
+    @abstractmethod
+    def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
+        """The exact value within the bound, by tensor name; it is private until noise is added."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class PerRecord(Bound):
+class PerRecord(DrawBound):
     """Sum over the draw of one row per record: fn(images [b, c, h, w], labels [b]) -> [b, *shape].
 
     Sums are computed in float64, so that the rounding of a sum of 60,000 rows is far below the sensitivity of one row.
@@ -183,7 +187,7 @@ class PerRecord(Bound):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerRecordGradient(Bound):
+class PerRecordGradient(DrawBound):
     """Sum over the draw of the clipped gradient of one loss per record in the trainable parameters of `module`.
 
     fn(images, labels) -> losses [b]. With `public_rows` = r > 0 each release has r public rows,
@@ -309,7 +313,7 @@ class PerRecordGradient(Bound):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerRow(Bound):
+class PerRow(DrawBound):
     """R rows, each any function of the whole draw: fn(images, labels) -> [R, *rest] with shape = (R, *rest).
 
     fn is also called on an empty draw, and must return R rows for it.
@@ -335,7 +339,7 @@ class PerRow(Bound):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whole(Bound):
+class Whole(DrawBound):
     """One tensor, any function of the whole draw, clipped as a whole: fn(images, labels) -> [*shape].
 
     Guarantees: the tensor moves by at most 2C if the draw changes by one record, for any two functions fn.

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpgen_bench.privacy.bounds import Batch, Bound, PublicRows, call, call_for_parts, records_in_memory
+from dpgen_bench.privacy.bounds import Batch, DrawBound, PublicRows, call, call_for_parts, records_in_memory
 from dpgen_bench.privacy.clipping import SMALLEST_C, clip_products, clip_rows
 from dpgen_bench.privacy.events import Sensitivity
 from dpgen_bench.privacy.expect import expect_integer, expect_name, expect_number, expect_shape
@@ -29,7 +29,7 @@ _MARGIN = 1.0 + 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerRecordProducts(Bound):
+class PerRecordProducts(DrawBound):
     """Sum over the draw of one row per record, which consists of outer products u v^T.
 
     fn(images, labels) -> {part: (u [b, m], v [b, n])} for each part of `shapes`. A release is a dict of tensors [m, n]
@@ -142,7 +142,7 @@ class Moments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerRecordMoments(Bound):
+class PerRecordMoments(DrawBound):
     """Sum over the draw of the joint row of count, first and second moment: fn(images, labels) -> z [b, dim].
 
     Each z is scaled to a norm of at most R = `radius`. With (w0, w1, w2) = C weights / |weights|, its row is

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dpgen_bench.privacy.allowance import Allowance, AllowanceExhausted
-from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRow, PublicRows, Whole
+from dpgen_bench.privacy.bounds import Batch, Bound, DrawBound, PerRecord, PerRow, PublicRows, Whole
 from dpgen_bench.privacy.factors import PerRecordMoments, PerRecordProducts
 from dpgen_bench.privacy.isolation import public_type
 from dpgen_bench.privacy.key import Key
@@ -141,10 +141,10 @@ class Mechanism(Allowance):
 
     def _description(self, index: int, journaled: bool) -> str:
         """What processes that make a release together must agree on; the key decides who is drawn."""
-        source = hashlib.sha256(self._services.key.derive(self.name, index).secret).hexdigest()[:16]
+        key = hashlib.sha256(self._services.key.derive(self.name, index).secret).hexdigest()[:16]
         made = "made before" if journaled else "new"
         bound = f"{type(self._bound).__name__}, C = {self._bound.C}"
-        return f"release {index} of {self.name!r} ({made}; {self.event}; {bound}; {len(self._ids)} records; {source})"
+        return f"release {index} of {self.name!r} ({made}; {self.event}; {bound}; {len(self._ids)} records; key {key})"
 
     def _positions(self, index: int) -> np.ndarray:
         """The positions of the records of draw `index`."""
@@ -179,6 +179,7 @@ class Mechanism(Allowance):
             if of_shards:
                 exact = self._of_shards(fn, index, key, unbounded)
             else:
+                assert isinstance(self._bound, DrawBound)
                 exact = self._bound.value(fn, self._batch(drawn, padded, key), public)
             exact, noisy = self._noisy(exact, key, index)
         except BaseException as error:

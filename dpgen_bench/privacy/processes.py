@@ -40,7 +40,7 @@ class Processes:
                 "expected a group of processes, got none: call torch.distributed.init_process_group first."
             )
         self._group = group
-        # Descriptions are compared by the hosts, so that accelerators need not wait for each other.
+        # Texts are compared by the hosts, so that accelerators need not wait for each other.
         self._hosts: Any = group
         if dist.get_backend(group) != "gloo":
             ranks = None if group is None else dist.get_process_group_ranks(group)
@@ -72,9 +72,8 @@ class Processes:
         Raises:
             RuntimeError: if they are not, in every process.
         """
-        everywhere = [""] * self.size
-        dist.all_gather_object(everywhere, description, group=self._hosts)
-        if different := [number for number, own in enumerate(everywhere) if own != everywhere[0]]:
+        everywhere, different = self._compared(description)
+        if different:
             raise RuntimeError(
                 f"expected {self.size} processes that make the same release, got {everywhere[0]} in process 0 and "
                 f"{everywhere[different[0]]} in process {different[0]}: the method draws random numbers that are not "
@@ -91,14 +90,19 @@ class Processes:
         Raises:
             RuntimeError: if they do not, in every process.
         """
-        everywhere: list[str] = [""] * self.size
-        dist.all_gather_object(everywhere, fingerprint(state), group=self._group)
-        if different := [number for number, own in enumerate(everywhere) if own != everywhere[0]]:
+        _, different = self._compared(fingerprint(state))
+        if different:
             raise RuntimeError(
                 f"expected {self.size} processes with the same networks {when}, got others in {different} than in "
                 "process 0: the method draws random numbers that are not public, or the devices round differently. "
                 "Continue the run with runtime.processes=1."
             )
+
+    def _compared(self, text: str) -> tuple[list[str], list[int]]:
+        """The texts of all processes, and the numbers of those whose text is not that of process 0."""
+        everywhere = [""] * self.size
+        dist.all_gather_object(everywhere, text, group=self._hosts)
+        return everywhere, [number for number, own in enumerate(everywhere) if own != everywhere[0]]
 
     def nothing(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Zeros in the place of noisy values, which `from_first` overwrites."""

@@ -110,7 +110,7 @@ class RecordRng:
 
 
 def words_of(key: Key) -> tuple[int, ...]:
-    """The key of Philox, two words of 64 bits, for a release with this key."""
+    """Philox's key for a release: 128 bits, as two words."""
     secret = key.derive("private randomness").secret
     return tuple(int(word) for word in np.frombuffer(secret[:16], dtype=np.uint64))
 

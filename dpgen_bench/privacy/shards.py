@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpgen_bench.privacy.bounds import Batch, Bound, PublicRows
+from dpgen_bench.privacy.bounds import Batch, Bound
 from dpgen_bench.privacy.clipping import clip_rows
 from dpgen_bench.privacy.events import Sensitivity
 from dpgen_bench.privacy.isolation import expect_plain
@@ -43,9 +43,6 @@ class PerShard(Bound):
     @property
     def sensitivity(self) -> Sensitivity:
         return Sensitivity(2.0 * self.C, 2.0 * self.C)
-
-    def value(self, fn: Callable[..., Tensor], batch: Batch, public: PublicRows | None) -> dict[str, Tensor]:
-        raise NotImplementedError("mechanisms whose shards all answer use `total`")
 
     def total(self, groups: Iterable[tuple[int, Tensor]], device: torch.device) -> dict[str, Tensor]:
         """The exact value of a release, given groups of g shards with their rows [g, *shape]."""

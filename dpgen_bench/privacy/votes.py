@@ -27,7 +27,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dpgen_bench.privacy.bounds import Batch, Bound, PublicRows, call
+from dpgen_bench.privacy.bounds import Batch, DrawBound, PublicRows, call
 from dpgen_bench.privacy.events import Sensitivity
 from dpgen_bench.privacy.expect import expect_integer
 from dpgen_bench.privacy.isolation import isolated_from_modes
@@ -36,7 +36,7 @@ _RECORDS_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Votes(Bound):
+class Votes(DrawBound):
     """The number of votes for each bin: fn(images [b, c, h, w], labels [b]) -> numbers of bins, int64 [b, k].
 
     The value is a tensor [bins] of whole numbers, which are counted without rounding. Row i of the function's result

@@ -1,6 +1,6 @@
 """The precision of public computation: networks outside of private functions.
 
-Private functions compute in float32 whatever the precision is, because rounding errors of clipped sums are known for
+Private functions compute in float32 at every precision, because rounding errors of clipped sums are known for
 float32 only (`privacy.gradients.rounding`), and because a lower precision would round records. Three precisions are
 possible for the networks that a method passes to `Context.steps`:
 

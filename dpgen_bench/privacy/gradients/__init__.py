@@ -73,7 +73,7 @@ def clipped_gradient_sum(
             records, then rows i K, ..., (i + 1) K - 1 of each layer's input belong to record i. K copies take memory
             for K activations, but for one gradient.
         padded: `mask` [B] bool marks the records, and the other rows are padding. `loss_fn` is called on both, so that
-            its shapes do not depend on the number of records; padding adds exactly zero, whatever its loss is.
+            its shapes do not depend on the number of records; padding adds exactly zero for any loss.
 
     Raises:
         ValueError: for losses of another shape than (b,), layers that the back end does not cover, rows of different

@@ -119,8 +119,8 @@ class Correlations(LayerGradient):
 
         a_t·a_s is a sum over kernel taps u of products of pixels x[p(t, u)]·x[p(s, u)]. Each product is an entry of
         the H·W x H·W Gram matrix of pixels, and tap u reads a strided block of it. Taps outside the image read
-        padding, which is zero. Blocks are views of one shape: sums of parts of tensors, which are written in place, as
-        recorded graphs become functions of 100,000 lines (`runtime.compile=inductor`).
+        padding, which is zero. All blocks are views of one shape, which are added whole: inductor makes functions of
+        100,000 lines from sums that are written into parts of a tensor.
         """
         n, _, h, w = image.shape
         flat = image.flatten(2)
