@@ -128,8 +128,5 @@ class MatchNet(nn.Module):
 
 def cosine_distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> Tensor:
     """The sum over weights and their output channels of 1 - cos of two gradients, by name."""
-    total = torch.zeros(())
-    for name, gradient in one.items():
-        a, b = gradient.flatten(1), other[name].flatten(1)
-        total = total.to(a.device) + (1.0 - F.cosine_similarity(a, b, dim=1, eps=1e-6)).sum()
-    return total
+    pairs = [(gradient.flatten(1), other[name].flatten(1)) for name, gradient in one.items()]
+    return torch.stack([(1.0 - F.cosine_similarity(a, b, dim=1, eps=1e-6)).sum() for a, b in pairs]).sum()

@@ -133,7 +133,7 @@ def _workspace(size: int, like: Tensor) -> Tensor:
     memory: Tensor | None = getattr(_workspaces, str(like.dtype), None)
     if memory is None or len(memory) < size:
         with torch.inference_mode(False):  # a tensor made in inference mode cannot be written to outside of it
-            memory = torch.empty(size, dtype=like.dtype)
+            memory = torch.empty(size, dtype=like.dtype, device=like.device)
         setattr(_workspaces, str(like.dtype), memory)
     return memory[:size]
 
