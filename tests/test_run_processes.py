@@ -95,6 +95,25 @@ def test_a_run_of_two_processes_that_is_stopped_goes_on_to_the_same_result(tmp_p
         assert contents(again) == contents(execute(make(tmp_path / "whole", TWO)))
 
 
+@pytest.mark.parametrize("noise", ["seeded", "os"])
+def test_only_with_seeded_noise_a_run_continues_with_another_number_of_processes(tmp_path, monkeypatch, noise):
+    monkeypatch.setenv("STOPPED", str(tmp_path / "stopped"))
+    make = functools.partial(
+        config, tmp_path / "runs", f"privacy.noise={noise}", target="tests.division_toys.StopsOnce"
+    )
+    with pytest.raises(Preempted):
+        execute(make(TWO, "runtime.checkpoint_s=1000"))
+    (folder,) = Store(tmp_path / "runs").runs()
+    if noise == "os":
+        before = (folder.path / "ledger.json").read_bytes()
+        with pytest.raises(ValueError, match=r"expected runtime.processes=2, with which run .* got 1"):
+            execute(make())
+        assert (folder.path / "ledger.json").read_bytes() == before
+        assert folder.status() == "preempted"
+    else:
+        assert execute(make()).done
+
+
 REFUSED = [
     ("privacy.diagnostics=unsafe", "expected privacy.diagnostics=off with runtime.processes=2, got unsafe"),
     ("runtime.padded=false", "expected padded draws with runtime.processes=2, got runtime.padded=false"),

@@ -38,7 +38,13 @@ from dpgen_bench.runs.prepare import (
     record_population,
     results_of,
 )
-from dpgen_bench.runs.processes import expect_divided, expect_possible_division, processes_of
+from dpgen_bench.runs.processes import (
+    expect_divided,
+    expect_possible_division,
+    expect_same_number,
+    processes_of,
+    record_number,
+)
 from dpgen_bench.runs.remembered import remember
 from dpgen_bench.runs.runtime import backend_of, check_runtime, precision_of
 from dpgen_bench.runs.store import PHASES, RunFailed, RunFolder, Store
@@ -95,6 +101,7 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
     expect_possible_division(spec, _device(spec))  # raises for devices that this machine lacks
     if not folder.trained:
         inherited_ledger(spec)  # raises for an invalid parent run, before anything is written
+        expect_same_number(spec, folder)
     phase = "prepare"
     context: list[Context] = []
     # At its end StopSignals calls the handler of the launcher, which starts the job again: the run is marked by then,
@@ -109,6 +116,7 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
             if not folder.trained:
                 phase = "train"
                 folder.mark("running", phase)
+                record_number(spec, folder)
                 with processes_of(spec, folder, _device(spec)) as processes:
                     _train(spec, folder, context, lambda: signals.received, overrides, tracker, processes)
             phase = "account"

@@ -33,7 +33,7 @@ from dpgen_bench.runs.runtime import backend_of, number_of_processes
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.training.signals import end_with
 from dpgen_bench.utils import compiled
-from dpgen_bench.utils.files import append_private
+from dpgen_bench.utils.files import append_private, write_atomic
 
 
 def expect_possible_division(spec: RunSpec, device: torch.device) -> None:
@@ -59,6 +59,39 @@ def expect_possible_division(spec: RunSpec, device: torch.device) -> None:
             f"expected a GPU for each of runtime.processes={number}, got runtime.device={runtime.device} on a machine "
             f"with {number_of_devices()}; use runtime.device=auto and at most as many processes as GPUs."
         )
+
+
+def expect_same_number(spec: RunSpec, folder: RunFolder) -> None:
+    """Check that a run that continues with `privacy.noise=os` has the number of processes with which it made releases.
+
+    Releases after the last checkpoint are made again with the same noise, and sums by another number differ by
+    rounding. Seeded noise promises nothing against someone who has the seed, so such a run may change the number.
+
+    Raises:
+        ValueError: for another number.
+    """
+    path, number = folder.path / "private" / "processes", number_of_processes(spec.config)
+    if spec.config.privacy.noise != "os" or not path.exists() or not _has_released(folder):
+        return
+    if (before := int(path.read_text())) != number:
+        raise ValueError(
+            f"expected runtime.processes={before}, with which run {spec.id} made its releases, got {number}: with "
+            "privacy.noise=os, releases that are made again would have the same noise on sums that differ by rounding; "
+            f"continue it with runtime.processes={before}."
+        )
+
+
+def record_number(spec: RunSpec, folder: RunFolder) -> None:
+    """Record the number of processes of a run in its private folder, until it is finished (`expect_same_number`)."""
+    private = folder.path / "private"
+    private.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_atomic(private / "processes", str(number_of_processes(spec.config)))
+
+
+def _has_released(folder: RunFolder) -> bool:
+    path = folder.path / "ledger.json"
+    entries = Ledger.load(path).entries.values() if path.exists() else ()
+    return any(entry.executed and entry.inherited_from is None for entry in entries)
 
 
 def expect_divided(spec: RunSpec, services: Services) -> None:

@@ -207,10 +207,10 @@ class RunFolder(ReadableRun):
         return f"during {PHASES.get(phase, 'an unknown phase')}"
 
     def finish(self) -> None:
-        """Mark the run as finished; delete its noise key, journal and private state, which only a resumed run needs."""
+        """Mark the run as finished; delete what only a resumed run needs: its noise key, journal and private state."""
         for name in ("journal", "state"):
             shutil.rmtree(self.path / "private" / name, ignore_errors=True)
-        for name in ("noise.key", "host_noise"):
+        for name in ("noise.key", "host_noise", "processes"):
             (self.path / "private" / name).unlink(missing_ok=True)
         self.mark("finished", "done")
         write_atomic(self.path / "DONE", "")
