@@ -13,7 +13,7 @@ from dpgen_bench.cli import main as dpgen
 from dpgen_bench.runs.records import record_file
 from dpgen_bench.runs.store import Store
 from tests.gpu_day import __main__ as gpu_day
-from tests.gpu_day.plan import PLAN, expected_hours, read
+from tests.gpu_day.plan import PLAN, describe, expected_hours, read
 from tests.run_toys import in_child, kill_at_rename
 
 RUN = (
@@ -52,6 +52,22 @@ def test_runs_are_ordered_by_value_per_hour_and_first_seeds_come_first(tmp_path)
     short = entry("short", "method=dp_merf dataset=mnist", value=3)
     _, runs = read(write_plan(tmp_path / "plan.yaml", long, short), tmp_path)
     assert [run.name for run in runs] == ["short, seed 0", "long, seed 0", "long, seed 1"]
+
+
+def test_a_mark_belongs_to_a_name_and_a_command_wherever_it_stands(tmp_path):
+    first, second = ({"name": name, "command": f"{name} --all", "hours": 0.1} for name in ("tests", "bench"))
+    read_marks = lambda *checks: [c.mark for c in read(write_plan(tmp_path / "plan.yaml", checks=checks), tmp_path)[0]]  # noqa: E731
+    one, other = read_marks(first, second)
+    assert one != other
+    assert read_marks(second, first) == [other, one]
+    assert read_marks({**first, "command": "tests --some"})[0] not in (one, other)
+
+
+def test_the_plan_says_where_a_day_ends(tmp_path):
+    runs = [entry(str(i), "method=dp_merf dataset=digits", seeds=(i,), more_hours=10, loops=()) for i in range(3)]
+    lines = describe(*read(write_plan(tmp_path / "plan.yaml", *runs), tmp_path)).splitlines()
+    assert lines[2] == "  ----    20.0 h until here; what follows ends after more than 24 hours"
+    assert lines[-1] == "3 of 3 left, about 30.0 hours"
 
 
 def test_without_a_gpu_the_plan_of_the_repository_is_printed_and_nothing_is_executed(tmp_path, capsys, monkeypatch):

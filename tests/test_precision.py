@@ -160,6 +160,7 @@ def test_the_page_has_the_measured_fids():
     for samples, real in (("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "fp32")):
         value = measured[f"samples {samples}, real {real}"]
         assert f"| `{samples}` | `{real}` | {value:.2f} |" in page
+    assert f"in the other is {measured['real bf16, real fp32']}, which" in page
 
 
 def test_features_in_bfloat16_are_close_and_have_a_cache_of_their_own():

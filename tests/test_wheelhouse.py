@@ -65,6 +65,45 @@ def test_a_python_without_what_is_needed_is_refused_before_anything_is_installed
     install.expect_python({"python": HERE, "needs": {"torch": "2.1"}})
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        ("{", "Expecting property name"),
+        ('{"parts": {}}', "it lacks needs, python"),
+        ("[]", "keys"),
+    ],
+)
+def test_a_manifest_that_is_missing_or_damaged_is_refused(parts, content, message):
+    folder, *_ = parts
+    (folder / "manifest.json").unlink(missing_ok=True)
+    if content is not None:
+        (folder / "manifest.json").write_text(content)
+    with pytest.raises(
+        SystemExit, match=rf"expected the wheelhouse's manifest\.json .*{message}.*Copy the whole folder"
+    ):
+        install.read_manifest()
+
+
+@pytest.mark.parametrize(
+    ("wheels", "message"),
+    [(["a-1-py3-none-any.whl"], "expected a wheel of pip"), (["pip-1-py3-none-any.whl"], r"pip ended with status \d+")],
+)
+def test_an_archive_without_pip_or_a_failing_pip_gives_a_message(tmp_path, monkeypatch, wheels, message):
+    (tmp_path / "empty").write_bytes(b"")
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    checksums = collect.write_parts(
+        folder, iter([(tmp_path / "empty", f"wheels/{name}") for name in wheels]), size=1000
+    )
+    manifest = {"parts": checksums, "python": HERE, "needs": {}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    monkeypatch.setattr(install, "HERE", folder)
+    monkeypatch.setattr(sys, "argv", ["install.py"])
+    with pytest.raises(SystemExit, match=message):
+        install.main()
+
+
 def test_data_that_are_not_there_are_named(tmp_path):
     with pytest.raises(SystemExit, match=r"pt_inception.*, MNIST/raw in"):
         collect.data_files(tmp_path, ["mnist"], weights=True)

@@ -7,7 +7,9 @@ their errors, and are killed when the training of process 0 ends, however it end
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -94,6 +96,22 @@ def _has_released(folder: RunFolder) -> bool:
     return any(entry.executed and entry.inherited_from is None for entry in entries)
 
 
+@contextmanager
+def _meeting_place(folder: RunFolder) -> Iterator[Path]:
+    """An empty folder in which the processes of a run find each other; one that a killed process left is emptied.
+
+    It lies outside of the run's folder, because locks of files may not work on a file system of a network.
+    """
+    digest = hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:16]
+    path = Path(tempfile.gettempdir()) / f"dpgen-processes-{digest}"
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(mode=0o700)  # nobody else's
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def expect_divided(spec: RunSpec, services: Services) -> None:
     """Check, after the training, that there was anything to divide.
 
@@ -127,12 +145,12 @@ def processes_of(spec: RunSpec, folder: RunFolder, device: torch.device) -> Iter
     threads = int(spec.config.runtime.threads or max(1, before // number))
     torch.set_num_threads(threads)
     devices = further_devices(number - 1, torch.cuda.current_device()) if on_gpu else nullcontext([None] * (number - 1))
-    with devices as indices, tempfile.TemporaryDirectory(prefix="dpgen-processes-") as meeting:
+    with devices as indices, _meeting_place(folder) as meeting:
         # Unlike multiprocessing's, processes of loky do not execute the main module again, which may have no guard.
         helpers = [
             get_context("loky").Process(
                 target=_help,
-                args=(place + 1, Path(meeting), index, threads, spec.config, spec.training, folder, os.getpid()),
+                args=(place + 1, meeting, index, threads, spec.config, spec.training, folder, os.getpid()),
                 daemon=True,
             )
             for place, index in enumerate(indices)
@@ -140,8 +158,8 @@ def processes_of(spec: RunSpec, folder: RunFolder, device: torch.device) -> Iter
         try:
             for helper in helpers:
                 helper.start()
-            _expect_ready(helpers, Path(meeting), folder)
-            with _group(0, number, Path(meeting), on_gpu) as processes:
+            _expect_ready(helpers, meeting, folder)
+            with _group(0, number, meeting, on_gpu) as processes:
                 yield processes
         finally:
             for helper in helpers:

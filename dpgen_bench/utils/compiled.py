@@ -41,9 +41,10 @@ def using(name: str) -> Iterator[None]:
 class Compiled:
     """A function of tensors, whose operations are recorded once for each set of shapes and then compiled.
 
-    Operations are recorded on tensors without values. So a function whose operations depend on values is refused, and
-    so is one that reads another tensor than its arguments, whose value would be that of the recording for ever. Numbers
-    of Python that the function reads are constants of the recording.
+    Operations are recorded on tensors without values. So a function whose course depends on values is refused, and so
+    is one that reads another tensor than its arguments, whose value would be that of the recording for ever. What
+    `item` and `nonzero` give is computed in each call. Numbers of Python that the function reads are constants of the
+    recording.
 
     Args:
         fn: a function of nested tuples, lists and dicts of tensors that returns such a structure. It may differentiate;

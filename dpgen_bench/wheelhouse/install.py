@@ -35,6 +35,19 @@ def checked_parts(manifest: dict) -> list[Path]:
     return [HERE / name for name in manifest["parts"]]
 
 
+def read_manifest() -> dict:
+    """The manifest next to this script; SystemExit if there is none or it is damaged."""
+    try:
+        manifest = json.loads((HERE / "manifest.json").read_text())
+        if missing := {"parts", "python", "needs"} - manifest.keys():
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    except (OSError, ValueError, AttributeError) as error:
+        raise SystemExit(
+            f"expected the wheelhouse's manifest.json next to install.py: {error}. Copy the whole folder again."
+        ) from None
+    return manifest
+
+
 def expect_python(manifest: dict) -> None:
     """Raise SystemExit unless this Python has the version of the wheels, and the packages that are not among them."""
     version = ".".join(map(str, sys.version_info[:2]))
@@ -69,17 +82,21 @@ def main() -> None:
     )
     parser.add_argument("--target", type=Path, help="install into this folder (pip's --target); default: this Python")
     arguments = parser.parse_args()
-    manifest = json.loads((HERE / "manifest.json").read_text())
+    manifest = read_manifest()
     expect_python(manifest)
     with tempfile.TemporaryDirectory() as scratch:
         unpack(checked_parts(manifest), Path(scratch))
         wheels = sorted(map(str, Path(scratch).glob("wheels/*.whl")))
-        installer = next(wheel for wheel in wheels if Path(wheel).name.startswith("pip-"))
+        installer = next((wheel for wheel in wheels if Path(wheel).name.startswith("pip-")), None)
+        if installer is None:
+            raise SystemExit("expected a wheel of pip in the archive, got none; make the wheelhouse again.")
         wheels.remove(installer)  # used from its wheel, because this Python may have none
         target = ["--target", str(arguments.target)] if arguments.target else []
         # The lock file has chosen the versions, so pip need not look at dependencies.
         options = ["--no-index", "--no-deps", "--upgrade", *target]
-        subprocess.run([sys.executable, f"{installer}/pip", "install", *options, *wheels], check=True)
+        command = [sys.executable, f"{installer}/pip", "install", *options, *wheels]
+        if code := subprocess.run(command, check=False).returncode:
+            raise SystemExit(f"pip ended with status {code}, and said why above; nothing of --data was copied.")
         if arguments.data:
             for file in sorted(path for path in Path(scratch, "data").rglob("*") if path.is_file()):
                 place = arguments.data / file.relative_to(Path(scratch, "data"))

@@ -3,8 +3,8 @@
     python -m tests.bench [NAME ...] [--out results/bench]
 
 A benchmark is a module with `measure() -> dict`, whose values are plain numbers, strings, lists and dicts. One that
-cannot be measured here, for example because the Inception weights are missing, is named with its reason; the others are
-measured nevertheless, and the command ends with status 1.
+cannot be measured here, for example because the Inception weights are missing, is named with its reason, and one that
+fails with its error. The others are measured nevertheless; the command ends with status 1 if one failed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import importlib
 import json
 import pkgutil
 import sys
+import traceback
 from pathlib import Path
 
 import tests.bench
@@ -29,6 +30,7 @@ def main() -> None:
     if unknown := [name for name in arguments.names if name not in names]:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(names)}")
     missing: dict[str, NotMeasured] = {}
+    failed: dict[str, Exception] = {}
     for name in arguments.names or names:
         print(f"measuring {name} ...", flush=True)
         try:
@@ -37,12 +39,18 @@ def main() -> None:
             print(f"not measured: {reason}", flush=True)
             missing[name] = reason
             continue
+        except Exception as error:
+            traceback.print_exc()
+            failed[name] = error
+            continue
         arguments.out.mkdir(parents=True, exist_ok=True)
         path = arguments.out / f"{name}.json"
         path.write_text(json.dumps(result, indent=2) + "\n")
         print(f"{json.dumps(result, indent=2)}\nwritten to {path}", flush=True)
-    if missing:
-        sys.exit("\n".join(f"{name} was not measured: {reason}" for name, reason in missing.items()))
+    for name, reason in missing.items():
+        print(f"{name} was not measured: {reason}")
+    if failed:
+        sys.exit("\n".join(f"{name} failed: {error!r}; its traceback is above" for name, error in failed.items()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fills a day on a machine with a GPU: its tests, the bench, and the papers' headline runs, recorded as they finish.
+"""Fills days on a machine with a GPU: its tests, the bench, and the papers' headline runs, recorded as they finish.
 
     python -m tests.gpu_day [--plan FILE] [--results DIR] [--by NAME] [--dry-run]
 

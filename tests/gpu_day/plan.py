@@ -1,7 +1,8 @@
-"""The plan of a day: checks and runs with their expected hours, and what of them is done."""
+"""The plan of days on a GPU: checks and runs with their expected hours, and what of them is done."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from dpgen_bench.runs.store import RunFolder, Store
 
 PLAN = Path(__file__).with_name("plan.yaml")
 SHARE_OF_A_FURTHER_SEED = 0.25
+DAY = 24  # hours
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,16 @@ def read(path: Path, results: Path) -> tuple[list[Check], list[Run]]:
     plan = yaml.safe_load(path.read_text())
     marks = results / "gpu_day"
     checks = [
-        Check(each["name"], each["command"], float(each["hours"]), marks / f"{number}.done")
-        for number, each in enumerate(plan["checks"])
+        Check(each["name"], each["command"], float(each["hours"]), marks / f"{_digest(each)}.done")
+        for each in plan["checks"]
     ]
     runs = [run for entry in plan["runs"] for run in _seeds(entry, plan, results)]
     return checks, sorted(runs, key=lambda run: run.value / run.hours, reverse=True)  # equal ones in the plan's order
+
+
+def _digest(check: dict[str, Any]) -> str:
+    """Of the name and the command: a check that was changed is due again, wherever it stands in the plan."""
+    return hashlib.sha256(f"{check['name']}\n{check['command']}".encode()).hexdigest()[:12]
 
 
 def expected_hours(entry: dict[str, Any], gflops: float, launch_s: float) -> float:
@@ -106,11 +113,14 @@ def training_hours(folder: RunFolder) -> float | None:
 
 
 def describe(checks: Sequence[Check], runs: Sequence[Run]) -> str:
-    """What is done and what is left, with hours, in the order of execution."""
-    lines, left = [], 0.0
+    """What is done and what is left, with hours, in the order of execution, and what of it fits into a day."""
+    lines: list[str] = []
+    left = 0.0
     for each in (*checks, *runs):
+        if left <= DAY < left + (0.0 if each.done else each.hours):
+            lines.append(f"  ----  {left:6.1f} h until here; what follows ends after more than {DAY} hours")
         left += 0.0 if each.done else each.hours
         state = "done" if each.done else "left"
         lines.append(f"  {state}  {each.hours:6.1f} h  {each.name}")
     count = sum(not each.done for each in (*checks, *runs))
-    return "\n".join([*lines, f"{count} of {len(lines)} left, about {left:.1f} hours"])
+    return "\n".join([*lines, f"{count} of {len(checks) + len(runs)} left, about {left:.1f} hours"])
