@@ -102,13 +102,14 @@ def cells(number: int, claim: Claim) -> tuple[str, ...]:
 def details(number: int, claim: Claim) -> str:
     """Where a claim is made, what is printed for it, and the experiment that tests it."""
     margin = f" The claim holds if it is at most {claim['margin']:g} worse." if "margin" in claim else ""
+    samples = f"\n- Samples, looked at: {claim['samples']}." if "samples" in claim else ""
     return f"""### Claim {number}
 
 {claim["claim"]}.
 
 - *{PAPERS[claim["paper"]]}*, {claim["where"]}. Printed: {claim["printed"]}.
 - Here: `{claim["for"]}` against `{claim["against"]}`, seeds {claim["seeds"]}, protocol `{claim["protocol"]}`.{margin}
-- Scale: {claim["scale"]}."""
+- Scale: {claim["scale"]}.{samples}"""
 
 
 def counted() -> Iterator[str]:
