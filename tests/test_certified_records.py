@@ -212,6 +212,17 @@ def test_runs_without_noise_or_releases_say_why_nothing_is_certified(audited: Re
 COMMITTED = [*record_paths(RECORDS.parent).values()]
 
 
+def test_what_is_refused_as_a_record_is_refused_before_an_audit(
+    finished: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
+    arguments = ["record", finished.id, "--by", "Ada", "--results", str(tmp_path)]
+    assert main(arguments) == 0
+    monkeypatch.setattr("dpgen_bench.cli.records.certify_run", lambda *given: pytest.fail("it was audited"))
+    assert main([*arguments, "--audit"]) == 2
+    assert "by somebody else than 'Ada'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_a_committed_record_carries_a_certified_epsilon_or_says_why_not(path: Path) -> None:
     """`dpgen record ID --audit` adds it to a record that has none."""
@@ -219,7 +230,7 @@ def test_a_committed_record_carries_a_certified_epsilon_or_says_why_not(path: Pa
     if certified["epsilon"] is None:
         assert certified["reason"]
     else:
-        assert 0.0 < certified["epsilon"] <= read_record(path).content["ledger"]["epsilon"]["proven"]
+        assert 0.0 <= certified["epsilon"] <= read_record(path).content["ledger"]["epsilon"]["proven"]
         assert (certified["level"], certified["confidence"]) == ("c", 0.95)
         assert certified["trials"] >= 100_000
 

@@ -31,6 +31,7 @@ def write_records(
             folder = Store(results).find(name)
             by = by or default_name(Path.cwd())
             if audit and folder.done:  # `add_record` says of an unfinished run that it is none to record
+                add_record(folder, by, log, overwrite)  # refuses before an audit, which may take long
                 keep_certified(folder, certify_run(folder, results, _data_root(), _say))
             written, picture = add_record(folder, by, log, overwrite)
         else:

@@ -84,7 +84,9 @@ def expect_same_number(spec: RunSpec, folder: RunFolder) -> None:
 
 
 def record_number(spec: RunSpec, folder: RunFolder) -> None:
-    """Record the number of processes of a run in its private folder, until it is finished (`expect_same_number`)."""
+    """Record the number of processes of a run with `privacy.noise=os`, until it is finished (`expect_same_number`)."""
+    if spec.config.privacy.noise != "os":
+        return
     private = folder.path / "private"
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomic(private / "processes", str(number_of_processes(spec.config)))
