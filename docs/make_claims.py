@@ -102,7 +102,7 @@ def cells(number: int, claim: Claim) -> tuple[str, ...]:
 def details(number: int, claim: Claim) -> str:
     """Where a claim is made, what is printed for it, and the experiment that tests it."""
     margin = f" The claim holds if it is at most {claim['margin']:g} worse." if "margin" in claim else ""
-    samples = f"\n- Samples, looked at: {claim['samples']}." if "samples" in claim else ""
+    samples = f"\n- Samples: {claim['samples']}." if "samples" in claim else ""
     return f"""### Claim {number}
 
 {claim["claim"]}.

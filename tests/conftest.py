@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import absl.logging
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -21,6 +23,10 @@ settings.register_profile("bench", deadline=None, derandomize=True, suppress_hea
 settings.load_profile("bench")
 if (SHARED / "torch_home").is_dir():
     os.environ.setdefault("TORCH_HOME", str(SHARED / "torch_home"))
+
+# absl's handler writes to the standard error at its import, which is pytest's capture, and closes it when Hydra
+# configures logging.
+absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

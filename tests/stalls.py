@@ -70,7 +70,7 @@ class Stalls:
     def add(self) -> None:
         frames = traceback.extract_stack()
         own = [frame for frame in frames if "dpgen_bench/" in frame.filename or "/methods/" in frame.filename]
-        last = (own or [frame for frame in frames if not frame.filename.endswith("stalls.py")])[-1]
+        last = (own or [frame for frame in frames if frame.filename != __file__])[-1]
         if any(mark in (last.line or "") for mark in EXCUSED) or last.filename.endswith("utils/upload.py"):
             return
         self.places[f"{last.filename.rsplit('/', 1)[-1]}: {last.line}"] += 1
@@ -100,7 +100,7 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func._schema.name, kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        # A number, a tensor without dimensions, may be on the host beside tensors of the device.
+        # A tensor with no dimensions can be on the host in an operation on tensors of the device.
         sized = [each for each in tensors if each.dim()] or tensors
         on_host = bool(sized) and all(self.stalls.is_on_host(each) for each in sized)
         if not on_host and self._waits(func, name, args, kwargs):

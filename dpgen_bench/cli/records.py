@@ -30,10 +30,12 @@ def write_records(
         if existing is None:
             folder = Store(results).find(name)
             by = by or default_name(Path.cwd())
-            if audit and folder.done:  # `add_record` says of an unfinished run that it is none to record
-                add_record(folder, by, log, overwrite)  # refuses before an audit, which may take long
-                keep_certified(folder, certify_run(folder, results, _data_root(), _say))
-            written, picture = add_record(folder, by, log, overwrite)
+            written, picture = add_record(folder, by, log, overwrite)  # raises before an audit, which may take long
+            if audit:
+                certified = certify_run(folder, results, _data_root(), _say)
+                keep_certified(folder, certified)
+                if not written.content["verified"]:  # else it is the record of the first measurement
+                    written = with_certified(written, certified)
         else:
             written = with_certified(existing, certify_run(existing, results, _data_root(), _say))
             picture = existing.picture.read_bytes()

@@ -35,7 +35,7 @@ from dpgen_bench.runs.runtime import backend_of, number_of_processes
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.training.signals import end_with
 from dpgen_bench.utils import compiled
-from dpgen_bench.utils.files import append_private, write_atomic
+from dpgen_bench.utils.files import append_private, make_private, write_atomic
 
 
 def expect_possible_division(spec: RunSpec, device: torch.device) -> None:
@@ -72,7 +72,7 @@ def expect_same_number(spec: RunSpec, folder: RunFolder) -> None:
     Raises:
         ValueError: for another number.
     """
-    path, number = folder.path / "private" / "processes", number_of_processes(spec.config)
+    path, number = _number_file(folder), number_of_processes(spec.config)
     if spec.config.privacy.noise != "os" or not path.exists() or not _has_released(folder):
         return
     if (before := int(path.read_text())) != number:
@@ -87,9 +87,13 @@ def record_number(spec: RunSpec, folder: RunFolder) -> None:
     """Record the number of processes of a run with `privacy.noise=os`, until it is finished (`expect_same_number`)."""
     if spec.config.privacy.noise != "os":
         return
-    private = folder.path / "private"
-    private.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomic(private / "processes", str(number_of_processes(spec.config)))
+    path = _number_file(folder)
+    make_private(path.parent)
+    write_atomic(path, str(number_of_processes(spec.config)), private=True)
+
+
+def _number_file(folder: RunFolder) -> Path:
+    return folder.path / "private" / "processes"
 
 
 def _has_released(folder: RunFolder) -> bool:
@@ -107,7 +111,7 @@ def _meeting_place(folder: RunFolder) -> Iterator[Path]:
     digest = hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:16]
     path = Path(tempfile.gettempdir()) / f"dpgen-processes-{digest}"
     shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(mode=0o700)  # nobody else's
+    path.mkdir(mode=0o700)  # raises if another user has made it
     try:
         yield path
     finally:

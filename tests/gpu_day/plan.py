@@ -117,9 +117,10 @@ def describe(checks: Sequence[Check], runs: Sequence[Run]) -> str:
     lines: list[str] = []
     left = 0.0
     for each in (*checks, *runs):
-        if left <= DAY < left + (0.0 if each.done else each.hours):
+        hours = 0.0 if each.done else each.hours
+        if left <= DAY < left + hours:
             lines.append(f"  ----  {left:6.1f} h until here; what follows ends after more than {DAY} hours")
-        left += 0.0 if each.done else each.hours
+        left += hours
         state = "done" if each.done else "left"
         lines.append(f"  {state}  {each.hours:6.1f} h  {each.name}")
     count = sum(not each.done for each in (*checks, *runs))
