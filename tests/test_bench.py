@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -47,3 +48,23 @@ def test_the_others_are_measured_after_an_error_which_the_status_tells(parts, tm
         parts(first=raises(RuntimeError("out of memory")), second=lambda: {"ratio": 2})
     assert "Traceback" in capsys.readouterr().err
     assert (tmp_path / "second.json").exists()
+
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_page_has_the_measured_steps():
+    measured = json.loads((ROOT / "results" / "bench" / "steps.json").read_text())["cpu"]
+    page = (ROOT / "docs" / "accelerators.md").read_text()
+    names = {"dpgan": "DPGAN", "dp_sinkhorn": "DP-Sinkhorn", "gs_wgan": "GS-WGAN", "dpdm": "DPDM"}
+    for method, values in measured["step"].items():
+        billions = f"{values['floating_point_operations'] / 1e9:.1f} | {values['bytes'] / 1e9:.2f}"
+        bounds = f"{values['bound_h200_ms']:.2f} | {values['bound_h200_one_kernel_after_the_other_ms']:.1f}"
+        row = f"| {names[method]} | {values['operations']:,} | {billions} | {bounds} | {values['measured_ms']:,.0f} |"
+        assert row in page
+    for start in ("DPGAN, 256 rows", "DPDM, 100 records"):
+        none, inductor = (measured[f"clipped sum of {start}"][way] for way in ("none", "inductor"))
+        calls = f"{inductor['calls_of_compiled_kernels']}, {inductor['outermost_events']}"
+        times = f"{none['measured_ms']:,.0f}, {inductor['measured_ms']:,.0f}"
+        line = next(line for line in page.splitlines() if line.startswith(f"| {start}"))
+        assert line.endswith(f"| {none['operations']:,} | {calls} | {times} |")

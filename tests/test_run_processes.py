@@ -19,6 +19,7 @@ from dpgen_bench.privacy.bounds import PerRecord, PerRow, Whole
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.processes import NotDivisible
 from dpgen_bench.privacy.sampling import EveryShard, Full, OneShard, Poisson
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.shards import PerShard
@@ -146,6 +147,48 @@ def test_a_method_without_releases_is_refused(tmp_path):
     services = Services(Ledger(Budget(math.inf), 10), Key.seeded("m"), processes=PAIR)
     with pytest.raises(ValueError, match=r"expected a method that makes releases with runtime.processes=2, got toy"):
         division.expect_divided(spec, services)
+
+
+class OnAllRecords(toys.MeanImage):
+    """Its sampling cannot be divided."""
+
+    def mechanism(self, data, ctx):
+        bound = PerRecord(C=self.C, shape=data.image_shape)
+        return data.mechanism("sum", sample=Full(), bound=bound, times=self.steps)
+
+
+class WithoutReleases(toys.MeanImage):
+    def fit(self, data, ctx):
+        net = toys.Painter(data.num_classes, list(data.image_shape)).to(ctx.device)
+        return toys.release_painter(net, data)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [("OnAllRecords", "expected a sum over records .* with 2 processes"), ("WithoutReleases", "which makes none")],
+)
+def test_a_method_that_cannot_be_divided_is_refused_and_leaves_no_folder(tmp_path, target, message):
+    with pytest.raises(NotDivisible, match=f"(?s){message}.*leave out runtime.processes"):
+        execute(config(tmp_path, TWO, target=f"{__name__}.{target}"))
+    assert not list((tmp_path / "runs").iterdir())
+    assert execute(config(tmp_path, target=f"{__name__}.{target}")).done
+
+
+def test_a_run_that_cannot_be_divided_keeps_what_it_had(tmp_path, monkeypatch):
+    make = functools.partial(config, tmp_path, target=f"{__name__}.OnAllRecords")
+    with monkeypatch.context() as patch:
+        patch.setattr(toys.MeanImage, "prepare", stop)
+        with pytest.raises(RunFailed):
+            execute(make())
+    (folder,) = Store(tmp_path).runs()
+    before = {name: (folder.path / name).read_bytes() for name in ("status.json", "ledger.json")}
+    with pytest.raises(NotDivisible):
+        execute(make(TWO))
+    assert {name: (folder.path / name).read_bytes() for name in before} == before
+
+
+def stop(*_):
+    raise RuntimeError("stopped by the test")
 
 
 PAIR = types.SimpleNamespace(size=2, part=(0, 2), number=0)

@@ -26,6 +26,7 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.padding import FIRST_PADDED_ID, Padding
 from dpgen_bench.privacy.planning import Request, plan_entry
+from dpgen_bench.privacy.processes import NotDivisible
 from dpgen_bench.privacy.sampling import SAMPLINGS, EveryShard, OneShard, Poisson, Sampling
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.shards import PerShard
@@ -134,11 +135,12 @@ class PrivateData:
         Raises:
             ValueError: For another unit, a dataset without clients, or after a mechanism for single records was made
                 or the number of records was read.
+            NotDivisible: If several processes train the run.
         """
         if unit != "client":
             raise ValueError(f"expected the unit 'client', got {unit!r}.")
         if self._services.processes is not None:
-            raise ValueError(
+            raise NotDivisible(
                 "expected one process for data whose unit is the client, got "
                 f"{self._services.processes.size}: rounds of clients are not divided among processes; leave out "
                 "runtime.processes, and use federation=ray for several."
@@ -208,6 +210,7 @@ class PrivateData:
                 that is used already or cannot be a file name; for a number of the wrong type or outside its range; for
                 a share outside (0, 1], with `std` or without `times`; for shares that sum to more than 1; for noise
                 with C = inf; or for a state that the accounting of `sample` and `bound` does not cover.
+            NotDivisible: If several processes train the run and cannot divide the releases.
         """
         # Refuse what no proof covers before any of the budget is planned for it.
         request = Request(name, sample, bound, times, std, share)
@@ -230,7 +233,7 @@ class PrivateData:
         # Choose the noise or the number of releases. The budget is spent by `approve`, before a record is read.
         padding = padding_of(sample, bound, self._n, self._services)
         if self._services.processes is not None and padding is None:
-            raise ValueError(
+            raise NotDivisible(
                 f"mechanism {name!r}: expected a sum over records (PerRecord or PerRecordGradient) of Poisson draws "
                 f"with {self._services.processes.size} processes, each of which computes a part of it, got "
                 f"{type(bound).__name__} of {type(sample).__name__}, which cannot be divided; leave out "

@@ -11,6 +11,13 @@ from torch import Tensor
 from dpgen_bench.training.plain import fingerprint
 
 
+class NotDivisible(ValueError):
+    """Raised if several processes are to train a method whose releases cannot be divided among them.
+
+    A method makes its mechanisms before its first release, so the run has not used a record when this is raised.
+    """
+
+
 class Processes:
     """The processes of a group of torch.distributed that make the releases of one run together.
 

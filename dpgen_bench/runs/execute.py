@@ -19,7 +19,7 @@ from dpgen_bench.method import Context, fit_method
 from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.processes import Processes
+from dpgen_bench.privacy.processes import NotDivisible, Processes
 from dpgen_bench.privacy.warn import warn_of_unused_shares
 from dpgen_bench.runs.config import RunSpec, build_spec, check_evaluation, compose_config
 from dpgen_bench.runs.diagnostics import draw_norms
@@ -44,6 +44,7 @@ from dpgen_bench.runs.processes import (
     expect_same_number,
     processes_of,
     record_number,
+    undone_if_not_divisible,
 )
 from dpgen_bench.runs.remembered import remember
 from dpgen_bench.runs.runtime import backend_of, check_runtime, precision_of
@@ -106,7 +107,11 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
     context: list[Context] = []
     # At its end StopSignals calls the handler of the launcher, which starts the job again: the run is marked by then,
     # and its lock released.
-    with StopSignals(lambda: bool(context) and context[0].in_loop) as signals, folder.locked():
+    with (
+        StopSignals(lambda: bool(context) and context[0].in_loop) as signals,
+        undone_if_not_divisible(folder),
+        folder.locked(),
+    ):
         remember(results_of(spec), own_folders, Path.cwd())
         try:
             folder.mark("running", phase)
@@ -131,6 +136,8 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
         except Preempted as stopped:
             folder.mark("preempted", phase, stopped)
             print(f"run {spec.id} ({_title(spec)}) was stopped by a signal; run the same command to continue.")
+            raise
+        except NotDivisible:
             raise
         except SystemExit as end:  # of a plugin: the command would end with its status, which may be 0
             text = f"expected a result, got SystemExit({end.code!r}) of a plugin; raise an error in its place."

@@ -26,7 +26,7 @@ from loky.backend.context import get_context
 
 from dpgen_bench.method import fit_method
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.processes import Processes
+from dpgen_bench.privacy.processes import NotDivisible, Processes
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.devices import further_devices, number_of_devices
@@ -122,13 +122,31 @@ def expect_divided(spec: RunSpec, services: Services) -> None:
     """Check, after the training, that there was anything to divide.
 
     Raises:
-        ValueError: if several processes trained a method that makes no release.
+        NotDivisible: if several processes trained a method that makes no release.
     """
     if services.processes is not None and not services.mechanisms:
-        raise ValueError(
+        raise NotDivisible(
             f"expected a method that makes releases with runtime.processes={number_of_processes(spec.config)}, got "
             f"{spec.config.method.name}, which makes none; leave out runtime.processes."
         )
+
+
+@contextmanager
+def undone_if_not_divisible(folder: RunFolder) -> Iterator[None]:
+    """Undo what the block wrote if it raises NotDivisible, so that such a command is refused like any invalid one.
+
+    No record was used then. A folder that did not exist before is deleted; otherwise its status is set back. To be
+    entered before the folder is locked, which makes it.
+    """
+    before = folder.read_json("status.json") if folder.path.exists() else None
+    try:
+        yield
+    except NotDivisible:
+        if before is None:
+            shutil.rmtree(folder.path)
+        else:
+            folder.write_json("status.json", before)
+        raise
 
 
 @contextmanager
