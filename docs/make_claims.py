@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from docs.make_published_epsilons import accounted, shown
 from docs.page_tables import page_with, table
 from dpgen_bench.runs.display import direction, metric_label
 from dpgen_bench.runs.statistics import LEAST_SEEDS, Difference, difference
@@ -44,7 +45,7 @@ def lines(claim: Claim) -> tuple[str, str]:
 
 def sweeps() -> list[str]:
     """The multirun lines of all claims, each once, in the order of the claims."""
-    return list(dict.fromkeys(line for claim in claims() for line in lines(claim)))
+    return list(dict.fromkeys(line for claim in claims() if "epsilon" not in claim for line in lines(claim)))
 
 
 @cache
@@ -84,37 +85,55 @@ def verdict(found: Difference | None, margin: float = 0.0) -> str:
     return CONFIRMED if low > -margin else NOT_CONFIRMED if high < -margin else UNDECIDED
 
 
+def verdict_of_epsilon(line: Mapping[str, str]) -> str:
+    """Confirmed if the proven epsilon, under the relation of the claim, is at most the claimed one."""
+    return CONFIRMED if float(line["proven"]) <= float(line["claimed"]) else NOT_CONFIRMED
+
+
+def verdict_on(claim: Claim) -> str:
+    """The verdict on a claim about runs or about an epsilon."""
+    if "epsilon" in claim:
+        return verdict_of_epsilon(accounted()[claim["epsilon"]])
+    return verdict(compared(claim), float(claim.get("margin", 0.0)))
+
+
 def cells(number: int, claim: Claim) -> tuple[str, ...]:
     """The cells of one claim in the table."""
-    found, margin = compared(claim), float(claim.get("margin", 0.0))
+    first_cells = f"[{number}](#claim-{number})", f"{claim['claim']} ({PAPERS[claim['paper']]})"
+    if "epsilon" in claim:
+        line = accounted()[claim["epsilon"]]
+        measured = f"ε claimed {float(line['claimed']):.4g}, proven {shown(line['proven'])}"
+        return *first_cells, measured, "–", verdict_on(claim)
+    found = compared(claim)
     first, second = (row(line).cell(claim["metric"]) for line in lines(claim))
-    shown = "–"
+    interval = "–"
     if found is not None:
-        shown = f"{found.mean:+.1f}"
-        shown += "" if found.ci95 is None else f" [{found.ci95[0]:+.1f}, {found.ci95[1]:+.1f}]"
+        interval = f"{found.mean:+.1f}"
+        interval += "" if found.ci95 is None else f" [{found.ci95[0]:+.1f}, {found.ci95[1]:+.1f}]"
     measured = "–" if found is None else f"{metric_label(claim['metric'])}: {first} against {second}"
-    decision = verdict(found, margin)
+    decision = verdict_on(claim)
     if found is not None and found.ci95 is None:
         decision += f": fewer than {LEAST_SEEDS} seeds"
-    return f"[{number}](#claim-{number})", f"{claim['claim']} ({PAPERS[claim['paper']]})", measured, shown, decision
+    return *first_cells, measured, interval, decision
 
 
 def details(number: int, claim: Claim) -> str:
     """Where a claim is made, what is printed for it, and the experiment that tests it."""
+    heading = f"### Claim {number}\n\n{claim['claim']}.\n\n- *{PAPERS[claim['paper']]}*, {claim['where']}."
+    heading += f" Printed: {claim['printed']}.\n"
+    if "epsilon" in claim:
+        return (
+            heading + "- Here: the releases of the published setting, [accounted](published_epsilons.md), at δ = 1e-5."
+        )
     margin = f" The claim holds if it is at most {claim['margin']:g} worse." if "margin" in claim else ""
     samples = f"\n- Samples: {claim['samples']}." if "samples" in claim else ""
-    return f"""### Claim {number}
-
-{claim["claim"]}.
-
-- *{PAPERS[claim["paper"]]}*, {claim["where"]}. Printed: {claim["printed"]}.
-- Here: `{claim["for"]}` against `{claim["against"]}`, seeds {claim["seeds"]}, protocol `{claim["protocol"]}`.{margin}
-- Scale: {claim["scale"]}.{samples}"""
+    runs = f"`{claim['for']}` against `{claim['against']}`, seeds {claim['seeds']}, protocol `{claim['protocol']}`"
+    return f"{heading}- Here: {runs}.{margin}\n- Scale: {claim['scale']}.{samples}"
 
 
 def counted() -> Iterator[str]:
     """How many claims have which verdict, as items of a sentence."""
-    found = [verdict(compared(claim), float(claim.get("margin", 0.0))) for claim in claims()]
+    found = [verdict_on(claim) for claim in claims()]
     for kind in (CONFIRMED, NOT_CONFIRMED, UNDECIDED, NOT_RUN):
         if number := found.count(kind):
             yield f"{number} {kind.strip('*')}"
