@@ -73,7 +73,8 @@ def measured() -> dict[Line, dict[str, list[float]]]:
             values = lines[line_of(record, each["protocol"]["name"])]
             values["seconds"].append(cost_values(cost)["seconds_total"])
             for metric, value in mean_values(each).items():
-                values[metric].append(value)
+                if "_num_" not in metric:  # numbers of images belong to the protocol
+                    values[metric].append(value)
     return lines
 
 

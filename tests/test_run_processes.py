@@ -187,6 +187,21 @@ def test_a_run_that_cannot_be_divided_keeps_what_it_had(tmp_path, monkeypatch):
     assert {name: (folder.path / name).read_bytes() for name in before} == before
 
 
+class AsksLate(toys.MeanImage):
+    """Asks for a mechanism that cannot be divided after its releases."""
+
+    def after(self, data, ctx, net):
+        data.mechanism("late", sample=Full(), bound=PerRecord(C=1.0, shape=data.image_shape), times=1, std=1.0)
+
+
+def test_a_run_that_made_releases_is_never_deleted(tmp_path):
+    with pytest.raises(NotDivisible):
+        execute(config(tmp_path, TWO, target=f"{__name__}.AsksLate"))
+    (folder,) = Store(tmp_path).runs()
+    assert folder.status() == "failed"
+    assert Ledger.load(folder.path / "ledger.json").entries["sum"].executed > 0
+
+
 def stop(*_):
     raise RuntimeError("stopped by the test")
 

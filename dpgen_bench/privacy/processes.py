@@ -14,7 +14,7 @@ from dpgen_bench.training.plain import fingerprint
 class NotDivisible(ValueError):
     """Raised if several processes are to train a method whose releases cannot be divided among them.
 
-    A method makes its mechanisms before its first release, so the run has not used a record when this is raised.
+    A method that makes its mechanisms before its first release, as it must, has not used a record by then.
     """
 
 

@@ -109,8 +109,8 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
     # and its lock released.
     with (
         StopSignals(lambda: bool(context) and context[0].in_loop) as signals,
-        undone_if_not_divisible(folder),
         folder.locked(),
+        undone_if_not_divisible(folder),
     ):
         remember(results_of(spec), own_folders, Path.cwd())
         try:

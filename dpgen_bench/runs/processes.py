@@ -135,17 +135,20 @@ def expect_divided(spec: RunSpec, services: Services) -> None:
 def undone_if_not_divisible(folder: RunFolder) -> Iterator[None]:
     """Undo what the block wrote if it raises NotDivisible, so that such a command is refused like any invalid one.
 
-    No record was used then. A folder that did not exist before is deleted; otherwise its status is set back. To be
-    entered before the folder is locked, which makes it.
+    A run that was started before gets its status back, and the folder of a new one is deleted. It is never deleted if a
+    release was made: a method may ask for another mechanism too late, and its ledger must not be forgotten. To be
+    entered while the folder is locked.
     """
-    before = folder.read_json("status.json") if folder.path.exists() else None
+    before = folder.read_json("status.json")
     try:
         yield
-    except NotDivisible:
-        if before is None:
-            shutil.rmtree(folder.path)
-        else:
+    except NotDivisible as error:
+        if before:
             folder.write_json("status.json", before)
+        elif _has_released(folder):
+            folder.mark("failed", "train", error)
+        else:
+            shutil.rmtree(folder.path)
         raise
 
 
