@@ -95,10 +95,12 @@ def recorded(method: str) -> list[Row]:
             privacy = record.config.privacy
             stage = OmegaConf.select(record.config, "init.name", default="none")
             key = (str(record.config.dataset.name), str(privacy.relation), privacy.epsilon, stage)
-            groups.setdefault((*key, epsilon_number(record.content["ledger"]["epsilon"], "proven")), []).append(record)
+            proven = epsilon_number(record.content["ledger"]["epsilon"], "proven")
+            groups.setdefault((*key, f"{proven:.3g}"), []).append(record)
     rows = []
-    for (dataset, relation, budget, stage, proven), records in sorted(groups.items(), key=str):
+    for (dataset, relation, budget, stage, _), records in sorted(groups.items(), key=str):
         epsilons = [record.content["ledger"]["epsilon"] for record in records]
+        proven = max(float(epsilon_number(each, "proven") or 0.0) for each in epsilons)
         claims = [claim for each in epsilons if (claim := epsilon_number(each, "claimed")) is not None]
         audit = least_certified(epsilons)
         number = audit.get("epsilon")
