@@ -89,7 +89,8 @@ portable:
 	$(RUN)/python -m pytest -q -n auto --dist loadscope --perturb $(PERTURB) -k "not ($(NOT_NUMERIC))" $(NUMERIC)
 
 test-slow: setup ## run the tests that take minutes
-	$(RUN)/python -m pytest -q -m slow
+	$(RUN)/python -m pytest -q -m slow --ignore tests/test_ray.py
+	$(RUN)/python -m pytest -q -m slow tests/test_ray.py  # on its own, because tests must not fork a process that uses Ray
 
 test-gpu: setup ## run the tests that need a GPU
 	$(RUN)/python -m pytest -q -m gpu

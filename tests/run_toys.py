@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -47,7 +48,12 @@ def undisturbed_run(results: Path) -> RunFolder:
 
 
 def in_child(function) -> int:
-    """Run `function` in a forked process; returns its exit code (negative: the signal that ended it)."""
+    """Run `function` in a forked process; returns its exit code (negative: the signal that ended it).
+
+    Fails in a process that has loaded Ray, whose gRPC threads go on after `ray.shutdown`: a lock that one of them holds
+    at the fork is never released in the child, which then hangs now and then.
+    """
+    assert sys.modules.get("ray") is None, "expected a process without Ray; use Ray in a child, or in another session"
     process = multiprocessing.get_context("fork").Process(target=function)
     process.start()
     process.join(timeout=300)

@@ -18,6 +18,7 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.runs.config import compose_config
 from dpgen_bench.training.signals import Preempted
 from tests import test_ray
+from tests.run_toys import in_child
 
 SECRET = "record number 4711"
 KEY = Key.seeded("faults")
@@ -266,18 +267,31 @@ def test_settings_make_the_engine(tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-def test_a_client_in_a_process_of_ray_answers_as_in_this_one(tmp_path):
-    """The cheapest of the tests in test_ray, for the fast suite."""
+def test_a_client_in_a_process_of_ray_answers_as_in_this_one(tmp_path, one_thread_of_torch):
+    """The cheapest of the tests in test_ray, for the fast suite. A child uses Ray, so that this process has no threads
+    of Ray when later tests fork it.
+    """
     folders = [tmp_path / name for name in ("ray", "here")]
     for folder in folders:
         folder.mkdir()
-    ray = RayEngine(test_ray.setups(folders[0]), actors=1, timeout_s=300.0, threads=torch.get_num_threads())
-    in_process = InProcess(test_ray.setups(folders[1]))
     asked = {2: test_ray.command("compute")}
-    try:
-        answers = ray.ask(asked, round=0)
-    finally:
-        ray.close()
-    assert isinstance(answers[2], bytes), answers[2]
-    assert answers == in_process.ask(asked, round=0)
-    assert decode(answers[2])[0]["value"].abs().sum() > 0
+
+    def ask() -> None:
+        engine = RayEngine(test_ray.setups(folders[0]), actors=1, timeout_s=300.0, threads=torch.get_num_threads())
+        try:
+            answer = engine.ask(asked, round=0)[2]
+        finally:
+            engine.close()
+        assert isinstance(answer, bytes), answer
+        (tmp_path / "answer").write_bytes(answer)
+
+    assert in_child(ask) == 0
+    answer = (tmp_path / "answer").read_bytes()
+    assert {2: answer} == InProcess(test_ray.setups(folders[1])).ask(asked, round=0)
+    assert decode(answer)[0]["value"].abs().sum() > 0
+
+
+def test_a_process_that_has_loaded_ray_is_not_forked(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", object())
+    with pytest.raises(AssertionError, match="a process without Ray"):
+        in_child(lambda: None)
