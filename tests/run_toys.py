@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import shutil
@@ -54,10 +55,15 @@ def in_child(function) -> int:
     at the fork is never released in the child, which then hangs now and then.
     """
     assert sys.modules.get("ray") is None, "expected a process without Ray; use Ray in a child, or in another session"
-    process = multiprocessing.get_context("fork").Process(target=function)
+
+    def child() -> None:
+        faulthandler.dump_traceback_later(290, file=sys.__stderr__)  # says where a child hangs
+        function()
+
+    process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
     process.join(timeout=300)
-    assert process.exitcode is not None
+    assert process.exitcode is not None, "expected the child to end within 300 s; its traceback is on standard error"
     return process.exitcode
 
 
