@@ -279,11 +279,12 @@ def test_a_client_in_a_process_of_ray_answers_as_in_this_one(tmp_path, one_threa
     def ask() -> None:
         engine = RayEngine(test_ray.setups(folders[0]), actors=1, timeout_s=300.0, threads=torch.get_num_threads())
         try:
-            answer = engine.ask(asked, round=0)[2]
+            answers = engine.ask(asked, round=0)
         finally:
             engine.close()
-        assert isinstance(answer, bytes), answer
-        (tmp_path / "answer").write_bytes(answer)
+        assert answers.keys() == asked.keys()
+        assert isinstance(answers[2], bytes), answers[2]
+        (tmp_path / "answer").write_bytes(answers[2])
 
     assert in_child(ask) == 0
     answer = (tmp_path / "answer").read_bytes()
