@@ -17,19 +17,20 @@ from dpgen_bench.audit.distinguisher import certify
 from dpgen_bench.audit.methods import audit_method, method_spec, with_audited
 from dpgen_bench.audit.noise import noise_faults
 from dpgen_bench.audit.pretrained_once import PretrainedOnce
-from dpgen_bench.audit.replay import Enough, ShortTape, attacked_record, describe, noise_of_runs, replay
+from dpgen_bench.audit.replay import Enough, ShortTape, _moved, attacked_record, describe, noise_of_runs, replay
 from dpgen_bench.cli import main
 from dpgen_bench.pretraining.pretrained import Pretrained
 from dpgen_bench.privacy.bounds import PerRecord, Whole
-from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.sampling import EveryShard, Full, OneShard
+from dpgen_bench.privacy.sampling import EveryShard, Full, OneShard, Poisson
 from dpgen_bench.privacy.shards import PerShard
 from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.listing import describe_certified, epsilon_entry, format_certified
 from dpgen_bench.runs.plan import plan_spec
-from dpgen_bench.testing.bench import Bench, Tape
+from dpgen_bench.testing.bench import Bench, Release, Tape, rounding
+from dpgen_bench.testing.checks import TOLERANCE
 from dpgen_bench.testing.errors import ConformanceError
 from dpgen_bench.testing.suite import random_data
 from tests.toys import CoupledRows, MeanImage
@@ -152,6 +153,38 @@ def test_gradient_ascent_finds_a_record_that_no_list_contains():
     assert moved.distance == pytest.approx(42.0 / 22.0, rel=1e-5)
     exchanged, pair = result.furthest("sum", "replace_one")
     assert exchanged.distance == pytest.approx(64.0 / 22.0, rel=1e-5)
+
+
+def sums(rows, dtype=torch.float32):
+    """A release whose exact value is the sum of rows [n, p], added one after another in `dtype`."""
+    total = torch.zeros(rows.shape[1], dtype=dtype)
+    for row in rows:
+        total += row.to(dtype)
+    return Release("sum", 0, np.arange(1), {"value": total}, {})
+
+
+@pytest.mark.parametrize(("dtype", "factor", "exceeds"), [
+    (torch.float32, 1.0, False), (torch.float32, 1.001, True), (torch.float64, 1.0, False),
+    (torch.float64, 1.00002, True),
+])  # fmt: skip
+def test_the_rounding_of_a_large_sum_is_no_movement(dtype, factor, exceeds):
+    """A record of norm 1 is removed from 4,000 rows of norm 1 that add up, so that all others change places."""
+    torch.manual_seed(0)
+    rows = torch.nn.functional.normalize(torch.randn(4000, 500) * 0.1 + 1.0, dim=1)
+    rows[0] *= factor
+    event = Event(Poisson(0.5), Sensitivity(1.0, 2.0), 1.0, 1)
+    moved = _moved(sums(rows[1:], dtype), sums(rows, dtype), sums(rows[1:], dtype), event, "add_remove")
+    assert moved.exceeds == exceeds
+    assert moved.rounding == pytest.approx(torch.finfo(dtype).eps * float(rows.double().sum(0).norm()), rel=1e-3)
+    assert moved.movement.distance <= 1.0 + 1e-12
+    if dtype == torch.float32 and factor == 1.0:
+        assert abs(moved.distance - 1.0) > TOLERANCE  # otherwise this test would show nothing
+
+
+def test_a_value_that_is_not_finite_allows_no_rounding():
+    assert rounding({"value": torch.tensor([torch.inf])}, {"value": torch.tensor([torch.nan])}) == 0.0
+    assert rounding({"value": torch.tensor([3, 4])}) == 0.0
+    assert rounding({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}) == pytest.approx(5.0 * 2.0**-23)
 
 
 def test_rows_that_depend_on_the_batch_move_further_than_declared():

@@ -35,7 +35,7 @@ from dpgen_bench.privacy.noise import add_noise
 from dpgen_bench.privacy.sampling import EveryShard, OneShard
 from dpgen_bench.privacy.state_file import StatePlace
 from dpgen_bench.privacy.votes import Votes
-from dpgen_bench.testing.bench import Bench, DataSet, Release, Tape, flat
+from dpgen_bench.testing.bench import Bench, DataSet, Release, Tape, flat, rounding
 from dpgen_bench.testing.checks import TOLERANCE
 from dpgen_bench.testing.errors import ConformanceError
 from dpgen_bench.testing.neighbours import relation, without
@@ -97,6 +97,7 @@ class Moved:
         first, second: the exact values on the line between them; the origin is the value without the attacked record.
         distance: between the exact values.
         declared: the sensitivity in the ledger for the relation of the two data sets.
+        rounding: the distance that sums of the same summands can have, as `rounding` of testing/bench.py allows it.
     """
 
     mechanism: str
@@ -105,10 +106,17 @@ class Moved:
     second: float
     distance: float
     declared: float
+    rounding: float
 
     @property
     def exceeds(self) -> bool:
-        return self.distance > self.declared * (1.0 + TOLERANCE)
+        return self.distance > self.declared * (1.0 + TOLERANCE) + self.rounding
+
+    @property
+    def movement(self) -> Movement:
+        """On the line between the values; what rounding adds to the declared distance is no part of an attack."""
+        within = min(1.0, self.declared / self.distance) if self.distance else 1.0
+        return Movement(self.first * within, self.second * within)
 
 
 @dataclass(frozen=True)
@@ -171,10 +179,10 @@ class Replayed:
                 continue
             if event.sampling.rate == 1.0 and len(seen) == event.times:
                 single = replace(event, times=1)
-                attacked += [Attacked(name, single, Movement(each.first, each.second)) for each in seen]
+                attacked += [Attacked(name, single, each.movement) for each in seen]
             else:
                 least = min(seen, key=lambda each: each.distance)
-                attacked.append(Attacked(name, event, Movement(least.first, least.second)))
+                attacked.append(Attacked(name, event, least.movement))
         return pair, attacked
 
     @property
@@ -356,7 +364,7 @@ def _moved(one: Release, other: Release, removed: Release, event: Event, which: 
     unit = line / distance if distance else line
     declared: Any = getattr(event.sensitivity, which)
     first, second = (float((each - origin) @ unit) for each in (a, b))
-    return Moved(one.mechanism, one.index, first, second, distance, float(declared))
+    return Moved(one.mechanism, one.index, first, second, distance, float(declared), rounding(one.exact, other.exact))
 
 
 def describe(replayed: Replayed, relations: Sequence[Relation] = RELATIONS) -> Iterator[str]:

@@ -7,6 +7,7 @@ A `WatchedContext` records what the method passes to `ctx.steps`. A `Fit` holds 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -385,6 +386,20 @@ class Bench:
 def flat(parts: Parts) -> Tensor:
     """All numbers of a value, float64 [p], in the order of the names of its parts."""
     return torch.cat([parts[name].double().flatten() for name in sorted(parts)])
+
+
+def rounding(*values: Parts) -> float:
+    """How far apart sums of the same summands can be, in L2 norm, if they are added in another order.
+
+    This is the largest norm of the values times the spacing of floating-point numbers relative to them, which is twice
+    the largest error that was measured for clipped sums of 2,000 to 4,000 rows. One removed record shifts all later
+    ones to other places of the sum. A value that is not finite allows nothing.
+    """
+    norms = [
+        math.hypot(*(float(part.double().norm()) * torch.finfo(part.dtype).eps for part in floats))
+        for floats in ([part for part in parts.values() if part.is_floating_point()] for parts in values)
+    ]
+    return max((norm for norm in norms if math.isfinite(norm)), default=0.0)
 
 
 def shapes(parts: Parts) -> dict[str, tuple[int, ...]]:
