@@ -29,10 +29,11 @@ from dpgen_bench.privacy.shards import PerShard
 from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.listing import describe_certified, epsilon_entry, format_certified
 from dpgen_bench.runs.plan import plan_spec
-from dpgen_bench.testing.bench import Bench, Release, Tape, rounding
+from dpgen_bench.testing.bench import Bench
 from dpgen_bench.testing.checks import TOLERANCE
 from dpgen_bench.testing.errors import ConformanceError
 from dpgen_bench.testing.suite import random_data
+from dpgen_bench.testing.tape import Release, Tape, rounding
 from tests.toys import CoupledRows, MeanImage
 
 SHAPE = (1, 8, 8)

@@ -35,10 +35,11 @@ from dpgen_bench.privacy.noise import add_noise
 from dpgen_bench.privacy.sampling import EveryShard, OneShard
 from dpgen_bench.privacy.state_file import StatePlace
 from dpgen_bench.privacy.votes import Votes
-from dpgen_bench.testing.bench import Bench, DataSet, Release, Tape, flat, rounding
+from dpgen_bench.testing.bench import Bench, DataSet
 from dpgen_bench.testing.checks import TOLERANCE
 from dpgen_bench.testing.errors import ConformanceError
 from dpgen_bench.testing.neighbours import relation, without
+from dpgen_bench.testing.tape import Release, Tape, flat, rounding
 
 RELEASES = 3  # of each mechanism that are replayed, if it makes as many
 MOST_RELEASES = 60  # of all mechanisms together
@@ -97,7 +98,7 @@ class Moved:
         first, second: the exact values on the line between them; the origin is the value without the attacked record.
         distance: between the exact values.
         declared: the sensitivity in the ledger for the relation of the two data sets.
-        rounding: the distance that sums of the same summands can have, as `rounding` of testing/bench.py allows it.
+        rounding: the distance that sums of the same summands can have, as `rounding` of testing/tape.py allows it.
     """
 
     mechanism: str

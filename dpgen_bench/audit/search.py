@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpgen_bench.privacy.bounds import Batch, DrawBound, PerRecord, PerRecordGradient, PublicRows, call
-from dpgen_bench.testing.bench import flat
+from dpgen_bench.testing.tape import flat
 
 STEPS = 30  # of gradient ascent
 STEP_SIZE = 0.1  # of a step of gradient ascent, for the sign of the gradient

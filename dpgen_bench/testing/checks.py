@@ -18,10 +18,11 @@ from dpgen_bench.privacy.allowance import AllowanceExhausted
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.state_file import StatePlace
-from dpgen_bench.testing.bench import SAMPLE_SEED, SAMPLES, Bench, DataSet, Fit, Tape, flat, rounding
+from dpgen_bench.testing.bench import SAMPLE_SEED, SAMPLES, Bench, DataSet, Fit
 from dpgen_bench.testing.digest import as_json, clocks, different, without, without_order
 from dpgen_bench.testing.errors import ConformanceError, expect
 from dpgen_bench.testing.neighbours import Family, relation
+from dpgen_bench.testing.tape import Tape, flat, rounding
 
 TOLERANCE = 1e-5  # relative to the sensitivity, for the rounding of one record's part of a sum in float32
 

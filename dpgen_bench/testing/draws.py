@@ -11,8 +11,9 @@ from scipy import stats
 
 from dpgen_bench.privacy.sampling import FixedSize, OneClient, OneShard, Poisson
 from dpgen_bench.privacy.votes import Votes
-from dpgen_bench.testing.bench import Fit, flat
+from dpgen_bench.testing.bench import Fit
 from dpgen_bench.testing.errors import expect
+from dpgen_bench.testing.tape import flat
 
 FALSE_ALARM = 1e-6  # the probability with which each test rejects an honest method
 

@@ -31,9 +31,10 @@ from dpgen_bench.privacy.factors import PerRecordMoments, PerRecordProducts
 from dpgen_bench.privacy.gradients import clipped_gradient_sum
 from dpgen_bench.privacy.record_rng import RecordRng, names_rng
 from dpgen_bench.privacy.votes import Votes
-from dpgen_bench.testing.bench import Bench, Tape, random_images
+from dpgen_bench.testing.bench import Bench, random_images
 from dpgen_bench.testing.call_state import restored
 from dpgen_bench.testing.errors import ConformanceError
+from dpgen_bench.testing.tape import Tape
 
 MOST_RECORDS = 32  # of a draw that are compared; more would only cost time
 RELATIVE = {torch.float64: 1e-7, torch.float32: 1e-4}  # tolerance, relative to the norm of a row

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from dpgen_bench.privacy.events import Relation
 from dpgen_bench.privacy.sampling import EveryShard, Sampling
-from dpgen_bench.testing.bench import DataSet, Tape, random_images
+from dpgen_bench.testing.bench import DataSet, random_images
+from dpgen_bench.testing.tape import Tape
 
 MOST_SHARDS = 4  # with at most this number of shards, one record of each is changed
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from dpgen_bench.privacy.key import Key
-from dpgen_bench.testing.bench import Bench, Tape, flat
+from dpgen_bench.testing.bench import Bench
 from dpgen_bench.testing.checks import Replays
 from dpgen_bench.testing.errors import ConformanceError, expect
+from dpgen_bench.testing.tape import Tape, flat
 
 # The last steps of keys that `RecordRng` and `private_rng` derive: private randomness is kept as the draws are.
 DRAWS = ("private randomness", "private coins")

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from dpgen_bench.privacy.key import Key
-from dpgen_bench.testing.bench import Bench, Fit, Killed, Query, Release, Tape, flat
+from dpgen_bench.testing.bench import Bench, Fit, Killed
 from dpgen_bench.testing.checks import compare_generators, compare_states
 from dpgen_bench.testing.digest import digests, without
 from dpgen_bench.testing.errors import expect
+from dpgen_bench.testing.tape import Query, Release, Tape, flat
 
 FEW = 4  # a fit without loops that makes at most this number of releases is killed before each of them but the first
 

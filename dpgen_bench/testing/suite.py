@@ -19,15 +19,7 @@ from dpgen_bench.privacy.factors import PerRecordMoments, PerRecordProducts
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.sampling import EveryShard, Poisson
 from dpgen_bench.privacy.votes import Votes
-from dpgen_bench.testing.bench import (
-    SAMPLE_SEED,
-    SAMPLES,
-    Bench,
-    DataSet,
-    Fit,
-    Tape,
-    random_images,
-)
+from dpgen_bench.testing.bench import SAMPLE_SEED, SAMPLES, Bench, DataSet, Fit, random_images
 from dpgen_bench.testing.checks import Replays, check_budget, check_empty_draws, check_generator, check_kept_state
 from dpgen_bench.testing.draws import check_draws, check_noise, check_votes_of_shards
 from dpgen_bench.testing.errors import ConformanceError, expect
@@ -44,6 +36,7 @@ from dpgen_bench.testing.neighbours import (
 from dpgen_bench.testing.other_noise import check_other_noise
 from dpgen_bench.testing.pristine import Pristine
 from dpgen_bench.testing.resume import check_resume
+from dpgen_bench.testing.tape import Tape
 
 
 def check_method(
