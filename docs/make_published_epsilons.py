@@ -27,6 +27,7 @@ from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, OneShard
 from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.display import counted, relation_name
+from dpgen_bench.runs.identity import NOT_ARGUMENTS
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.runs.records import read_record, record_paths
 from dpgen_bench.runs.values import mean_values
@@ -136,19 +137,23 @@ def measured(entry: Entry) -> str:
         for each in record.measurements.all():
             value = mean_values(each).get(METRIC) if each["protocol"]["name"] in PROTOCOLS else None
             if value is not None:
-                settings = {str(key): str(setting) for key, setting in config.method.items() if key != "check"}
-                found.append(((config.scale.name, config.privacy.relation), settings, value))
+                found.append(((config.scale.name, config.privacy.relation), settings(config.method), value))
                 break
     return cell_of(found) or "–"
+
+
+def settings(method: Mapping[Any, Any]) -> dict[str, str]:
+    """The settings of a method without those that a run without a first stage does not use."""
+    return {str(key): str(setting) for key, setting in method.items() if key not in NOT_ARGUMENTS}
 
 
 def cell_of(found: Sequence[Found]) -> str:
     """Means over seeds, one for each scale, relation and settings of the method; settings that differ are named."""
     groups: dict[tuple[str, str, str], list[float]] = {}
-    for place, settings, value in found:
+    for place, own, value in found:
         others = [other for where, other, _ in found if where == place]
-        differing = [key for key in settings if any(other.get(key) != settings[key] for other in others)]
-        groups.setdefault((*place, "".join(f", {key}={settings[key]}" for key in differing)), []).append(value)
+        differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
+        groups.setdefault((*place, "".join(f", {key}={own[key]}" for key in differing)), []).append(value)
     cells = []
     for (scale, relation, label), values in sorted(groups.items()):
         about = f"{counted(len(values), 'seed')}, {relation_name(relation)}{label}"

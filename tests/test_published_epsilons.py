@@ -71,3 +71,11 @@ def test_runs_with_other_settings_of_a_method_are_not_averaged() -> None:
         "62.0 (2 seeds, replace-one, vote=median, scale reduced); 10.0 (1 seed, replace-one, vote=sign, scale reduced)"
     )
     assert made.cell_of([(("paper", "add_remove"), {"lr": "1"}, 50.0)]) == "50.0 (1 seed, add/remove)"
+
+
+def test_settings_that_a_run_does_not_use_do_not_divide_its_seeds() -> None:
+    """Records from before first stages existed lack `pretraining`."""
+    place = ("paper", "replace_one")
+    first, second = {"name": "m", "lr": 1}, {"name": "m", "lr": 1, "check": {"lr": 2}, "pretraining": {"steps": 5}}
+    found = [(place, made.settings(method), value) for method, value in [(first, 70.0), (second, 74.0)]]
+    assert made.cell_of(found) == "72.0 (2 seeds, replace-one)"
