@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 from dpgen_bench.data.datasets import Mnist
 from dpgen_bench.data.records import Records
-from dpgen_bench.evaluate import networks, training
+from dpgen_bench.evaluate import networks
 from dpgen_bench.evaluate.architectures import DpganNet, Linear, PaperMlp
 from dpgen_bench.evaluate.metric import EvalContext, seeded
 from dpgen_bench.evaluate.networks import FittedNetwork, Network
-from dpgen_bench.evaluate.training import class_logits, count_correct, crop_flip
+from dpgen_bench.evaluate.training import class_logits, count_correct
 
 
 @pytest.fixture(scope="module")
@@ -285,30 +285,6 @@ def test_stopping_and_the_epoch_kept(settings, scores, epochs, kept, digits, tmp
     fitted = Network("paper_mlp", holdout=0.1, **settings).fit(first(digits[0], 50), context(tmp_path))
     assert len(states) == epochs
     assert [same(fitted.state, state) for state in states] == [i == kept for i in range(epochs)]
-
-
-# Augmentation
-
-
-def test_every_shift_is_drawn_in_training_and_none_in_prediction(digits, tmp_path, monkeypatch):
-    seen = []
-
-    def watched(images, moves):
-        seen.append(moves)
-        return crop_flip(images, moves)
-
-    monkeypatch.setattr(training, "crop_flip", watched)
-    network = Network("paper_mlp", epochs=3, augment="crop_flip", holdout=0.1, keep="best")
-    fitted = network.fit(digits[0], context(tmp_path))
-    moves = torch.cat(seen)
-    assert len(moves) == 3 * 900
-    for column, sides in ((0, 9), (1, 9), (2, 2)):
-        counts = moves[:, column].bincount()
-        assert len(counts) == sides
-        assert float((counts - 2700 / sides).abs().max()) < 5 * (2700 / sides) ** 0.5
-    assert not torch.equal(seen[0], seen[len(seen) // 3])  # other shifts in the next epoch
-    fitted.predict(digits[1].images)
-    assert len(torch.cat(seen)) == 3 * 900
 
 
 # Predictions

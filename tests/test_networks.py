@@ -11,12 +11,11 @@ from omegaconf import OmegaConf
 from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models.vgg import cfgs, make_layers
-from torchvision.transforms import functional as vision
 
 from dpgen_bench.evaluate.architectures import NETS, DpganNet, Linear, PaperCnn, PaperMlp, SinkhornCnn, Vgg11
 from dpgen_bench.evaluate.classifiers import fingerprint
 from dpgen_bench.evaluate.networks import Network
-from dpgen_bench.evaluate.training import crop_flip, network_input
+from dpgen_bench.evaluate.training import network_input
 
 DPGAN = Network("dpgan_cnn", holdout=5000, keep="best")
 
@@ -157,19 +156,6 @@ def test_pixels_are_scaled_then_normalised():
     torch.testing.assert_close(network_input(images, (0.2, 0.5)).flatten(), torch.tensor([-0.4, 0.0, 1.6]))
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_crop_flip_equals_that_of_torchvision(channels):
-    rng = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (40, channels, 6, 9), generator=rng, dtype=torch.uint8)
-    moves = torch.cat([torch.randint(9, (40, 2), generator=rng), torch.randint(2, (40, 1), generator=rng)], dim=1)
-    moved = crop_flip(images, moves)
-    for image, (top, left, mirrored), got in zip(images, moves.tolist(), moved, strict=True):
-        expected = vision.crop(vision.pad(image, [4]), top, left, 6, 9)
-        assert torch.equal(got, vision.hflip(expected) if mirrored else expected)
-    still = torch.tensor([[4, 4, 0]]).expand(40, 3)
-    assert torch.equal(crop_flip(images, still), images)
-
-
 # Settings
 
 
@@ -182,7 +168,7 @@ def test_crop_flip_equals_that_of_torchvision(channels):
         ),
         ({"optimiser": "lion"}, "expected optimiser among adam, sgd"),
         ({"keep": "worst"}, "expected keep among best, last"),
-        ({"augment": "cutout"}, "expected augment among none, crop_flip"),
+        ({"augment": "cutout"}, "expected augment among none, crop_flip, crop_scale_rotate"),
         ({"net_params": {"dropout": 0.1}}, r"paper_mlp takes hidden as net_params, got \['dropout'\]"),
         ({"net": "vgg11", "net_params": {"hidden": 1}}, "vgg11 takes nothing"),
         ({"momentum": 0.9}, "expected momentum with optimiser sgd only"),

@@ -18,8 +18,8 @@ from dpgen_bench.evaluate.classifiers import Sklearn
 from dpgen_bench.evaluate.metric import EvalContext, NotMeasured, evaluate
 from dpgen_bench.evaluate.networks import Network
 from dpgen_bench.evaluate.reference import predictions
-from dpgen_bench.evaluate.utility import Accuracy, AverageAccuracy
-from tests.accuracy_toys import Remember, context, of, plain
+from dpgen_bench.evaluate.utility import Accuracy, AverageAccuracy, distinct
+from tests.accuracy_toys import FITS, Remember, context, of, plain
 from tests.test_classifiers import ALL
 
 EVERY = ALL | {"network": Network("paper_cnn", epochs=4, batch_size=20, holdout=0.1, keep="best", patience=3)}
@@ -224,3 +224,17 @@ def test_a_missing_class_lowers_the_accuracy_by_its_share(tmp_path):
     threes = 100.0 * float((test.labels == 3).double().mean())
     score = of(plain(ALL["lda"]), Records(train.images[keep], train.labels[keep]), test, context(tmp_path))
     assert 75.0 < score <= 100.0 - threes
+
+
+def test_each_different_sample_is_trained_on_once(tmp_path):
+    images = torch.tensor([5, 1, 5, 5, 1], dtype=torch.uint8)[:, None, None, None].expand(5, 1, 2, 2)
+    labels = torch.tensor([0, 1, 0, 1, 1])
+    once = distinct(Records(images, labels))
+    assert once.images[:, 0, 0, 0].tolist() == [5, 1, 5]
+    assert once.labels.tolist() == [0, 1, 1]
+    unrounded = Records(images + torch.tensor([0.0, 0.0, 0.25, 0.0, 0.0])[:, None, None, None], labels)
+    assert len(distinct(unrounded)) == 4
+    metric = Accuracy("it", Remember(), calibrate=False, distinct=True)
+    of(metric, Records(images, labels), Records(images, labels), context(tmp_path))
+    trained_on, _ = FITS[-1]
+    assert trained_on.content_hash == once.content_hash

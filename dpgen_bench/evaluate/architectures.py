@@ -1,4 +1,4 @@
-"""The papers' networks that classify images.
+"""The papers' networks that classify images; "conv_net" is the one that PSG's sets are matched to.
 
 Each maps images [b, c, h, w], scaled as its `networks.Network` says, to logits [b, num_classes].
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 
 from torch import Tensor, nn
+
+from dpgen_bench.nets.image_set import MatchNet
 
 Shape = tuple[int, int, int]
 
@@ -157,6 +159,7 @@ class Vgg11(nn.Module):
 
 
 NETS: dict[str, type[nn.Module]] = {
+    "conv_net": MatchNet,
     "dpgan_cnn": DpganNet,
     "linear": Linear,
     "paper_cnn": PaperCnn,

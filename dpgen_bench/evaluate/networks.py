@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.architectures import NETS
+from dpgen_bench.evaluate.augmentation import AUGMENTATIONS
 from dpgen_bench.evaluate.metric import EvalContext, seeded
 from dpgen_bench.evaluate.training import class_logits, count_correct, placed, train_epoch
 
@@ -47,7 +48,8 @@ class Network:
             samples, rounded down. 0 holds out none.
         keep: the "best" epoch (the first with the most correct predictions for held-out samples) or the "last".
         patience: stop after this number of epochs in a row without more correct predictions; None never stops.
-        augment: "none"; or "crop_flip": shift each image by up to 4 pixels, and mirror it with probability 1/2.
+        augment: "none"; "crop_flip": shift each image by up to 4 pixels, and mirror it with probability 1/2; or
+            "crop_scale_rotate": shift, scale or rotate each image (`augmentation.draw_crop_scale_rotate`).
         normalise: (mean, deviation) of pixels in [0, 1], to subtract and to divide by; None leaves them unchanged.
 
     Raises:
@@ -67,7 +69,7 @@ class Network:
     holdout: float = 0
     keep: Literal["best", "last"] = "last"
     patience: int | None = None
-    augment: Literal["none", "crop_flip"] = "none"
+    augment: Literal["none", "crop_flip", "crop_scale_rotate"] = "none"
     normalise: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
@@ -78,7 +80,7 @@ class Network:
             ("net", tuple(NETS)),
             ("optimiser", ("adam", "sgd")),
             ("keep", ("best", "last")),
-            ("augment", ("none", "crop_flip")),
+            ("augment", ("none", *AUGMENTATIONS)),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"expected {name} among {', '.join(known)}, got {getattr(self, name)!r}.")
@@ -143,8 +145,8 @@ class Network:
             for epoch in range(self.epochs):
                 for group in optimiser.param_groups:
                     group["lr"] = self.learning_rate * self.gamma ** sum(after <= epoch for after in self.milestones)
-                augment = self.augment == "crop_flip"
-                train_epoch(net, optimiser, images[:rows], labels[:rows], self.batch_size, rng, self.normalise, augment)
+                train = images[:rows], labels[:rows]
+                train_epoch(net, optimiser, *train, self.batch_size, rng, self.normalise, self.augment)
                 if not held:
                     continue
                 # Early stopping and the choice of an epoch.

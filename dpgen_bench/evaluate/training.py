@@ -1,4 +1,4 @@
-"""Steps of `networks.Network`: one epoch of training on labelled images, augmentation, and predictions.
+"""Steps of `networks.Network`: one epoch of training on labelled images, and predictions.
 
 Images keep their type (uint8, or float32 within 0..255) and are scaled batch by batch.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-CROP_PADDING = 4
+from dpgen_bench.evaluate.augmentation import AUGMENTATIONS
+
 # Batch size of predictions. On a CPU larger batches are slower: their activations no longer fit in its caches.
 PREDICTION_BATCH = {"cpu": 128}
 
@@ -25,26 +26,6 @@ def network_input(images: Tensor, normalise: tuple[float, float] | None) -> Tens
     return scaled if normalise is None else (scaled - normalise[0]) / normalise[1]
 
 
-def crop_flip(images: Tensor, moves: Tensor) -> Tensor:
-    """Shift images [b, c, h, w] by up to `CROP_PADDING` pixels in each direction and mirror them; new pixels are black.
-
-    Args:
-        moves: int64 [b, 3]: the crop's first row and column within the padded image, 0..2·CROP_PADDING, and whether
-            the image is mirrored, 0 or 1.
-    """
-    height, width = images.shape[2:]
-    # Index arrays that pick, for each image, the rows and columns of its crop.
-    padded = nn.functional.pad(images, (CROP_PADDING,) * 4)
-    columns = torch.arange(width, device=images.device).expand(len(images), width)
-    columns = torch.where(moves[:, 2:] == 1, columns.flip(1), columns) + moves[:, 1:2]
-    rows = torch.arange(height, device=images.device) + moves[:, :1]
-    image = torch.arange(len(images), device=images.device)
-    channel = torch.arange(images.shape[1], device=images.device)
-    return padded[
-        image[:, None, None, None], channel[None, :, None, None], rows[:, None, :, None], columns[:, None, None]
-    ]
-
-
 def train_epoch(
     net: nn.Module,
     optimiser: torch.optim.Optimizer,
@@ -53,24 +34,21 @@ def train_epoch(
     batch_size: int,
     rng: torch.Generator,
     normalise: tuple[float, float] | None = None,
-    augment: bool = False,
+    augment: str = "none",
 ) -> None:
     """Train on all `images` once, in an order drawn from `rng` (a CPU generator). The last batch may be smaller.
 
-    With `augment`, every image is shifted and mirrored by `crop_flip`, uniformly at random.
+    With `augment`, a name in `AUGMENTATIONS`, every image is changed at random.
     """
     net.train()
     order = torch.randperm(len(images), generator=rng).to(images.device)
-    moves = None
-    if augment:
-        shifts = torch.randint(2 * CROP_PADDING + 1, (len(images), 2), generator=rng)
-        mirrored = torch.randint(2, (len(images), 1), generator=rng)
-        moves = torch.cat([shifts, mirrored], dim=1).to(images.device)
+    augmentation = AUGMENTATIONS.get(augment)
+    moves = None if augmentation is None else augmentation.draw(len(images), rng).to(images.device)
     for start in range(0, len(images), batch_size):
         batch = order[start : start + batch_size]
         pixels = images[batch]
-        if moves is not None:
-            pixels = crop_flip(pixels, moves[start : start + batch_size])
+        if augmentation is not None and moves is not None:
+            pixels = augmentation.apply(pixels, moves[start : start + batch_size])
         loss = nn.functional.cross_entropy(net(network_input(pixels, normalise)), labels[batch])
         optimiser.zero_grad(set_to_none=True)
         loss.backward()

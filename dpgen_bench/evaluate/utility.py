@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from dpgen_bench.data.records import Records
@@ -25,15 +26,20 @@ class Accuracy:
         name: of the classifier in the names of the values: mlp, cnn, logreg, ...
         classifier: the classifier that is trained.
         calibrate: whether to compare with the classifier trained on real records.
+        distinct: whether to train on each different sample once. The samples of a generator that is a finite set are
+            then this set, as long as there are many more samples than images.
     """
 
     name: str
     classifier: Classifier
     calibrate: bool = True
+    distinct: bool = False
 
     def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
         """Accuracies in percent, by the names above."""
         train = self._real_train(ctx)
+        if self.distinct:
+            samples = distinct(samples)
         # If the samples are the real records, their classifier is the reference: it is not trained twice.
         is_real = train is not None and ctx.seed == REFERENCE_SEED and samples.content_hash == train.content_hash
         reference = None
@@ -66,6 +72,14 @@ class Accuracy:
             if self.calibrate:
                 ctx.note(f"acc_{self.name}_calibrated_pct not measured: {error}")
             return None
+
+
+def distinct(samples: Records) -> Records:
+    """Each different pair of an image and a label once, in the order of their first samples."""
+    rows = torch.cat([samples.images.flatten(1).double().cpu(), samples.labels[:, None].double().cpu()], dim=1).numpy()
+    _, first = np.unique(rows, axis=0, return_index=True)
+    chosen = torch.from_numpy(np.sort(first))
+    return Records(samples.images[chosen], samples.labels[chosen])
 
 
 @dataclass

@@ -51,6 +51,7 @@ CLASSIFIERS = {
     "": ("avg.", "average"),
     "avg": ("avg.", "average"),
     "cnn": ("CNN", "CNN"),
+    "convnet": ("ConvNet", "ConvNet"),
     "mlp": ("MLP", "MLP"),
     "logreg": ("log. reg.", "logistic regression"),
     "adaboost": ("AdaBoost", "AdaBoost"),
