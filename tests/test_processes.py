@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import traceback
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -76,7 +77,13 @@ def disagreeing(processes: Processes, different: str) -> None:
         padded=True,
         processes=processes,
     )
-    data = PrivateData(*toys.records(N, (1, 8, 8)), 10, services)
+    images, labels = toys.records(N, (1, 8, 8))
+    if other and different in ("order of records", "a record"):
+        order = torch.arange(N).roll(1) if different == "order of records" else torch.arange(N)
+        images, labels = images[order].clone(), labels[order]
+        images[0] = 1 - images[0] if different == "a record" else images[0]
+    ids = np.arange(N) + 1 if other and different == "ids" else None
+    data = PrivateData(images, labels, 10, services, ids=ids)
     bound = PerRecord(C=100.0 if other and different == "C" else 1.0, shape=(1, 8, 8))
     sample = Poisson(0.9 if other and different == "rate" else 0.4)
     first, second = (data.mechanism(name, sample=sample, bound=bound, times=1, std=0.0) for name in ("a", "b"))
@@ -107,6 +114,11 @@ def work(number: int, path: str, queue: multiprocessing.Queue) -> None:
             Processes().expect_equal({"net": [torch.full((2,), 1.0 + 1e-7 * number), 0.5]}, "now")
         for different in ("C", "rate", "order", "key"):
             with pytest.raises(RuntimeError, match="expected 2 processes that make the same release"):
+                disagreeing(Processes(), different)
+        for different in ("order of records", "a record", "ids"):
+            with pytest.raises(
+                RuntimeError, match=r"expected 2 processes with the same records .* got others in \[1\]"
+            ):
                 disagreeing(Processes(), different)
         queue.put(("agreed", number, None))
         dist.barrier()

@@ -90,6 +90,7 @@ class PrivateData:
         self._federation = federation or Settings()
         self._n = len(labels) if public_n is None else public_n
         self._n_was_read = False
+        self._records_are_compared = False  # with those of other processes
         self.num_classes = num_classes
         self.class_names = tuple(map(str, range(num_classes)) if class_names is None else class_names)
         self.image_shape: tuple[int, int, int] = (images.shape[1], images.shape[2], images.shape[3])
@@ -211,6 +212,7 @@ class PrivateData:
                 a share outside (0, 1], with `std` or without `times`; for shares that sum to more than 1; for noise
                 with C = inf; or for a state that the accounting of `sample` and `bound` does not cover.
             NotDivisible: If several processes train the run and cannot divide the releases.
+            RuntimeError: If they have other records, or the same in another order.
         """
         # Refuse what no proof covers before any of the budget is planned for it.
         request = Request(name, sample, bound, times, std, share)
@@ -239,6 +241,9 @@ class PrivateData:
                 f"{type(bound).__name__} of {type(sample).__name__}, which cannot be divided; leave out "
                 "runtime.processes."
             )
+        if self._services.processes is not None and not self._records_are_compared:
+            self._services.processes.expect_same_records(self._fingerprint())
+            self._records_are_compared = True
         entry = plan_entry(self._services.ledger, request)
         if not math.isfinite(bound.C) and entry.event.std > 0:
             raise ValueError(f"mechanism {name!r}: noise without clipping (C = inf) gives no privacy; set a finite C.")

@@ -29,8 +29,9 @@ class Processes:
     Only sums over the records of a Poisson draw are divided (`PerRecord`, `PerRecordGradient`); with any other sampling
     or bound, each process would do the work of all, so `PrivateData.mechanism` refuses them.
 
-    Guarantees: before any record is used, all processes agree on the mechanism, its event and bound, the number of the
-    release and the draw. So a record has one summand in one process, and the sum has the sensitivity in the ledger.
+    Guarantees: before a mechanism is approved, all processes agree on the records, their order and their ids, and
+    before a release uses a record, on the mechanism, its event and bound, the number of the release and the draw. So a
+    record has one summand in one process, and the sum has the sensitivity in the ledger.
 
     An exception in one process must end the others: `dpgen run runtime.processes=2` and torchrun do so.
 
@@ -72,6 +73,20 @@ class Processes:
         for value in received.values():
             dist.broadcast(value, group_src=0, group=self._group)
         return received
+
+    def expect_same_records(self, fingerprint: str) -> None:
+        """Check that all processes have the same records in the same order; `fingerprint` is a hash of them.
+
+        Raises:
+            RuntimeError: if they have not, in every process; it does not name the private hash.
+        """
+        _, different = self._compared(fingerprint)
+        if different:
+            raise RuntimeError(
+                f"expected {self.size} processes with the same records in the same order, got others in {different} "
+                "than in process 0: a record could be in the parts of two processes. Let the dataset load them in a "
+                "fixed order, from the same files, or leave out runtime.processes."
+            )
 
     def expect_same_release(self, description: str) -> None:
         """Check that all processes are about to make the same release; `description` says which.

@@ -21,6 +21,7 @@ from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.processes import NotDivisible, Processes
 from dpgen_bench.privacy.warn import warn_of_unused_shares
+from dpgen_bench.runs.arithmetic import expect_same_arithmetic, record_arithmetic
 from dpgen_bench.runs.config import RunSpec, build_spec, check_evaluation, compose_config
 from dpgen_bench.runs.diagnostics import draw_norms
 from dpgen_bench.runs.epsilon import account_run
@@ -41,9 +42,7 @@ from dpgen_bench.runs.prepare import (
 from dpgen_bench.runs.processes import (
     expect_divided,
     expect_possible_division,
-    expect_same_number,
     processes_of,
-    record_number,
     undone_if_not_divisible,
 )
 from dpgen_bench.runs.remembered import remember
@@ -102,7 +101,7 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
     expect_possible_division(spec, _device(spec))  # raises for devices that this machine lacks
     if not folder.trained:
         inherited_ledger(spec)  # raises for an invalid parent run, before anything is written
-        expect_same_number(spec, folder)
+        expect_same_arithmetic(spec, folder, _device(spec))
     phase = "prepare"
     context: list[Context] = []
     # At its end StopSignals calls the handler of the launcher, which starts the job again: the run is marked by then,
@@ -121,7 +120,7 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
             if not folder.trained:
                 phase = "train"
                 folder.mark("running", phase)
-                record_number(spec, folder)
+                record_arithmetic(spec, folder, _device(spec))
                 with processes_of(spec, folder, _device(spec)) as processes:
                     _train(spec, folder, context, lambda: signals.received, overrides, tracker, processes)
             phase = "account"

@@ -28,6 +28,7 @@ from dpgen_bench.method import fit_method
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.processes import NotDivisible, Processes
 from dpgen_bench.privacy.services import Services
+from dpgen_bench.runs.arithmetic import has_released
 from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.devices import further_devices, number_of_devices
 from dpgen_bench.runs.prepare import context_of, open_data
@@ -35,7 +36,7 @@ from dpgen_bench.runs.runtime import backend_of, number_of_processes
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.training.signals import end_with
 from dpgen_bench.utils import compiled
-from dpgen_bench.utils.files import append_private, make_private, write_atomic
+from dpgen_bench.utils.files import append_private
 
 
 def expect_possible_division(spec: RunSpec, device: torch.device) -> None:
@@ -61,45 +62,6 @@ def expect_possible_division(spec: RunSpec, device: torch.device) -> None:
             f"expected a GPU for each of runtime.processes={number}, got runtime.device={runtime.device} on a machine "
             f"with {number_of_devices()}; use runtime.device=auto and at most as many processes as GPUs."
         )
-
-
-def expect_same_number(spec: RunSpec, folder: RunFolder) -> None:
-    """Check that a run that continues with `privacy.noise=os` has the number of processes with which it made releases.
-
-    Releases after the last checkpoint are made again with the same noise, and sums by another number differ by
-    rounding. Seeded noise promises nothing against someone who has the seed, so such a run may change the number.
-
-    Raises:
-        ValueError: for another number.
-    """
-    path, number = _number_file(folder), number_of_processes(spec.config)
-    if spec.config.privacy.noise != "os" or not path.exists() or not _has_released(folder):
-        return
-    if (before := int(path.read_text())) != number:
-        raise ValueError(
-            f"expected runtime.processes={before}, with which run {spec.id} made its releases, got {number}: with "
-            "privacy.noise=os, releases that are made again would have the same noise on sums that differ by rounding; "
-            f"continue it with runtime.processes={before}."
-        )
-
-
-def record_number(spec: RunSpec, folder: RunFolder) -> None:
-    """Record the number of processes of a run with `privacy.noise=os`, until it is finished (`expect_same_number`)."""
-    if spec.config.privacy.noise != "os":
-        return
-    path = _number_file(folder)
-    make_private(path.parent)
-    write_atomic(path, str(number_of_processes(spec.config)), private=True)
-
-
-def _number_file(folder: RunFolder) -> Path:
-    return folder.path / "private" / "processes"
-
-
-def _has_released(folder: RunFolder) -> bool:
-    path = folder.path / "ledger.json"
-    entries = Ledger.load(path).entries.values() if path.exists() else ()
-    return any(entry.executed and entry.inherited_from is None for entry in entries)
 
 
 @contextmanager
@@ -145,7 +107,7 @@ def undone_if_not_divisible(folder: RunFolder) -> Iterator[None]:
     except NotDivisible as error:
         if before:
             folder.write_json("status.json", before)
-        elif _has_released(folder):
+        elif has_released(folder):
             folder.mark("failed", "train", error)
         else:
             shutil.rmtree(folder.path)

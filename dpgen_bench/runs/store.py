@@ -33,6 +33,7 @@ from dpgen_bench.utils.files import write_atomic
 from dpgen_bench.utils.validation import suggestion
 
 REMOVED = "REMOVED"  # marks a folder of which only the ledger is kept, see `runs.removal`
+ARITHMETIC = "arithmetic.json"  # a private file of a run that is not finished, see `runs.arithmetic`
 PHASES = {"prepare": "preparation", "train": "training", "account": "accounting", "measure": "measurement"}
 
 
@@ -210,7 +211,7 @@ class RunFolder(ReadableRun):
         """Mark the run as finished; delete what only a resumed run needs: its noise key, journal and private state."""
         for name in ("journal", "state"):
             shutil.rmtree(self.path / "private" / name, ignore_errors=True)
-        for name in ("noise.key", "host_noise", "processes"):
+        for name in ("noise.key", "host_noise", ARITHMETIC):
             (self.path / "private" / name).unlink(missing_ok=True)
         self.mark("finished", "done")
         write_atomic(self.path / "DONE", "")

@@ -1,0 +1,79 @@
+"""How the sums of a run are rounded, which a run with noise for release must keep when it continues.
+
+Releases after the last checkpoint of a run that was stopped or killed are made again, with the same noise. If their
+sums were rounded in another way, the two noisy values would differ by what no noise covers. Seeded noise promises
+nothing against someone who has the seed, so a run with it may continue in any way.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.runs.config import RunSpec
+from dpgen_bench.runs.runtime import backend_of, number_of_processes
+from dpgen_bench.runs.store import ARITHMETIC, RunFolder
+from dpgen_bench.utils.files import make_private, write_atomic
+
+
+def arithmetic(spec: RunSpec, device: torch.device) -> dict[str, Any]:
+    """The settings of a run, by name, that change its sums by rounding; with the number of threads of this process.
+
+    Two processors may round differently with the same settings, which this does not see.
+    """
+    return {
+        "runtime.processes": number_of_processes(spec.config),
+        "runtime.padded": OmegaConf.select(spec.config, "runtime.padded"),
+        "runtime.compile": backend_of(spec.config),
+        "runtime.device": device.type,
+        "runtime.threads": torch.get_num_threads(),
+    }
+
+
+def expect_same_arithmetic(spec: RunSpec, folder: RunFolder, device: torch.device) -> None:
+    """Check that a run that continues with `privacy.noise=os` has the settings with which it made releases.
+
+    Raises:
+        ValueError: for other ones.
+    """
+    path = _file_of(folder)
+    if spec.config.privacy.noise != "os" or not path.exists() or not has_released(folder):
+        return
+    before, now = json.loads(path.read_text()), arithmetic(spec, device)
+    if different := [name for name in now if before.get(name) != now[name]]:
+        needed, got = (" ".join(f"{name}={_text(of[name])}" for name in different) for of in (before, now))
+        raise ValueError(
+            f"expected {needed}, with which run {spec.id} made its releases, got {got}: with privacy.noise=os, "
+            "releases that are made again would have the same noise on sums that differ by rounding; continue it with "
+            f"{needed}."
+        )
+
+
+def record_arithmetic(spec: RunSpec, folder: RunFolder, device: torch.device) -> None:
+    """Record the settings of a run with `privacy.noise=os`, until it is finished (`expect_same_arithmetic`)."""
+    if spec.config.privacy.noise != "os":
+        return
+    path = _file_of(folder)
+    make_private(path.parent)
+    write_atomic(path, json.dumps(arithmetic(spec, device)), private=True)
+
+
+def _file_of(folder: RunFolder) -> Path:
+    return folder.path / "private" / ARITHMETIC
+
+
+def _text(value: Any) -> str:
+    """A value as in an override of Hydra."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def has_released(folder: RunFolder) -> bool:
+    """Whether the run itself, and not the run that it continues, made a release."""
+    path = folder.path / "ledger.json"
+    entries = Ledger.load(path).entries.values() if path.exists() else ()
+    return any(entry.executed and entry.inherited_from is None for entry in entries)
