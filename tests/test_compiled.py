@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._inductor import cpp_builder
+from torch._inductor.exc import InvalidCxxCompiler
 
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.nets.stack import Stack
@@ -173,3 +175,17 @@ def test_a_compiled_step_of_a_stack_of_critics_is_equal_up_to_rounding(backend):
     expected, got = trained("none"), trained(backend)
     for name, value in expected.items():
         assert torch.allclose(value, got[name], rtol=1e-3, atol=2e-5), name
+
+
+def test_a_machine_that_cannot_compile_is_named_before_anything_is_computed(monkeypatch):
+    def no_compiler(device_type=None):
+        raise InvalidCxxCompiler
+
+    compiled.expect_compiler("none", torch.device("cpu"))
+    compiled.expect_compiler("cudagraphs", torch.device("cuda"))
+    with pytest.raises(ValueError, match=r"expected a GPU for runtime.compile=cudagraphs, got the device cpu"):
+        compiled.expect_compiler("cudagraphs", torch.device("cpu"))
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", no_compiler)
+    compiled.expect_compiler("inductor", torch.device("cuda"))
+    with pytest.raises(ValueError, match=r"expected a C\+\+ compiler for runtime.compile=inductor on a CPU, got none"):
+        compiled.expect_compiler("inductor", torch.device("cpu"))

@@ -378,8 +378,10 @@ def _device(spec: RunSpec) -> torch.device:
     """The device of a run.
 
     Raises:
-        ValueError: for a device that this machine lacks, or that cannot compute in the run's precision.
+        ValueError: for a device that this machine lacks, that cannot compute in the run's precision, or for which the
+            machine cannot compile.
     """
     device = choose_device(str(spec.config.runtime.device))
     expect_possible(precision_of(spec.config), device)
+    compiled.expect_compiler(backend_of(spec.config), device)
     return device

@@ -27,6 +27,30 @@ def use(name: str) -> None:
     _backend = name
 
 
+def expect_compiler(name: str, device: torch.device) -> None:
+    """Check that the machine can compile in this way for the device, before anything is computed.
+
+    Raises:
+        ValueError: for cudagraphs on a CPU, and for inductor on a CPU without a C++ compiler.
+    """
+    if name == "cudagraphs" and device.type != "cuda":
+        raise ValueError(
+            f"expected a GPU for runtime.compile=cudagraphs, got the device {device}; use inductor or none, or another "
+            "device."
+        )
+    if name == "inductor" and device.type == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler  # slow to import
+        from torch._inductor.exc import InvalidCxxCompiler
+
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler:
+            raise ValueError(
+                "expected a C++ compiler for runtime.compile=inductor on a CPU, got none: install g++ or clang++, or "
+                "name one in the environment variable CXX, or leave out runtime.compile."
+            ) from None
+
+
 @contextmanager
 def using(name: str) -> Iterator[None]:
     """`use` within a block."""
