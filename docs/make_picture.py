@@ -1,6 +1,6 @@
 """Draws the picture of README: the league on MNIST at one epsilon, with samples next to each line.
 
-It reads results/tables/league_mnist.csv and the pictures of the records. `make tables` makes both:
+It reads results/tables/league_mnist.csv, and the values and pictures of the records. `make tables` makes it again:
 
     .venv/bin/python docs/make_picture.py
 """
@@ -19,6 +19,8 @@ import pandas as pd
 
 from dpgen_bench.runs.display import method_name, relation_name
 from dpgen_bench.runs.records import find_record
+from dpgen_bench.runs.statistics import summarise
+from dpgen_bench.runs.values import metric_values
 
 ROOT = Path(__file__).resolve().parent.parent
 EPSILON = 10.0
@@ -37,7 +39,6 @@ def lines() -> list[dict[str, str]]:
     table["steps"] = table["steps"].fillna("")  # of a method without such a setting
     shown = []
     for (place, method), rows in table.groupby(["place", "method"]):
-        values = rows.set_index("metric")
         first = rows.iloc[0]
         line = {
             key: first[key]
@@ -47,11 +48,24 @@ def lines() -> list[dict[str, str]]:
         for kind in ("proven", "claimed"):
             value = str(first[f"epsilon_{kind}"])
             line[f"ε {kind}"] = value if value == "–" else f"{float(value):.3g}"
-        for metric, title in METRICS.items():
-            mean, spread = (float(values.loc[metric, key]) for key in ("mean", "std_seeds"))
-            line[title] = f"{mean:.1f}" + ("" if pd.isna(spread) else f" ± {spread:.1f}")
+        line |= {
+            title: mean_and_spread(line["runs"].split(), line["protocol"], metric) for metric, title in METRICS.items()
+        }
         shown.append(line)
     return sorted(shown, key=lambda line: int(line["place"].rstrip("=")))
+
+
+def mean_and_spread(runs: list[str], protocol: str, metric: str) -> str:
+    """A metric over the runs as the tables print it.
+
+    It is computed from the records by the functions of the tables. The CSV has ten digits, and a value of
+    62.849999999999994 that is rounded to them first is 62.85, and then 62.9 instead of 62.8.
+    """
+    records = [find_record(ROOT / "results", run) for run in runs]
+    measured = [
+        each for record in records for each in record.measurements.all() if each["protocol"]["name"] == protocol
+    ]
+    return summarise([metric_values(each)[metric] for each in measured]).text()
 
 
 def grids() -> list[np.ndarray]:

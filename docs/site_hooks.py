@@ -25,6 +25,7 @@ OUTSIDE = (
     "LICENSE",
     "results/pictures/*",
     "results/plots/*",
+    "results/records/*/*.png",
     "results/tables/*.md",
     "results/earlier/*.md",
     "results/earlier/*.svg",

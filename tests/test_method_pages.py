@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from docs import make_results
 from dpgen_bench.runs.config import compose_config
 
 ROOT = Path(__file__).parent.parent
@@ -92,7 +93,7 @@ def printed_values() -> frozenset[str]:
 @cache
 def measured_values() -> frozenset[str]:
     committed = [path for folder in ("tables", "earlier") for path in (ROOT / "results" / folder).glob("*.md")]
-    text = "".join(path.read_text() for path in sorted(committed))
+    text = "".join(path.read_text() for path in (*sorted(committed), make_results.PAGE))
     return frozenset(re.findall(r"-?\d+(?:,\d{3})*(?:\.\d+)?", text))
 
 
@@ -110,3 +111,26 @@ def test_printed_values_are_published_and_measured_ones_are_in_a_committed_table
                 assert set(values) <= known, f"{column}: {cell}"
                 checked += len(values)
     assert checked
+
+
+@cache
+def measured_by_league() -> list[tuple[str, str, str]]:
+    """The method, the data set with ε, and the CNN's accuracy of each line of records by `league`."""
+    lines = make_results.measured().items()
+    return [
+        (line[2], f"{line[0]}, ε = {line[1]:g}", make_results.shown(values[make_results.ACCURACIES[0]]))
+        for line, values in lines
+        if line[-1] == make_results.LEAGUE
+    ]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_page_states_the_accuracies_of_its_records(name: str) -> None:
+    """After a new record, its value is stated in the section "Printed next to ours"."""
+    text = sections(name)["Printed next to ours"]
+    known = [(where, accuracy) for method, where, accuracy in measured_by_league() if method == name]
+    assert not [each for each in known if not re.search(rf"(?<![\w.]){re.escape(each[1])}(?!\d|\.\d)", text)]
+
+
+def test_there_are_records_by_league() -> None:
+    assert len(measured_by_league()) > 30

@@ -7,6 +7,9 @@ from pathlib import Path
 from PIL import Image
 
 from docs import make_picture
+from dpgen_bench.runs.display import method_name
+from dpgen_bench.runs.records import find_record
+from dpgen_bench.training.cost import cost_values
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,6 +23,22 @@ def test_the_picture_shows_the_committed_league():
     shown = Image.open(make_picture.PICTURE).info["Description"]
     assert shown == make_picture.description(make_picture.lines())
     assert shown.startswith("1 dp_gauss – paper 10 – 95.8 ± 0.2 92.9 ± 0.5; 2 dpdm 150 reduced 10 – 94.7 89.7;")
+
+
+def test_the_picture_prints_values_as_the_table_does():
+    table = (ROOT / "results" / "tables" / "league_mnist.md").read_text().replace("*", "")
+    values = [line[title] for line in make_picture.lines() for title in make_picture.METRICS.values()]
+    assert not [value for value in values if f"| {value} |" not in table]
+
+
+def test_the_readme_states_the_longest_fit_of_the_picture():
+    seconds = {}
+    for line in make_picture.lines():
+        for run in line["runs"].split():
+            cost = cost_values(find_record(ROOT / "results", run).content["cost"])
+            seconds[cost.get("cpu_seconds", 0.0)] = line["method"]  # those that do not count it take seconds
+    longest = max(seconds)
+    assert f"{longest:.0f} processor-seconds ({method_name(seconds[longest])})" in (ROOT / "README.md").read_text()
 
 
 def test_the_picture_is_in_the_readme_and_on_the_first_page():
