@@ -117,6 +117,8 @@ def test_methods_of_the_bench_conform(method, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("relation", ["replace_one", "add_remove"])
 @pytest.mark.parametrize("method", sorted(path.stem for path in (CONF / "method").glob("*.yaml")))
-def test_methods_of_the_bench_conform_thoroughly_on_more_records(method, capsys):
-    assert main(["check", f"method={method}", "--thorough", "--records=96"]) == 0, capsys.readouterr().out
+def test_methods_of_the_bench_conform_thoroughly_on_more_records(method, relation, capsys):
+    command = ["check", f"method={method}", f"privacy.relation={relation}", "--thorough", "--records=96"]
+    assert main(command) == 0, capsys.readouterr().out
