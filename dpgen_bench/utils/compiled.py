@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,6 +26,11 @@ def use(name: str) -> None:
     """Set how steps of this process are compiled: a `Backend`, or "graph", which executes graphs as recorded."""
     global _backend
     _backend = name
+
+
+def import_compiler() -> None:
+    """Import PyTorch's compiler, as the first optimizer of a process does: two seconds that belong to no training."""
+    import_module("torch._dynamo")
 
 
 @contextmanager
