@@ -58,6 +58,10 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else libraries print at the end of the process that their objects leak
+
+
 @pytest.fixture(autouse=True)
 def own_rounding(request: pytest.FixtureRequest) -> Iterator[None]:
     """Suspend the perturbation in tests marked `rounding`, which measure the rounding of the machine."""
