@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -41,6 +42,24 @@ def pytest_configure(config: pytest.Config) -> None:
     if runs_tests and (seed := config.getoption("perturb")) is not None:
         perturbation.install(seed)
         perturbation.install_in_children(seed)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the modules and thousands of tests, which live as long as the session, out of garbage collections.
+
+    A full collection visits 800,000 objects otherwise, and takes half a second.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else libraries print at the end of the process that their objects leak
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.bounds import PerRow, Whole
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.sampling import OneShard, Poisson
+from dpgen_bench.runs.compose import compose_cached
 from dpgen_bench.runs.config import CONF, build_spec, compose_config
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.tables.rows import jobs_of, lines_of, load_table
@@ -82,7 +83,7 @@ def overrides_of(name: str) -> list[str]:
 
 
 def composed(name: str, *overrides: str) -> DictConfig:
-    return compose_config([*overrides_of(name), *overrides])
+    return compose_cached([*overrides_of(name), *overrides])
 
 
 def settings(config: DictConfig) -> dict[str, Any]:
@@ -181,7 +182,7 @@ def test_the_reduced_protocol_differs_from_dp_sinkhorns_in_sampling_alone() -> N
 
 
 def swept(table: str) -> list[DictConfig]:
-    return [compose_config(job) for line in lines_of(load_table(table)) for job in jobs_of(line, {}) if "seed=0" in job]
+    return [compose_cached(job) for line in lines_of(load_table(table)) for job in jobs_of(line, {}) if "seed=0" in job]
 
 
 @pytest.mark.parametrize("table", ["gs_wgan_figure4", "gs_wgan_figurea2"])

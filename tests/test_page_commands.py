@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from dpgen_bench.cli.parser import build_parser
-from dpgen_bench.runs.config import CONF, compose_config
+from dpgen_bench.runs.compose import compose_cached, compose_config
+from dpgen_bench.runs.config import CONF
 from dpgen_bench.runs.overrides import parse_override
 from dpgen_bench.tables.rows import load_table
 from tests.test_page_examples import PAGES, ROOT, page_id, write_files
@@ -47,7 +48,8 @@ def targets() -> frozenset[str]:
 @cache
 def composes(overrides: tuple[str, ...], folder: Path) -> None:
     """Compose overrides; raises an exception if they are invalid."""
-    compose_config(list(overrides))
+    has_folder = any(each.startswith("--config-dir") for each in overrides)
+    (compose_config if has_folder else compose_cached)(list(overrides))
 
 
 def one_choice_each(overrides: list[str]) -> list[tuple[str, ...]]:

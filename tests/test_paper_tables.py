@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.runs.config import CONF, RunSpec, build_spec, compose_config, hashed_privacy
+from dpgen_bench.runs.compose import compose_cached
+from dpgen_bench.runs.config import CONF, RunSpec, build_spec, hashed_privacy
 from dpgen_bench.runs.listing import current_protocol
 from dpgen_bench.tables.grid import expand_rows
 from dpgen_bench.tables.published import PAPERS, PUBLISHED, PublishedRow, published_rows
@@ -79,7 +80,7 @@ def rows(name: str) -> list[PublishedRow]:
 
 @cache
 def specified(*words: str) -> RunSpec:
-    return build_spec(compose_config(list(words)))
+    return build_spec(compose_cached(words))
 
 
 def first(line: str) -> RunSpec:

@@ -13,7 +13,6 @@ from typing import ClassVar, Literal, Protocol, get_args
 
 import numpy as np
 import torch
-from pytorch_fid.inception import FID_WEIGHTS_URL, InceptionV3
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
@@ -38,6 +37,8 @@ Tool = Literal["pytorch_fid", "tensorflow1"]
 
 def weights_path() -> Path:
     """Where torch hub keeps the weights (below TORCH_HOME, by default ~/.cache/torch)."""
+    from pytorch_fid.inception import FID_WEIGHTS_URL  # imported here because torchvision takes seconds
+
     return Path(torch.hub.get_dir()) / "checkpoints" / PurePosixPath(FID_WEIGHTS_URL).name
 
 
@@ -142,6 +143,8 @@ class InceptionFeatures:
         self.dim = dim
         if not self.path.is_file():
             raise NotMeasured(f"weights missing at {self.path}; with a network, get them by\n    {GET_WEIGHTS}")
+        from pytorch_fid.inception import InceptionV3  # imported here because torchvision takes seconds
+
         try:
             network = InceptionV3([InceptionV3.BLOCK_INDEX_BY_DIM[dim]], resize_input=False, normalize_input=False)
         except Exception as error:

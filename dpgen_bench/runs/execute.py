@@ -240,6 +240,7 @@ def _train(
         should_stop: gives the number of a received signal, or None.
         processes: those that divide the draws of the run; None for this one alone.
     """
+    compiled.import_compiler()
     device = _device(spec)
     memory = PeakMemory(device)
     made_by = {} if overrides is None else {"overrides": without_local_paths(overrides)}

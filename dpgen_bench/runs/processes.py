@@ -217,6 +217,7 @@ def _help(
         torch.cuda.set_device(index)
     spec = RunSpec(config, training)
     compiled.use(backend_of(config))
+    compiled.import_compiler()
     note_errors = partial(_noting_errors, folder.path / "private" / "errors.txt", number)
     with note_errors():
         (meeting / f"ready-{number}").touch()

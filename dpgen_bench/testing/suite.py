@@ -37,6 +37,7 @@ from dpgen_bench.testing.other_noise import check_other_noise
 from dpgen_bench.testing.pristine import Pristine
 from dpgen_bench.testing.resume import check_resume
 from dpgen_bench.testing.tape import Tape
+from dpgen_bench.utils.compiled import import_compiler
 
 
 def check_method(
@@ -82,6 +83,7 @@ def check_method(
             "expected make_method to be a function that returns a fresh method, such as lambda: MyMethod(steps=3), got "
             f"{make_method!r}; `dpgen check method=NAME` checks a method by its name."
         )
+    import_compiler()
     base = random_data(image_shape, records, num_classes, clients, seed) if data is None else data
     shape = (base.images.shape[1], base.images.shape[2], base.images.shape[3])
     method = make_method()

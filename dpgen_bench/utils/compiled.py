@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -49,6 +50,11 @@ def expect_compiler(name: str, device: torch.device) -> None:
                 "expected a C++ compiler for runtime.compile=inductor on a CPU, got none: install g++ or clang++, or "
                 "name one in the environment variable CXX, or leave out runtime.compile."
             ) from None
+
+
+def import_compiler() -> None:
+    """Import PyTorch's compiler, as the first optimizer of a process does: two seconds that belong to no training."""
+    import_module("torch._dynamo")
 
 
 @contextmanager
