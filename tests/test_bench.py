@@ -73,3 +73,14 @@ def test_the_page_has_the_measured_parts_that_are_compiled():
         times = f"{none['measured_ms']:,.0f}, {inductor['measured_ms']:,.0f}"
         (line,) = (line for line in page.splitlines() if line.startswith(f"| {part}"))
         assert line.endswith(f"| {none['operations']:,} | {calls} | {times} |")
+
+
+def test_the_page_has_what_runs_at_full_scale_must_take():
+    measured = json.loads((ROOT / "results" / "bench" / "full_scale.json").read_text())
+    page = (ROOT / "docs" / "accelerators.md").read_text()
+    assert f"({measured['flops_of_a_core'] / 1e9:.0f} GFLOP/s)" in page
+    for preset, values in measured["presets"].items():
+        hours = (values["least_hours_h200"], values["least_hours_core"])
+        cells = [f"{each:,.0f}" if each >= 10 else f"{each:.2g}" for each in hours]
+        counted = f"{values['flops_of_a_step'] / 1e12:.3g} | {values['flops']:.1e}"
+        assert f"| `{preset}` | {values['steps']:,} | {values['batch']:,} | {counted} | {' | '.join(cells)} |" in page
