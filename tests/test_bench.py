@@ -50,6 +50,30 @@ def test_the_others_are_measured_after_an_error_which_the_status_tells(parts, tm
     assert (tmp_path / "second.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("measure", "message"),
+    [
+        (lambda: {"ratio": object()}, "first failed: TypeError"),
+        (lambda: sys.exit("no memory"), r"first failed: SystemExit\('no memory'\)"),
+        (lambda: sys.exit(0), r"first failed: SystemExit\(0\)"),
+    ],
+)
+def test_a_part_whose_values_cannot_be_written_or_that_exits_does_not_stop_the_others(
+    parts, tmp_path, measure, message
+):
+    with pytest.raises(SystemExit, match=message):
+        parts(first=measure, second=lambda: {"ratio": 2})
+    assert (tmp_path / "second.json").exists()
+    assert not (tmp_path / "first.json").exists()
+
+
+def test_a_file_that_cannot_be_written_does_not_stop_the_others(parts, tmp_path):
+    (tmp_path / "first.json").mkdir()
+    with pytest.raises(SystemExit, match="first failed: IsADirectoryError"):
+        parts(first=lambda: {"ratio": 1}, second=lambda: {"ratio": 2})
+    assert (tmp_path / "second.json").exists()
+
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
+import signal
 import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from loky import cpu_count
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
@@ -19,7 +22,7 @@ from dpgen_bench.privacy.bounds import PerRecord, PerRow, Whole
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.processes import NotDivisible
+from dpgen_bench.privacy.processes import NotDivisible, Processes
 from dpgen_bench.privacy.sampling import EveryShard, Full, OneShard, Poisson
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.shards import PerShard
@@ -33,6 +36,12 @@ from tests import toys
 from tests.run_toys import QUICK, config, contents
 
 TWO = "runtime.processes=2"
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch):
+    """So that the tests pass on a machine with one core, too."""
+    monkeypatch.setattr(division, "cpu_count", lambda: max(2, cpu_count()))
 
 
 def dpgan(results: Path, *overrides: str):
@@ -144,6 +153,58 @@ def test_a_gpu_for_each_process_is_needed(tmp_path, monkeypatch):
         division.expect_possible_division(spec, torch.device("cuda:0"))
 
 
+@pytest.mark.parametrize("number", [1000, 10**20])
+def test_more_processes_than_cores_are_refused_without_a_folder(tmp_path, monkeypatch, number):
+    monkeypatch.setattr(division, "cpu_count", lambda: 4)
+    message = f"expected at most as many runtime.processes as cores on a CPU, got {number} on a machine with 4; use"
+    with pytest.raises(ValueError, match=message):
+        execute(config(tmp_path, f"runtime.processes={number}"))
+    assert not (tmp_path / "runs").exists()
+    division.expect_possible_division(build_spec(config(tmp_path, "runtime.processes=4")), torch.device("cpu"))
+
+
+def killed(*numbers: int):
+    """Helpers that ended with these statuses."""
+    return [
+        types.SimpleNamespace(exitcode=number, pid=70 + place, is_alive=lambda: False)
+        for place, number in enumerate(numbers)
+    ]
+
+
+def test_a_process_that_is_killed_between_releases_is_named(tmp_path, monkeypatch):
+    agree, ready, started, calls = Processes.expect_same_release, division._expect_ready, [], []
+
+    def kill(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            os.kill(started[0].pid, signal.SIGKILL)
+        return agree(*args)
+
+    monkeypatch.setattr(
+        division, "_expect_ready", lambda helpers, *more: started.extend(helpers) or ready(helpers, *more)
+    )
+    monkeypatch.setattr(Processes, "expect_same_release", kill)
+    message = r"process 1 of runtime.processes=2 \(id \d+\) was killed by SIGKILL between two releases.* out of memory"
+    with pytest.raises(RunFailed, match=message):
+        execute(config(tmp_path, TWO))
+    (folder,) = Store(tmp_path).runs()
+    assert folder.status() == "failed"
+    assert not Ledger.load(folder.path / "ledger.json").failures
+
+
+def test_of_several_processes_that_ended_the_killed_one_is_named():
+    folder = types.SimpleNamespace(path=Path("run"))
+    assert "process 2 of runtime.processes=4 (id 71) was killed by SIGKILL" in division._who_ended(
+        killed(1, -9, 1), folder, ""
+    )
+    assert "process 1 of runtime.processes=2 (id 70) ended with status 1" in division._who_ended(killed(1), folder, "")
+
+
+def test_an_error_of_the_method_is_not_replaced():
+    with pytest.raises(RuntimeError, match="of the method"), division._naming_who_ended(killed(1), None):
+        raise RuntimeError("of the method")
+
+
 def test_a_method_without_releases_is_refused(tmp_path):
     spec = build_spec(config(tmp_path, TWO))
     services = Services(Ledger(Budget(math.inf), 10), Key.seeded("m"), processes=PAIR)
@@ -241,17 +302,15 @@ def test_rounds_of_clients_are_not_divided():
 
 
 def test_further_devices_are_free_and_held(tmp_path):
-    with further_devices(2, 0, folder=tmp_path, count=lambda: 4) as first:
+    take = functools.partial(further_devices, folder=tmp_path, names=lambda: list("abcd"))
+    with take(2, 0) as first:
         assert first == [1, 2]
-        with further_devices(1, 0, folder=tmp_path, count=lambda: 4) as second:
+        with take(1, 0) as second:
             assert second == [3]
-        message = "expected 3 GPUs for runtime.processes=3, one for each process, got the run's own and 1"
-        with (
-            pytest.raises(ValueError, match=message),
-            further_devices(2, 0, folder=tmp_path, count=lambda: 4),
-        ):
+        message = "expected 3 GPUs for runtime.processes=3, one for each process, got the run's own and fewer than 2"
+        with pytest.raises(ValueError, match=message), take(2, 0):
             pass
-    with further_devices(3, 2, folder=tmp_path, count=lambda: 4) as released:
+    with take(3, 2) as released:
         assert released == [0, 1, 3]
 
 

@@ -19,9 +19,10 @@ from omegaconf import DictConfig, OmegaConf
 from dpgen_bench.cli.account_parser import check_options
 from dpgen_bench.runs.catalogue import GROUPS, print_catalogue
 from dpgen_bench.runs.compose import compose_config, expect_composable
-from dpgen_bench.runs.devices import own_device
-from dpgen_bench.runs.multirun import Multirun, in_process_of_launcher, job_of_multirun
+from dpgen_bench.runs.devices import own_devices
+from dpgen_bench.runs.multirun import Multirun, executed_by_launcher, job_of_multirun
 from dpgen_bench.runs.overrides import parse_override, quote_value
+from dpgen_bench.runs.runtime import number_of_processes
 from dpgen_bench.runs.store import RunBusy, RunFailed, Store
 from dpgen_bench.tables.names import table_file, table_names
 from dpgen_bench.utils.own_folders import own_folders
@@ -43,9 +44,10 @@ def _run_task(config: DictConfig) -> None:
             if may_begin:
                 from dpgen_bench.runs.execute import execute
 
-                # Jobs of a launcher may meet on a GPU; a run of its own may share one.
-                device = str(config.runtime.get("device")) if in_process_of_launcher() else "cpu"
-                with own_device(device):
+                # Jobs of a launcher may meet on a GPU; a run of its own may share one, unless it uses several.
+                number = number_of_processes(config)
+                holds = executed_by_launcher() or number > 1
+                with own_devices(str(config.runtime.get("device")) if holds else "cpu", number):
                     execute(config, _overrides_of_job(), _own_folders_of_job())
     except (ValueError, LookupError, FileNotFoundError, RunBusy, RunFailed) as error:
         code = print_error(error)

@@ -21,7 +21,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.runs.devices import jobs_at_once
@@ -110,6 +112,16 @@ def in_process_of_launcher() -> bool:
     """Whether this process executes jobs of a multirun of another process."""
     parent, _, _ = os.environ.get(VARIABLE, "").partition(":")
     return bool(parent) and int(parent) != os.getpid()
+
+
+def executed_by_launcher() -> bool:
+    """Whether the present run is a job of a multirun that a launcher other than Hydra's own executes.
+
+    joblib executes its jobs in the process of the multirun if it is to start one process only, so the id of the
+    process does not tell.
+    """
+    hydra = HydraConfig.get()
+    return hydra.mode == RunMode.MULTIRUN and not str(hydra.launcher["_target_"]).endswith(".BasicLauncher")
 
 
 def _is_alive(process: int) -> bool:

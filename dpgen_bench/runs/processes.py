@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from loky import cpu_count
 from loky.backend.context import get_context
 
 from dpgen_bench.method import fit_method
@@ -31,6 +32,7 @@ from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.arithmetic import has_released
 from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.devices import further_devices, number_of_devices
+from dpgen_bench.runs.failures import PrivateFailure
 from dpgen_bench.runs.prepare import context_of, open_data
 from dpgen_bench.runs.runtime import backend_of, number_of_processes
 from dpgen_bench.runs.store import RunFolder
@@ -43,7 +45,7 @@ def expect_possible_division(spec: RunSpec, device: torch.device) -> None:
     """Check that the settings of a run allow several processes.
 
     Raises:
-        ValueError: for settings that do not, and for too few GPUs.
+        ValueError: for settings that do not, and for too few GPUs or cores.
     """
     number, runtime = number_of_processes(spec.config), spec.config.runtime
     if number == 1:
@@ -61,6 +63,11 @@ def expect_possible_division(spec: RunSpec, device: torch.device) -> None:
         raise ValueError(
             f"expected a GPU for each of runtime.processes={number}, got runtime.device={runtime.device} on a machine "
             f"with {number_of_devices()}; use runtime.device=auto and at most as many processes as GPUs."
+        )
+    if device.type != "cuda" and number > cpu_count():
+        raise ValueError(
+            f"expected at most as many runtime.processes as cores on a CPU, got {number} on a machine with "
+            f"{cpu_count()}; use fewer."
         )
 
 
@@ -122,8 +129,8 @@ def processes_of(spec: RunSpec, folder: RunFolder, device: torch.device) -> Iter
     checkpoint.
 
     Raises:
-        RuntimeError: if a helper ends before it has joined.
-        ValueError: if other jobs hold GPUs that the helpers need.
+        RuntimeError: if a helper ends before it has joined, or between releases.
+        ValueError: if other jobs hold GPUs that the helpers need (`further_devices`).
     """
     number = number_of_processes(spec.config)
     if number == 1:
@@ -148,7 +155,7 @@ def processes_of(spec: RunSpec, folder: RunFolder, device: torch.device) -> Iter
             for helper in helpers:
                 helper.start()
             _expect_ready(helpers, meeting, folder)
-            with _group(0, number, meeting, on_gpu) as processes:
+            with _group(0, number, meeting, on_gpu) as processes, _naming_who_ended(helpers, folder):
                 yield processes
         finally:
             for helper in helpers:
@@ -183,13 +190,50 @@ def _expect_ready(helpers: list[Any], meeting: Path, folder: RunFolder) -> None:
         RuntimeError: if one ends before.
     """
     while not all((meeting / f"ready-{place + 1}").exists() for place in range(len(helpers))):
-        for place, helper in enumerate(helpers):
-            if not helper.is_alive():
-                raise RuntimeError(
-                    f"process {place + 1} of runtime.processes ended with status {helper.exitcode} before the training "
-                    f"began; {folder.path / 'private' / 'errors.txt'} has its error, if it raised one."
-                )
+        if (ended := _who_ended(helpers, folder, "before the training began")) is not None:
+            raise RuntimeError(ended)
         time.sleep(0.02)
+
+
+@contextmanager
+def _naming_who_ended(helpers: list[Any], folder: RunFolder) -> Iterator[None]:
+    """Say which helper has ended in the place of an error of the group, which names addresses only.
+
+    During a release, the error stays: the ledger is marked, and the error's text is private.
+    """
+    try:
+        yield
+    except PrivateFailure:
+        raise
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        deadline = time.monotonic() + 1.0  # until the operating system reports the end of a process
+        while (ended := _who_ended(helpers, folder, "between two releases")) is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if ended is None:
+            raise
+        raise RuntimeError(ended) from error
+
+
+def _who_ended(helpers: list[Any], folder: RunFolder, when: str) -> str | None:
+    """What became of the helper that ended, and what to do; None if all are alive.
+
+    Others may have ended because of one that was killed, which is named therefore.
+    """
+    ended = [(helper.exitcode, place + 1) for place, helper in enumerate(helpers) if not helper.is_alive()]
+    if not ended:
+        return None
+    status, place = min(ended)
+    what = f"process {place} of runtime.processes={len(helpers) + 1} (id {helpers[place - 1].pid})"
+    if status >= 0:
+        path = folder.path / "private" / "errors.txt"
+        return f"{what} ended with status {status} {when}; {path} has its error, if it raised one."
+    name = signal.Signals(-status).name
+    return (
+        f"{what} was killed by {name} {when}. The machine may have run out of memory, for which the operating system "
+        "kills a process (its log, `dmesg`, says so): use fewer processes, smaller batches or more memory."
+    )
 
 
 def _help(

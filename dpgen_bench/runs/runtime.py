@@ -42,8 +42,9 @@ def backend_of(config: DictConfig) -> Backend:
 
 
 def number_of_processes(config: DictConfig) -> int:
-    """`runtime.processes`, which configs of older runs lack."""
-    return int(OmegaConf.select(config, "runtime.processes", default=1))
+    """`runtime.processes`, which configs of older runs lack; 1 also for a value that `check_runtime` refuses."""
+    number = OmegaConf.select(config, "runtime.processes", default=1)
+    return number if isinstance(number, int) and number >= 1 else 1
 
 
 def check_runtime(config: DictConfig) -> None:

@@ -1,5 +1,7 @@
 """`make wheelhouse`: collects wheels, data sets and weights for a machine without network, in parts of at most 60 MB.
 
+The machine runs Linux on x86_64.
+
     python -m dpgen_bench.wheelhouse.collect FOLDER [--python 3.12] [--data mnist] [--weights] [--with-xgboost]
 
 torch and torchvision are not included, because they have to fit the machine's accelerator.
@@ -25,6 +27,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 PART_BYTES = 60 * 10**6
+PLATFORM = "Linux x86_64"  # with glibc 2.28 or newer
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 LEFT_OUT = ("torch", "torchvision")  # with all that only they need
 DATASETS = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
@@ -157,7 +160,7 @@ def collect(folder: Path, python: str, data: Sequence[str], weights: bool, left_
         parts = write_parts(folder, iter(entries))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     least = dict(line.split(">=") for line in project if line.split(">=")[0] in LEFT_OUT)
-    manifest = {"python": python, "needs": least, "parts": parts}
+    manifest = {"platform": PLATFORM, "python": python, "needs": least, "parts": parts}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
     shutil.copy(Path(__file__).with_name("install.py"), folder / "install.py")
     print(f"{folder}: {len(entries) - len(files)} wheels and {len(files)} files of data in {len(parts)} parts.")

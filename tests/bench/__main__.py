@@ -30,23 +30,21 @@ def main() -> None:
     if unknown := [name for name in arguments.names if name not in names]:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(names)}")
     missing: dict[str, NotMeasured] = {}
-    failed: dict[str, Exception] = {}
+    failed: dict[str, BaseException] = {}
     for name in arguments.names or names:
         print(f"measuring {name} ...", flush=True)
         try:
-            result = importlib.import_module(f"tests.bench.{name}").measure()
+            text = json.dumps(importlib.import_module(f"tests.bench.{name}").measure(), indent=2)
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            path = arguments.out / f"{name}.json"
+            path.write_text(text + "\n")
+            print(f"{text}\nwritten to {path}", flush=True)
         except NotMeasured as reason:
             print(f"not measured: {reason}", flush=True)
             missing[name] = reason
-            continue
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # SystemExit of a part would end the others
             traceback.print_exc()
             failed[name] = error
-            continue
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        path = arguments.out / f"{name}.json"
-        path.write_text(json.dumps(result, indent=2) + "\n")
-        print(f"{json.dumps(result, indent=2)}\nwritten to {path}", flush=True)
     for name, reason in missing.items():
         print(f"{name} was not measured: {reason}")
     if failed:
