@@ -164,7 +164,7 @@ def test_pixels_are_scaled_then_normalised():
     [
         (
             {"net": "resnet"},
-            "expected net among dpgan_cnn, linear, paper_cnn, paper_mlp, sinkhorn_cnn, vgg11, got 'resnet'",
+            "expected net among conv_net, dpgan_cnn, linear, paper_cnn, paper_mlp, sinkhorn_cnn, vgg11, got 'resnet'",
         ),
         ({"optimiser": "lion"}, "expected optimiser among adam, sgd"),
         ({"keep": "worst"}, "expected keep among best, last"),
