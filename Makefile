@@ -73,7 +73,7 @@ tests:
 	$(RUN)/python -m pytest -q -n auto --dist loadscope --durations=10
 
 # Tests that compute with networks, except those that replay or account whole runs, which take most of the time.
-NUMERIC := $(patsubst %,tests/test_%.py,annealing audit_bounds audit_oracle batch_statistics behaviour bias_variance \
+NUMERIC := $(patsubst %,tests/test_%.py,annealing audit_bounds audit_oracle augmentation batch_statistics behaviour bias_variance \
 	calibrated_accuracy classifier_cache classifiers clip_per_tensor compiled copies datalens dp_cgan dp_gauss dp_hp \
 	dp_merf dp_ntk dp_sinkhorn dp_sinkhorn_privacy dpdm dpgan dpgan_settings edm factors fed_gs_wgan fed_gs_wgan_client \
 	fedavg_gan fedavg_nets fidelity g_pate generator gradients gradients_bound gradients_limits gs_wgan gs_wgan_privacy \
