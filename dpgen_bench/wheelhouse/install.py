@@ -112,7 +112,7 @@ def expect_machine(manifest: dict) -> None:
             raise SystemExit(
                 f"expected {name} {least} or later in {sys.executable}, got none; install it first."
             ) from None
-        if (version_of(installed) or (0, 0)) < version_of(least):
+        if (version_of(installed) or (0, 0)) < (version_of(least) or (0, 0)):
             raise SystemExit(
                 f"expected {name} {least} or later in {sys.executable}, got {installed}; install it first."
             )
