@@ -6,16 +6,25 @@ values on the host (`linalg.inv`), and when ordinary memory of the host is copie
 
 On a CPU all tensors have the same device. Here `torch.device("cpu", 0)` stands for the accelerator, and "cpu" for the
 host: what is made without a device, as by `torch.from_numpy`, is marked as on the host, and so is what is computed from
-it; `x.device` says where x would be. Tensors without a mark are on the accelerator. What this does not see: operations
-of libraries other than PyTorch, and tensors of the host that are not made by a function in MADE_ON_HOST.
+it; `x.device` says where x would be. Tensors without a mark are on the accelerator.
+
+What this does not see: operations of libraries other than PyTorch; tensors of the host that are not made by a function
+in MADE_ON_HOST; copies within functions of PyTorch that are written in Python; and copies of other storage than a
+tensor's (`x.untyped_storage().cpu()`). `x.numpy()` and `np.asarray(x)` are not counted, because an accelerator does not
+wait for them: it raises an error. What is counted once may wait several times, such as `repr`.
 """
 
 from __future__ import annotations
 
+import ast
+import linecache
 import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -55,28 +64,42 @@ ALSO_WAIT = frozenset(
 )
 TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
-# Code whose waits do not count: one_hot checks its argument on a CPU only, and values for the log are read in any case.
-# `upload` copies through page-locked memory.
-EXCUSED = ("one_hot(", "ctx.log(")
+# Methods of a tensor that read its values on the host, and that no mode sees inside.
+READS = frozenset({"tolist", "__repr__"})
 
 
 class Stalls:
-    """Where code of the bench waited, as "file: line of code", with how often; and which tensors are on the host."""
+    """Where code of the bench waited, as "file: line of code", with how often; and which tensors are on the host.
+
+    Attributes:
+        places: All places but those of the log.
+        logged: Places in the arguments of `ctx.log(...)`.
+    """
 
     def __init__(self) -> None:
         self.places: Counter[str] = Counter()
+        self.logged: Counter[str] = Counter()
+        self.paused = False
         self._on_host: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def add(self) -> None:
-        frames = traceback.extract_stack()
-        own = [frame for frame in frames if "dpgen_bench/" in frame.filename or "/methods/" in frame.filename]
-        last = (own or [frame for frame in frames if frame.filename != __file__])[-1]
-        if any(mark in (last.line or "") for mark in EXCUSED) or last.filename.endswith("utils/upload.py"):
+        if self.paused:
             return
-        self.places[f"{last.filename.rsplit('/', 1)[-1]}: {last.line}"] += 1
+        frames = [frame for frame, _ in traceback.walk_stack(None)]  # the innermost first
+        own = [frame for frame in frames if any(part in _file(frame) for part in ("dpgen_bench/", "/methods/"))]
+        last = (own or [frame for frame in frames if _file(frame) != __file__ and "/torch/" not in _file(frame)])[0]
+        if _file(last).endswith("utils/upload.py"):  # it copies through page-locked memory
+            return
+        line = linecache.getline(_file(last), last.f_lineno).strip()
+        counter = self.logged if _is_logged(last) else self.places
+        counter[f"{_file(last).rsplit('/', 1)[-1]}: {line}"] += 1
+
+    def all_places(self) -> Counter[str]:
+        """Both, with "log of " before the places of the log."""
+        return self.places + Counter({f"log of {place}": count for place, count in self.logged.items()})
 
     def total(self) -> int:
-        return sum(self.places.values())
+        return self.places.total() + self.logged.total()
 
     def is_on_host(self, value: Any) -> bool:
         return isinstance(value, Tensor) and value in self._on_host
@@ -145,15 +168,32 @@ class _Functions(TorchFunctionMode):
             stalls.add()  # the list becomes a tensor of the host
         if name == "tensor_split" and isinstance(args[1], Tensor) and not stalls.is_on_host(args[1]):
             stalls.add()
-        if name == "tolist" and not stalls.is_on_host(args[0]):
+        if (name in READS or (name == "__format__" and args[0].dim())) and not stalls.is_on_host(args[0]):
             stalls.add()
+        if name == "one_hot":
+            return self._one_hot(func, args, kwargs)
+        if name == "new_tensor":  # like torch.tensor, on the device of args[0]
+            device = kwargs.get("device") or (HOST if stalls.is_on_host(args[0]) else ACCELERATOR)
+            return self._made("tensor", func, args, {**kwargs, "device": device}, args[1])
+        if name == "type":
+            return self._moved(func, args, kwargs, _target_of_type([*args[1:], *kwargs.values()]))
         if name == "cpu":
             return self._moved(func, args, kwargs, HOST)
         if name == "to":
             return self._moved(func, args, kwargs, _target([*args[1:], *kwargs.values()]))
         if name not in MADE_ON_HOST:
             return func(*args, **kwargs)
-        return self._made(name, func, args, kwargs)
+        return self._made(name, func, args, kwargs, args[0] if args else None)
+
+    def _one_hot(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """It checks its argument on a CPU only, and elsewhere reads the number of classes if none is given."""
+        if len(args) < 2 and "num_classes" not in kwargs and not self.stalls.is_on_host(args[0]):
+            self.stalls.add()
+        self.stalls.paused = True
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.stalls.paused = False
 
     def _moved(self, func: Any, args: Any, kwargs: Any, target: torch.device | Tensor | None) -> Any:
         """One tensor, put on a device or where another tensor is."""
@@ -168,11 +208,19 @@ class _Functions(TorchFunctionMode):
         self.stalls.mark(result, to_host)
         return result
 
-    def _made(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+    def _made(self, name: str, func: Any, args: Any, kwargs: Any, data: Any) -> Any:
         copied, device = name in ("tensor", "as_tensor", "asarray"), kwargs.get("device")
         to_host = device is None or torch.device(device).index is None
-        if copied and isinstance(args[0], Tensor):
-            return self._moved(func, args, kwargs, None if device is None else torch.device(device))
+        if copied and isinstance(data, Tensor):
+            if self.stalls.is_on_host(data) is not to_host and device is not None:
+                self.stalls.add()
+            result = func(*args, **kwargs)
+            self.stalls.mark(result, self.stalls.is_on_host(data) if device is None else to_host)
+            return result
+        if copied and isinstance(data, list | tuple):  # each tensor in it is read
+            for each in tree_leaves(data):
+                if isinstance(each, Tensor) and not self.stalls.is_on_host(each):
+                    self.stalls.add()
         result = func(*args, **kwargs)
         if copied and not to_host:
             self.stalls.add()
@@ -190,6 +238,39 @@ def _target(arguments: list[Any]) -> torch.device | Tensor | None:
     return None
 
 
+def _target_of_type(arguments: list[Any]) -> torch.device | None:
+    """Of `x.type(...)`: where x goes; None if it stays where it is, as for a dtype."""
+    for each in arguments:
+        if isinstance(each, str | type):
+            return ACCELERATOR if ".cuda." in str(each) else HOST
+    return None
+
+
+def _file(frame: FrameType) -> str:
+    return frame.f_code.co_filename
+
+
+def _is_logged(frame: FrameType) -> bool:
+    """Whether a frame is at an expression in the arguments of `ctx.log(...)`."""
+    line, last_line, column, last_column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    if line is None or column is None:
+        return False
+    calls = _calls_of_log(_file(frame))
+    return any(start < (line, column) and (last_line, last_column) <= end for start, end in calls)
+
+
+@cache
+def _calls_of_log(file: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where the calls of `ctx.log` in a file begin and end."""
+    if not file.endswith(".py"):
+        return []
+    return [
+        ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))
+        for node in ast.walk(ast.parse(Path(file).read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "ctx.log"
+    ]
+
+
 def _has_list(index: Any) -> bool:
     return any(isinstance(each, list | np.ndarray) for each in (index if isinstance(index, tuple) else (index,)))
 
@@ -199,8 +280,9 @@ def counted() -> Iterator[Stalls]:
     """Count within the block."""
     stalls = Stalls()
     from_numpy, new_parameter = torch.from_numpy, torch.nn.Parameter.__new__
+    reduction = Tensor._reduce_ex_internal
 
-    def marked_array(array: np.ndarray) -> Tensor:  # no mode sees either of these two
+    def marked_array(array: np.ndarray) -> Tensor:  # no mode sees these three
         result = from_numpy(array)
         stalls.mark(result, on_host=True)
         return result
@@ -210,9 +292,15 @@ def counted() -> Iterator[Stalls]:
         stalls.mark(result, stalls.is_on_host(data))
         return result
 
+    def counted_reduction(tensor: Tensor, protocol: int) -> Any:  # of pickle and torch.save
+        if not stalls.is_on_host(tensor):
+            stalls.add()
+        return reduction(tensor, protocol)
+
     with _Operations(stalls), _Functions(stalls), pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "from_numpy", marked_array)
         patch.setattr(torch.nn.Parameter, "__new__", marked_parameter)
+        patch.setattr(Tensor, "_reduce_ex_internal", counted_reduction)
         yield stalls
 
 
@@ -223,7 +311,8 @@ def stalls_of_a_step(
     as in the step that waits there most. The first step, which may make what later ones keep, counts only if it is
     the only one.
 
-    Draws are padded as there, and the harness takes the branch-free ways. Rows of the log are not counted.
+    Draws are padded as there, and the harness takes the branch-free ways. Places whose text begins with "log of " are
+    in the arguments of `ctx.log`.
 
     Args:
         padded: whether draws are padded.
@@ -258,9 +347,9 @@ def stalls_of_a_step(
     def steps(loop: Loop, *args: Any, **kwargs: Any) -> Iterator[int]:
         before.clear()
         for t in count_steps(loop, *args, **kwargs):
-            before.append(stalls.places.copy())
+            before.append(stalls.all_places())
             yield t
-            before.append(stalls.places.copy())
+            before.append(stalls.all_places())
 
     with counted() as stalls, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loop, "steps", steps)

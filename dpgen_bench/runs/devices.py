@@ -100,7 +100,7 @@ def own_devices(
                 if not taken:
                     if not announced:
                         what = "a GPU" if number == 1 else f"{number} GPUs"
-                        print(f"waiting for {what}: other jobs use or wait for those of all {len(visible)}", flush=True)
+                        print(f"waiting for {what}: other jobs hold, or wait for, the {len(visible)} here", flush=True)
                         announced = True
                     time.sleep(wait)
         choose(taken[0])
