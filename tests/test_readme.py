@@ -38,7 +38,7 @@ def test_the_readme_states_the_longest_fit_of_the_picture():
             cost = cost_values(find_record(ROOT / "results", run).content["cost"])
             seconds[cost.get("cpu_seconds", 0.0)] = line["method"]  # those that do not count it take seconds
     longest = max(seconds)
-    assert f"{longest:.0f} processor-seconds ({method_name(seconds[longest])})" in (ROOT / "README.md").read_text()
+    assert f"{longest:,.0f} processor-seconds ({method_name(seconds[longest])})" in (ROOT / "README.md").read_text()
 
 
 def test_the_picture_is_in_the_readme_and_on_the_first_page():
