@@ -38,11 +38,11 @@ def train_epoch(
 ) -> None:
     """Train on all `images` once, in an order drawn from `rng` (a CPU generator). The last batch may be smaller.
 
-    With `augment`, a name in `AUGMENTATIONS`, every image is changed at random.
+    With `augment`, a name in `AUGMENTATIONS` or "none", every image is changed at random.
     """
     net.train()
     order = torch.randperm(len(images), generator=rng).to(images.device)
-    augmentation = AUGMENTATIONS.get(augment)
+    augmentation = None if augment == "none" else AUGMENTATIONS[augment]
     moves = None if augmentation is None else augmentation.draw(len(images), rng).to(images.device)
     for start in range(0, len(images), batch_size):
         batch = order[start : start + batch_size]

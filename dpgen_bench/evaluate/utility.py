@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from dpgen_bench.data.records import Records
@@ -76,9 +75,10 @@ class Accuracy:
 
 def distinct(samples: Records) -> Records:
     """Each different pair of an image and a label once, in the order of their first samples."""
-    rows = torch.cat([samples.images.flatten(1).double().cpu(), samples.labels[:, None].double().cpu()], dim=1).numpy()
-    _, first = np.unique(rows, axis=0, return_index=True)
-    chosen = torch.from_numpy(np.sort(first))
+    first: dict[tuple[bytes, int], int] = {}
+    for i, (image, label) in enumerate(zip(samples.images.cpu().numpy(), samples.labels.tolist(), strict=True)):
+        first.setdefault((image.tobytes(), label), i)
+    chosen = torch.tensor([*first.values()], dtype=torch.int64)
     return Records(samples.images[chosen], samples.labels[chosen])
 
 
