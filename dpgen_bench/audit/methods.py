@@ -214,7 +214,7 @@ def audit_method(
     record, ids = attacked_record(ledger, Key.seeded(f"conformance:{spec.seed}"), len(loaded))
     budget, dataset = ledger.budget, spec.dataset()
     images = loaded.images[ids].float() / 255.0
-    known: dict[str, Any] = {}
+    known: dict[int, dict[str, Any]] = {}
     bench = Bench(
         lambda: with_audited(spec.method(), known),
         DataSet("", images, loaded.labels[ids], ids, np.zeros(len(ids), dtype=np.int64)),
@@ -260,7 +260,7 @@ def expect_public(spec: RunSpec) -> None:
         )
 
 
-def with_audited(method: Method, known: dict[str, Any]) -> Method:
+def with_audited(method: Method, known: dict[int, dict[str, Any]]) -> Method:
     """The method with the settings that its class states for audits (`audited`), as GS-WGAN's warm start of critics.
 
     They make a fit shorter. `replay` checks that the events of its mechanisms stay as they are.

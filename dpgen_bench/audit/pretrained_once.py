@@ -19,20 +19,28 @@ class PretrainedOnce(Pretrained):
 
     Every fit is that of `Pretrained`: networks, and public randomness after the pretraining, are those of an earlier
     fit if the released images, the seed and public randomness before the pretraining are the same to the last bit.
+    A fit with another seed than the first, from which an audit takes noise alone, has the networks of the first fit.
 
     Args:
         method, stage, pretraining: As those of `Pretrained`.
-        known: What earlier fits trained; shared by all fits of an audit.
+        known: What earlier fits trained, by seed; shared by all fits of an audit.
     """
 
-    def __init__(self, method: Method, stage: FirstStage, pretraining: Method, known: dict[str, Any]) -> None:
+    def __init__(
+        self, method: Method, stage: FirstStage, pretraining: Method, known: dict[int, dict[str, Any]]
+    ) -> None:
         super().__init__(method, stage, pretraining)
         self._known = known
 
     def _networks(self, images: LabelledImages, data: PrivateData, ctx: Context) -> dict[str, nn.Module]:
-        key = str(digests([ctx.seed, *images, public_randomness(ctx.generator)]))
-        if key not in self._known:
-            self._known[key] = super()._networks(images, data, ctx), public_randomness(ctx.generator)
-        networks, randomness = self._known[key]
+        key = str(digests([*images, public_randomness(ctx.generator)]))
+        own = self._known.setdefault(ctx.seed, {})
+        of_first = next(iter(self._known.values()))
+        if key not in own:
+            if own is not of_first:
+                own[key] = next(iter(of_first.values()))
+            else:
+                own[key] = super()._networks(images, data, ctx), public_randomness(ctx.generator)
+        networks, randomness = own[key]
         restore_randomness(randomness, ctx.generator)
         return dict(networks)

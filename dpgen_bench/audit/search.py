@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +19,11 @@ from dpgen_bench.privacy.bounds import Batch, DrawBound, PerRecord, PerRecordGra
 from dpgen_bench.testing.tape import flat
 
 STEPS = 30  # of gradient ascent
-STEP_SIZE = 0.1  # of a step of gradient ascent, for the sign of the gradient
+STEP_SIZE = 0.1  # of the first step of gradient ascent, for the sign of the gradient; later ones shrink to 0
+STARTS = 2  # of gradient ascent: of the candidates, of their pairs, and of their pairs with one label
+# Distances that differ by less, of the largest, are equal: clipped rows often all have the norm C, up to rounding, and
+# the search should be the same on all processors.
+EQUAL = 1e-3
 
 
 @dataclass(frozen=True)
@@ -111,7 +117,7 @@ def ascended(query: Query, start: Candidate, other: Candidate | None) -> Candida
         if rows is None:
             return None
         away = _clipped(rows.detach(), query.bound.C)
-    for _ in range(STEPS):
+    for step in range(STEPS):
         pixels = image[None].clone().requires_grad_()
         rows = query.rows(pixels, labels)
         if rows is None or not rows.requires_grad:
@@ -120,12 +126,20 @@ def ascended(query: Query, start: Candidate, other: Candidate | None) -> Candida
         (gradient,) = torch.autograd.grad(moved, [pixels], allow_unused=True)
         if gradient is None or not bool(torch.isfinite(gradient).all()):
             return None
-        image = (image + STEP_SIZE * gradient[0].sign()).clamp(0.0, 1.0).detach()
+        size = STEP_SIZE * (1.0 - step / STEPS)
+        image = (image + size * gradient[0].sign()).clamp(0.0, 1.0).detach()
     return Candidate(f"gradient ascent from {start.name}", image, start.label)
 
 
 def _clipped(rows: Tensor, C: float) -> Tensor:
     return rows if math.isinf(C) else rows * (C / rows.norm(dim=1, keepdim=True).clamp_min(C))
+
+
+def furthest_first(distances: Tensor) -> list[int]:
+    """Places in a flat tensor by descending distance; those of distances that are `EQUAL` keep their order."""
+    largest = float(distances.max()) or 1.0
+    ranks = (distances.double().numpy() / (EQUAL * largest)).round()
+    return [int(place) for place in np.argsort(-ranks, kind="stable")]
 
 
 def worst_pair(query: Query, tried: Sequence[Candidate]) -> tuple[Candidate, Candidate, Candidate]:
@@ -141,17 +155,23 @@ def worst_pair(query: Query, tried: Sequence[Candidate]) -> tuple[Candidate, Can
             tried.append(candidate)
             values.append(query.value(candidate))
 
-    def joined() -> Candidate:
-        return tried[int(torch.stack([(value - without).norm() for value in values]).argmax())]
+    def joined() -> list[Candidate]:
+        distances = torch.stack([(value - without).norm() for value in values])
+        return [tried[place] for place in furthest_first(distances)]
 
-    def furthest() -> tuple[Candidate, Candidate]:
-        distances = torch.stack([torch.stack([(a - b).norm() for b in values]) for a in values])
-        one, other = divmod(int(distances.argmax()), len(values))
-        return tried[one], tried[other]
+    def furthest() -> list[tuple[int, int]]:
+        pairs = list(combinations(range(len(values)), 2))
+        distances = torch.stack([(values[one] - values[other]).norm() for one, other in pairs])
+        return [pairs[place] for place in furthest_first(distances)]
 
-    add(ascended(query, joined(), None))
-    one, other = furthest()
-    add(ascended(query, one, other))
-    one, other = furthest()
-    add(ascended(query, other, one))
-    return joined(), *furthest()
+    for start in joined()[:STARTS]:
+        add(ascended(query, start, None))
+    # Rows of different labels are often orthogonal, which is far, and where no gradient leads further.
+    pairs = furthest()
+    alike = [(one, other) for one, other in pairs if tried[one].label == tried[other].label]
+    for one, other in dict.fromkeys(pairs[:STARTS] + alike[:STARTS]):
+        moved = ascended(query, tried[one], tried[other])
+        add(moved)
+        add(ascended(query, tried[other], moved or tried[one]))
+    one, other = furthest()[0]
+    return joined()[0], tried[one], tried[other]
