@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -211,6 +213,26 @@ def test_colour_images_and_noise_for_release(side: int) -> None:
     assert generator.sample(torch.arange(3), seed=0).shape == (3, 3, side, side)
     radii = [entry["bound"]["radius"] for entry in ledger.to_dict()["entries"]]
     assert radii == pytest.approx([radius * side * 3**0.5 for radius in (0.4, 0.27, 0.25)])
+
+
+PEAK = """
+import resource, torch
+from tests.test_dp_gauss import fit
+images = torch.randint(0, 256, (60_000, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+labels = torch.arange(60_000) % 3
+fit(images[:600], labels[:600], 1.0, dim=40)  # what libraries allocate once
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+fit(images, labels, 1.0, dim=40)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are in KiB on Linux alone")
+def test_60000_records_are_streamed():
+    """A fit takes less than the 179 MiB of the images as float32, and the process less than 1 GB with PyTorch's 530."""
+    done = subprocess.run([sys.executable, "-c", PEAK], check=True, capture_output=True, text=True)
+    assert float(done.stdout) < 120.0
 
 
 def test_mistakes_are_refused_before_records_are_read():
