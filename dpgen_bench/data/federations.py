@@ -263,6 +263,21 @@ def with_root(spec: DatasetSpec, root: str) -> DatasetSpec:
 BASES: Mapping[str, type[Any]] = {cls.name: cls for cls in (Mnist, FashionMnist, Digits, Cifar10, Emnist)}
 
 
+def base_of(base: DatasetSpec | str, root: str) -> DatasetSpec:
+    """The dataset that `dataset.base` states by itself or by its name in `BASES`, with its files in `root`, if given.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    if isinstance(base, str):
+        if base not in BASES:
+            raise ValueError(f"expected dataset.base among {', '.join(BASES)}, or a dataset, got {base!r}.")
+        base = BASES[base]()
+    if not isinstance(base, DatasetSpec):
+        raise ValueError(f"expected dataset.base to be a dataset or the name of one, got {base!r}.")
+    return with_root(base, root)
+
+
 @dataclass(frozen=True)
 class Clients(Derived):
     """A simulated federation: the training records of any dataset, split over N clients.
@@ -295,14 +310,7 @@ class Clients(Derived):
     partition_seed: int = 0
 
     def __post_init__(self) -> None:
-        base = self.base
-        if isinstance(base, str):
-            if base not in BASES:
-                raise ValueError(f"expected dataset.base among {', '.join(BASES)}, or a dataset, got {base!r}.")
-            base = BASES[base]()
-        if not isinstance(base, DatasetSpec):
-            raise ValueError(f"expected dataset.base to be a dataset or the name of one, got {base!r}.")
-        object.__setattr__(self, "base", with_root(base, self.root))
+        object.__setattr__(self, "base", base_of(self.base, self.root))
         object.__setattr__(self, "root", self.source.root)
         if self.partition not in ("iid", "dirichlet", "classes"):
             raise ValueError(f"expected dataset.partition iid, dirichlet or classes, got {self.partition!r}.")
