@@ -104,6 +104,23 @@ def test_a_complete_measurement_is_not_changed(tmp_path, folder):
     assert tally.read_text().split() == ["mean_pixel"]
 
 
+def test_what_a_part_of_a_protocol_has_measured_is_not_measured_again(tmp_path, folder):
+    tally = tmp_path / "tally"
+    metrics = {name: metric("Mean", name=name, tally=str(tally)) for name in ("one", "two")}
+    whole = {**metrics, "sum": metric("Sum", of=["one", "two"])}
+    part = run(spec_for(tmp_path, {"one": metrics["one"]}, repeats=2), folder)
+    measured = run(spec_for(tmp_path, whole, repeats=2), folder)
+    assert tally.read_text().split() == ["one", "one", "two", "two"]
+    for of_part, of_whole in zip(part["repeats"], measured["repeats"], strict=True):
+        assert of_whole["metrics"]["one"] == of_part["metrics"]["one"]
+        assert {key: of_whole[key] for key in ("seed", "samples")} == {key: of_part[key] for key in ("seed", "samples")}
+        assert of_whole["metrics"]["sum"]["values"]["sum"] == pytest.approx(
+            sum(of_whole["metrics"][name]["values"][name] for name in ("one", "two"))
+        )
+    run(spec_for(tmp_path, whole, repeats=2), folder, again=True)
+    assert len(tally.read_text().split()) == 8
+
+
 def test_only_failed_metrics_are_run_again(tmp_path, folder):
     tally, unless = tmp_path / "tally", tmp_path / "mended"
     metrics = {

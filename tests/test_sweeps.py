@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -86,6 +87,34 @@ def test_a_run_measured_by_another_protocol_is_trained_not_measured(tmp_path):
     measured(tmp_path, MERF, "standard_2k", BOTH)
     (job,) = plan(a_table(f"{MERF} seed=0"), tmp_path)
     assert job.state == "trained, not measured"
+
+
+def test_metrics_can_be_left_for_later(tmp_path):
+    measured(tmp_path, MERF, "quick", {"logreg": {"acc_logreg_pct": 91.0}})
+    table = parse_table("toy", a_table(f"{MERF} seed=0,1"))
+    assert [job.state for job in plan_sweep(table, tmp_path)] == ["trained, not measured", "not run"]
+    jobs = plan_sweep(table, tmp_path, without=["mlp"])
+    assert [job.state for job in jobs] == ["finished", "not run"]
+    ((_, *arguments),) = multiruns(jobs, tmp_path, [])
+    assert arguments[:4] == [MERF, "seed=0,1", "protocol=quick", "~protocol.metrics.mlp"]
+    assert compose_config(expand(" ".join(arguments[:4]))[0]).protocol.metrics.keys() == {"logreg"}
+
+
+def test_a_metric_is_left_out_of_those_protocols_that_have_it(tmp_path):
+    table = parse_table("toy", a_table(f"{MERF} seed=0 protocol=quick,standard_1k_cpu"))
+    jobs = plan_sweep(table, tmp_path, without=["fid"])
+    assert [job.line[-1] for job in jobs] == ["protocol=quick", "~protocol.metrics.fid"]
+
+
+@pytest.mark.parametrize(
+    ("without", "message"),
+    [("fdi", "expected metrics among adaboost, average, .*, those of the table, got fdi"),
+     ("mlp", "got mlp, a part of average of protocol 'gs_wgan': leave out both, mlp,average")],
+)  # fmt: skip
+def test_metrics_that_cannot_be_left_out_are_named(tmp_path, without, message, capsys, launched):
+    assert main(["sweep", "gs_wgan_tablea1", "--without", without, "--results", str(tmp_path)]) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not launched
 
 
 def test_steps_are_capped_by_the_scale_and_unknown_where_the_budget_sets_them(tmp_path):
@@ -216,9 +245,13 @@ def test_scale_and_options_may_stand_anywhere(tmp_path, monkeypatch):
     monkeypatch.setattr(sweeps, "print_plan", lambda *arguments: asked.append(arguments[:1] + arguments[2:]))
     for arguments in (["toy", "--format", "md", "scale=quick"], ["toy", "scale=quick", "--format", "md"]):
         assert main(["tables", *arguments, "--results", str(tmp_path)]) == 0
-    for arguments in (["toy", "scale=quick", "--dry-run"], ["--dry-run", "toy", "a.b=1", "scale=quick"]):
+    for arguments in (
+        ["toy", "scale=quick", "--dry-run"],
+        ["--without=fid", "--dry-run", "toy", "a.b=1", "scale=quick"],
+    ):
         assert main(["sweep", *arguments]) == 0
-    assert asked == [("toy", "quick", ["md"])] * 2 + [("toy", [], "quick"), ("toy", ["a.b=1"], "quick")]
+    swept = [("toy", [], "quick", []), ("toy", ["a.b=1"], "quick", ["fid"])]
+    assert asked == [("toy", "quick", ["md"])] * 2 + swept
 
 
 CHILD = """

@@ -266,12 +266,20 @@ def _sweep(add: Add) -> None:
         "execute the runs that a table lacks",
         "NAME [scale=quick] [--dry-run] [OVERRIDES] [options]",
         "Overrides say how runs are executed and not which ones: runtime, hydra, federation, data_root and tracker.",
-        ("dpgen sweep league_mnist --dry-run", "dpgen sweep dp_merf scale=quick hydra/launcher=joblib"),
+        (
+            "dpgen sweep league_mnist --dry-run",
+            "dpgen sweep dp_merf scale=quick hydra/launcher=joblib",
+            "dpgen sweep gs_wgan_tablea1 --without fid,inception_score",
+        ),
     )
     help_text = "the name of a table, and overrides for every run"
     argument = parser.add_argument("arguments", nargs="*", metavar="NAME [KEY=VALUE ...]", help=help_text)
     _complete(argument, "sweep")
     parser.add_argument("--dry-run", action="store_true", help="only list the missing runs with their steps")
+    help_text = (
+        "metrics of the protocol that are not measured now, such as fid,inception_score, which take hours on a CPU"
+    )
+    parser.add_argument("--without", default="", metavar="METRIC,...", help=help_text)
     _folders(parser, default_results())
 
 

@@ -40,7 +40,8 @@ def measure(
     Args:
         folder: the folder with the generator, of a run or of one of its kept steps; the measurement is written to it.
         again: measure every metric again; the earlier measurement stays until the new one is complete. If false,
-            metrics that were measured before are kept, and failed ones are tried again.
+            metrics that were measured before are kept, also those of another protocol that measures them in the same
+            way (`Measured.assembled`), and failed ones are tried again.
         cache: see `EvalContext`; None is the folder `cache` next to `runs`.
 
     Returns:
@@ -50,8 +51,9 @@ def measure(
     if folder.measurements.fully_measured(record) and not again:
         return folder.measurements.of(record)
     metrics = build_metrics(protocol)
-    # Continue an interrupted measurement; otherwise start from the stored one, or from nothing if `again`.
-    measurement = folder.measurements.unfinished(record) or ({} if again else folder.measurements.of(record))
+    # Continue an interrupted measurement; otherwise start from what this and other protocols have measured of it, or
+    # from nothing if `again`.
+    measurement = folder.measurements.unfinished(record) or ({} if again else folder.measurements.assembled(record))
     measurement = {"protocol": record, "repeats": measurement.get("repeats", [])}
     dataset = spec.dataset()
     test = dataset.load("test")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,14 +52,22 @@ class Job:
         return steps if limit is None else min(steps, int(limit))
 
 
-def plan_sweep(table: TableSpec, results: Path, scale: str = "paper") -> list[Job]:
-    """Each run of the table once, with its state: parents first, then in the order of the table's lines."""
+def plan_sweep(table: TableSpec, results: Path, scale: str = "paper", without: Collection[str] = ()) -> list[Job]:
+    """Each run of the table once, with its state: parents first, then in the order of the table's lines.
+
+    Args:
+        without: metrics, by their keys in `protocol.metrics`, that are not measured now. A run is then finished if it
+            has all others.
+
+    Raises:
+        ValueError: for a metric in `without` that no protocol of the table has, or whose values another one averages.
+    """
     of_parents = parent_overrides(table, scale)
     ids = {name: spec_of_job(overrides, results).id for name, overrides in of_parents.items()}
     extra = _kept_overrides(table, scale)
     lines = [[*with_parents(line, ids).split(), *extra] for line in lines_of(table, scale)]
     jobs: dict[tuple[str, str], Job] = {}
-    for line in [*of_parents.values(), *lines]:
+    for line in _less([*of_parents.values(), *lines], without, results):
         for overrides in expand(" ".join(line)):
             spec = spec_of_job(overrides, results)
             key = (spec.id, str(spec.protocol_record()))  # two protocols may measure one run
@@ -66,6 +75,38 @@ def plan_sweep(table: TableSpec, results: Path, scale: str = "paper") -> list[Jo
                 folder = _run_of(spec, results)
                 jobs[key] = Job(tuple(overrides), tuple(line), spec, folder, state_of(spec, folder))
     return list(jobs.values())
+
+
+def _less(lines: list[list[str]], without: Collection[str], results: Path) -> list[list[str]]:
+    """The lines, with overrides that remove the metrics `without` from their protocols.
+
+    A line whose jobs have different protocols becomes one line for each job, since an override cannot remove what its
+    protocol does not have.
+    """
+    if not without:
+        return lines
+    known: set[str] = set()
+    less: list[list[str]] = []
+    for line in lines:
+        removed: dict[tuple[str, ...], list[str]] = {}  # by job
+        for overrides in expand(" ".join(line)):
+            protocol = spec_of_job(overrides, results).config.protocol
+            known |= {str(key) for key in protocol.metrics}
+            for key, metric in protocol.metrics.items():
+                if key not in without and (gone := [other for other in metric.get("of") or [] if other in without]):
+                    raise ValueError(
+                        f"expected metrics that are measured alone, got {gone[0]}, a part of {key} of protocol "
+                        f"{protocol.name!r}: leave out both, {','.join([*without, str(key)])}."
+                    )
+            removed[tuple(overrides)] = [f"~protocol.metrics.{key}" for key in without if key in protocol.metrics]
+        kinds = {tuple(each) for each in removed.values()}
+        if len(kinds) == 1:
+            less.append([*line, *kinds.pop()])
+        else:
+            less += [[*overrides, *of_job] for overrides, of_job in removed.items()]
+    if unknown := [name for name in without if name not in known]:
+        raise ValueError(f"expected metrics among {', '.join(sorted(known))}, those of the table, got {unknown[0]}.")
+    return less
 
 
 def _kept_overrides(table: TableSpec, scale: str) -> list[str]:

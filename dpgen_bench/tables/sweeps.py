@@ -96,7 +96,9 @@ def _fixed(spec: RunSpec, overrides: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def launch_sweeps(name: str, results: Path, overrides: Sequence[str] = (), scale: str = "paper") -> int:
+def launch_sweeps(
+    name: str, results: Path, overrides: Sequence[str] = (), scale: str = "paper", without: Sequence[str] = ()
+) -> int:
     """Launch multiruns that make exactly the missing runs of the table, parents first.
 
     A damaged run is not made and counts as failed. If this process receives a signal to stop, it passes it on to the
@@ -104,14 +106,15 @@ def launch_sweeps(name: str, results: Path, overrides: Sequence[str] = (), scale
 
     Args:
         overrides: for every multirun, such as a launcher or a device; see `check_overrides`.
+        without: metrics that are not measured now; see `plan_sweep`.
 
     Returns:
         the exit status: 0 if all runs succeed, 1 if one fails, 128 plus the signal's number after a signal to stop.
 
     Raises:
-        ValueError: for an unknown table or scale, and as `check_overrides` does.
+        ValueError: for an unknown table or scale, and as `check_overrides` and `plan_sweep` do.
     """
-    jobs = plan_sweep(load_table(name), results, scale)
+    jobs = plan_sweep(load_table(name), results, scale, without)
     check_overrides(overrides, jobs, results)
     print(f"{name}: {sum(job.finished for job in jobs)} of {len(jobs)} runs finished", flush=True)
     failed = False
@@ -187,14 +190,16 @@ def _end_with_parent() -> Callable[[], None] | None:
     return request_signal
 
 
-def print_plan(name: str, results: Path, overrides: Sequence[str] = (), scale: str = "paper") -> None:
+def print_plan(
+    name: str, results: Path, overrides: Sequence[str] = (), scale: str = "paper", without: Sequence[str] = ()
+) -> None:
     """Print the missing runs of the table with their state and steps, and the multiruns that make them.
 
     Raises:
         ValueError: as `launch_sweeps` does.
     """
     table = load_table(name)
-    jobs = plan_sweep(table, results, scale)
+    jobs = plan_sweep(table, results, scale, without)
     check_overrides(overrides, jobs, results)
     missing = [job for job in jobs if not job.finished]
     console = make_console()
