@@ -160,6 +160,21 @@ def test_a_record_in_the_wrong_place_is_refused(record: Record) -> None:
     assert any("is in 0123456789ab.json" in problem for problem in record_problems(name))
 
 
+def test_a_record_may_have_a_part_of_the_metrics_of_a_protocol(
+    finished: RunFolder, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = finished.measurements.all()[0]["protocol"]
+    metrics = measured["metrics"]
+    one = next(iter(metrics))
+    whole = {**measured, "metrics": {**metrics, "another": {"_target_": "tests.toy_metrics.Mean", "name": "another"}}}
+    monkeypatch.setattr(record_checks, "current_protocol", lambda name: whole)
+    assert record_problems(record) == []
+    changed = {**whole, "metrics": {**whole["metrics"], one: {**metrics[one], "other": 1}}}
+    for other in (changed, {**whole, "num_samples": 1}, {**measured, "metrics": {}}):
+        monkeypatch.setattr(record_checks, "current_protocol", lambda name, other=other: other)
+        assert any("have changed since" in problem for problem in record_problems(record)), other
+
+
 def test_a_protocol_that_the_bench_does_not_have_is_refused(finished: RunFolder) -> None:
     assert any("conf/protocol does not have" in problem for problem in record_problems(make_record(finished, "Ada")[0]))
 

@@ -147,6 +147,13 @@ def sampling_settings(protocol: Protocol) -> dict[str, Any]:
     return {key: value for key, value in protocol.items() if key not in ("name", "metrics")}
 
 
+def is_part(part: Protocol, whole: Protocol) -> bool:
+    """Whether `part` is `whole` with none or some of its metrics left out."""
+    return sampling_settings(part) == sampling_settings(whole) and part["metrics"].keys() == set(
+        _shared_metrics(part, whole)
+    )
+
+
 def _shared_metrics(part: Protocol, protocol: Protocol) -> list[str]:
     """Keys of the metrics that both protocols configure in the same way, as well as all metrics they combine."""
     metrics = protocol["metrics"]

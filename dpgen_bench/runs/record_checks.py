@@ -28,7 +28,7 @@ from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.runs.config import build_spec, compose_config, identify
 from dpgen_bench.runs.epsilon import epsilons
 from dpgen_bench.runs.listing import current_protocol, epsilon_number
-from dpgen_bench.runs.measurements import protocol_hash
+from dpgen_bench.runs.measurements import is_part, protocol_hash
 from dpgen_bench.runs.pictures import MOST_BYTES
 from dpgen_bench.runs.plan import plan_spec
 from dpgen_bench.runs.records import Record, same_name
@@ -266,7 +266,7 @@ def _protocols(record: Record) -> Iterator[str]:
         except (ValueError, HydraException):
             yield f"it is measured by protocol {name}, which conf/protocol does not have"
             continue
-        if protocol != current:
+        if not is_part(protocol, current):
             changed = sorted(key for key in protocol.keys() | current.keys() if protocol.get(key) != current.get(key))
             yield f"the settings of protocol {name} have changed since ({', '.join(changed)}); measure the run again"
         if len(measurement["repeats"]) != int(protocol.get("repeats", 1)):
