@@ -86,6 +86,7 @@ def test_every_dataset_builds_without_its_files(name):
         "image_folder": ["dataset.path=somewhere", "dataset.image_size=28"],
         "npz": ["dataset.path=some.npz"],
         "torchvision": ["dataset.name=KMNIST"],
+        "validation_image_folder": ["dataset.base.path=somewhere", "dataset.base.image_size=28"],
     }
     config = compose_config([f"dataset={name}", *required.get(name, [])])
     assert build_dataset(config).name == config.dataset.name

@@ -207,12 +207,10 @@ def expand(sweep: str) -> list[list[str]]:
     choices = []
     for override in OverridesParser.create().parse_overrides(sweep.split()):
         key = override.get_key_element()
-        if override.is_delete():
-            choices.append([str(override.input_line)])
-        elif override.is_sweep_override():
+        if override.is_sweep_override():
             choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
         else:
-            choices.append([f"{key}={override.get_value_element_as_str()}"])
+            choices.append([key if override.is_delete() else f"{key}={override.get_value_element_as_str()}"])
     return [list(job) for job in itertools.product(*choices)]
 
 
