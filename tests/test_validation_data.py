@@ -16,7 +16,7 @@ from dpgen_bench.runs.config import build_spec, compose_config
 
 @dataclass(frozen=True)
 class Part(Digits):
-    """Digits without the training record `left_out`, whose test records nobody may read."""
+    """Digits without the training record `left_out`. Reading its test records is an error."""
 
     left_out: int = -1
 

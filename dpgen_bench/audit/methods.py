@@ -15,7 +15,7 @@ import numpy as np
 
 from dpgen_bench.audit.distinguisher import Certificate, certify
 from dpgen_bench.audit.noise import noise_faults
-from dpgen_bench.audit.pretrained_once import PretrainedOnce
+from dpgen_bench.audit.pretrained_once import Known, PretrainedOnce
 from dpgen_bench.audit.replay import Pair, Replayed, attacked_record, describe, noise_of_runs, replay
 from dpgen_bench.method import Method
 from dpgen_bench.pretraining.pretrained import Pretrained
@@ -214,7 +214,7 @@ def audit_method(
     record, ids = attacked_record(ledger, Key.seeded(f"conformance:{spec.seed}"), len(loaded))
     budget, dataset = ledger.budget, spec.dataset()
     images = loaded.images[ids].float() / 255.0
-    known: dict[int, dict[str, Any]] = {}
+    known: Known = {}
     bench = Bench(
         lambda: with_audited(spec.method(), known),
         DataSet("", images, loaded.labels[ids], ids, np.zeros(len(ids), dtype=np.int64)),
@@ -260,7 +260,7 @@ def expect_public(spec: RunSpec) -> None:
         )
 
 
-def with_audited(method: Method, known: dict[int, dict[str, Any]]) -> Method:
+def with_audited(method: Method, known: Known) -> Method:
     """The method with the settings that its class states for audits (`audited`), as GS-WGAN's warm start of critics.
 
     They make a fit shorter. `replay` checks that the events of its mechanisms stay as they are.

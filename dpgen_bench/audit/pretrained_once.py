@@ -13,6 +13,8 @@ from dpgen_bench.pretraining.pretrained import FirstStage, Pretrained
 from dpgen_bench.testing.digest import digests
 from dpgen_bench.training.checkpoint import public_randomness, restore_randomness
 
+Known = dict[tuple[int, str], tuple[dict[str, nn.Module], Any]]
+
 
 class PretrainedOnce(Pretrained):
     """A `Pretrained` for audits, which fit a method again and again on neighbours, with the same released values.
@@ -23,24 +25,18 @@ class PretrainedOnce(Pretrained):
 
     Args:
         method, stage, pretraining: As those of `Pretrained`.
-        known: What earlier fits trained, by seed; shared by all fits of an audit.
+        known: What earlier fits trained, by seed and digest; shared by all fits of an audit.
     """
 
-    def __init__(
-        self, method: Method, stage: FirstStage, pretraining: Method, known: dict[int, dict[str, Any]]
-    ) -> None:
+    def __init__(self, method: Method, stage: FirstStage, pretraining: Method, known: Known) -> None:
         super().__init__(method, stage, pretraining)
         self._known = known
 
     def _networks(self, images: LabelledImages, data: PrivateData, ctx: Context) -> dict[str, nn.Module]:
-        key = str(digests([*images, public_randomness(ctx.generator)]))
-        own = self._known.setdefault(ctx.seed, {})
-        of_first = next(iter(self._known.values()))
-        if key not in own:
-            if own is not of_first:
-                own[key] = next(iter(of_first.values()))
-            else:
-                own[key] = super()._networks(images, data, ctx), public_randomness(ctx.generator)
-        networks, randomness = own[key]
+        key = ctx.seed, str(digests([*images, public_randomness(ctx.generator)]))
+        first = next(iter(self._known), key)
+        if key not in self._known and first[0] == ctx.seed:
+            self._known[key] = super()._networks(images, data, ctx), public_randomness(ctx.generator)
+        networks, randomness = self._known.get(key, self._known[first])
         restore_randomness(randomness, ctx.generator)
         return dict(networks)

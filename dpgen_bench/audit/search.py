@@ -166,10 +166,10 @@ def worst_pair(query: Query, tried: Sequence[Candidate]) -> tuple[Candidate, Can
 
     for start in joined()[:STARTS]:
         add(ascended(query, start, None))
-    # Rows of different labels are often orthogonal, which is far, and where no gradient leads further.
+    # Rows of different labels are often orthogonal: their distance is large, and its gradient is zero.
     pairs = furthest()
-    alike = [(one, other) for one, other in pairs if tried[one].label == tried[other].label]
-    for one, other in dict.fromkeys(pairs[:STARTS] + alike[:STARTS]):
+    same_label = [(one, other) for one, other in pairs if tried[one].label == tried[other].label]
+    for one, other in dict.fromkeys(pairs[:STARTS] + same_label[:STARTS]):
         moved = ascended(query, tried[one], tried[other])
         add(moved)
         add(ascended(query, tried[other], moved or tried[one]))

@@ -277,9 +277,9 @@ def _sweep(add: Add) -> None:
     _complete(argument, "sweep")
     parser.add_argument("--dry-run", action="store_true", help="only list the missing runs with their steps")
     help_text = (
-        "metrics of the protocol that are not measured now, such as fid,inception_score, which take hours on a CPU"
+        "metrics that are not measured now, separated by commas, such as fid,inception_score, which take hours on a CPU"
     )
-    parser.add_argument("--without", default="", metavar="METRIC,...", help=help_text)
+    parser.add_argument("--without", type=values.names, default=[], metavar="METRICS", help=help_text)
     _folders(parser, default_results())
 
 

@@ -34,6 +34,11 @@ def formats(text: str) -> list[str]:
     return names
 
 
+def names(text: str) -> list[str]:
+    """Names separated by commas, each once."""
+    return [name for name in dict.fromkeys(text.split(",")) if name]
+
+
 def integer(text: str) -> int:
     """An integer."""
     try:

@@ -305,13 +305,12 @@ def sweep(options: argparse.Namespace) -> int:
     table_file(names[0])  # raises for an unknown name
     for override in overrides:
         parse_override(override)
-    without = [name for name in options.without.split(",") if name]
     from dpgen_bench.tables.sweeps import launch_sweeps, print_plan
 
     if options.dry_run:
-        print_plan(names[0], options.results, overrides, scale, without)
+        print_plan(names[0], options.results, overrides, scale, options.without)
         return 0
-    return launch_sweeps(names[0], options.results, overrides, scale, without)
+    return launch_sweeps(names[0], options.results, overrides, scale, options.without)
 
 
 def fetch(options: argparse.Namespace) -> int:

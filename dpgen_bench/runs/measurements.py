@@ -149,9 +149,8 @@ def sampling_settings(protocol: Protocol) -> dict[str, Any]:
 
 def is_part(part: Protocol, whole: Protocol) -> bool:
     """Whether `part` is `whole` with none or some of its metrics left out."""
-    return sampling_settings(part) == sampling_settings(whole) and part["metrics"].keys() == set(
-        _shared_metrics(part, whole)
-    )
+    same_samples = sampling_settings(part) == sampling_settings(whole)
+    return same_samples and part["metrics"].keys() == set(_shared_metrics(part, whole))
 
 
 def _shared_metrics(part: Protocol, protocol: Protocol) -> list[str]:
@@ -162,11 +161,12 @@ def _shared_metrics(part: Protocol, protocol: Protocol) -> list[str]:
         key
         for key in metrics
         if key in equal
-        and all(other in equal for other, metric in metrics.items() if _is_component(metric, metrics[key]))
+        and all(other in equal for other, metric in metrics.items() if is_component(metric, metrics[key]))
     ]
 
 
-def _is_component(metric: Mapping[str, Any], combined: Mapping[str, Any]) -> bool:
+def is_component(metric: Mapping[str, Any], combined: Mapping[str, Any]) -> bool:
+    """Whether one metric of a protocol is combined from values of another one, which it names in `of`."""
     return "name" in metric and metric["name"] in (combined.get("of") or [])
 
 

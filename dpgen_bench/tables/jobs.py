@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.kept import kept_steps_measured
+from dpgen_bench.runs.measurements import Protocol, is_component
 from dpgen_bench.runs.records import readable_run
 from dpgen_bench.runs.store import ReadableRun, RunFolder, Store
 from dpgen_bench.runs.validation import problem_of
@@ -60,14 +61,14 @@ def plan_sweep(table: TableSpec, results: Path, scale: str = "paper", without: C
             has all others.
 
     Raises:
-        ValueError: for a metric in `without` that no protocol of the table has, or whose values another one averages.
+        ValueError: for a metric in `without` that no protocol of the table has, or that is a part of one that stays.
     """
     of_parents = parent_overrides(table, scale)
     ids = {name: spec_of_job(overrides, results).id for name, overrides in of_parents.items()}
     extra = _kept_overrides(table, scale)
     lines = [[*with_parents(line, ids).split(), *extra] for line in lines_of(table, scale)]
     jobs: dict[tuple[str, str], Job] = {}
-    for line in _less([*of_parents.values(), *lines], without, results):
+    for line in _without_metrics([*of_parents.values(), *lines], without, results):
         for overrides in expand(" ".join(line)):
             spec = spec_of_job(overrides, results)
             key = (spec.id, str(spec.protocol_record()))  # two protocols may measure one run
@@ -77,7 +78,7 @@ def plan_sweep(table: TableSpec, results: Path, scale: str = "paper", without: C
     return list(jobs.values())
 
 
-def _less(lines: list[list[str]], without: Collection[str], results: Path) -> list[list[str]]:
+def _without_metrics(lines: list[list[str]], without: Collection[str], results: Path) -> list[list[str]]:
     """The lines, with overrides that remove the metrics `without` from their protocols.
 
     A line whose jobs have different protocols becomes one line for each job, since an override cannot remove what its
@@ -86,27 +87,33 @@ def _less(lines: list[list[str]], without: Collection[str], results: Path) -> li
     if not without:
         return lines
     known: set[str] = set()
-    less: list[list[str]] = []
+    shorter: list[list[str]] = []
     for line in lines:
-        removed: dict[tuple[str, ...], list[str]] = {}  # by job
-        for overrides in expand(" ".join(line)):
-            protocol = spec_of_job(overrides, results).config.protocol
-            known |= {str(key) for key in protocol.metrics}
-            for key, metric in protocol.metrics.items():
-                if key not in without and (gone := [other for other in metric.get("of") or [] if other in without]):
-                    raise ValueError(
-                        f"expected metrics that are measured alone, got {gone[0]}, a part of {key} of protocol "
-                        f"{protocol.name!r}: leave out both, {','.join([*without, str(key)])}."
-                    )
-            removed[tuple(overrides)] = [f"~protocol.metrics.{key}" for key in without if key in protocol.metrics]
-        kinds = {tuple(each) for each in removed.values()}
-        if len(kinds) == 1:
-            less.append([*line, *kinds.pop()])
+        jobs, removals = expand(" ".join(line)), []
+        for overrides in jobs:
+            protocol = spec_of_job(overrides, results).protocol_record()
+            known |= protocol["metrics"].keys()
+            _check_no_component(protocol, without)
+            removals.append([f"~protocol.metrics.{key}" for key in without if key in protocol["metrics"]])
+        if all(removed == removals[0] for removed in removals):
+            shorter.append([*line, *removals[0]])
         else:
-            less += [[*overrides, *of_job] for overrides, of_job in removed.items()]
-    if unknown := [name for name in without if name not in known]:
+            shorter += [[*overrides, *removed] for overrides, removed in zip(jobs, removals, strict=True)]
+    if unknown := [key for key in without if key not in known]:
         raise ValueError(f"expected metrics among {', '.join(sorted(known))}, those of the table, got {unknown[0]}.")
-    return less
+    return shorter
+
+
+def _check_no_component(protocol: Protocol, without: Collection[str]) -> None:
+    """Raise ValueError if a metric that stays is combined from one that is left out."""
+    metrics = protocol["metrics"]
+    for key in (each for each in metrics if each not in without):
+        for left in without:
+            if left in metrics and is_component(metrics[left], metrics[key]):
+                raise ValueError(
+                    f"expected metrics that are measured alone, got {left}, a part of {key} of protocol "
+                    f"{protocol['name']!r}: leave out both, {','.join([*without, key])}."
+                )
 
 
 def _kept_overrides(table: TableSpec, scale: str) -> list[str]:
