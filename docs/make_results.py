@@ -42,7 +42,10 @@ COSTS = (
     "its libraries and the records. `≤` is the shortest time on the clock, of runs that did not count processor time:"
 )
 # Overrides that have a column of their own, or change neither the generator nor what is measured.
-NOT_SETTINGS = ("method=", "dataset=", "seed=", "protocol=", "privacy.epsilon=", "privacy.relation=", "runtime.")
+NOT_SETTINGS = (
+    *("method=", "dataset=", "seed=", "protocol=", "~protocol.metrics."),
+    *("privacy.epsilon=", "privacy.relation=", "runtime."),
+)
 
 # Data set, ε, method, relation and settings, protocol: what runs with other seeds have in common.
 Line = tuple[str, float, str, str, str, str]
@@ -50,12 +53,14 @@ Line = tuple[str, float, str, str, str, str]
 
 def line_of(record: Record, protocol: str) -> Line:
     """The line to which the values of a record by one protocol belong."""
-    config = record.config
+    config, budget = record.config, record.config.privacy.epsilon
+    if budget is None:  # a run at a stated noise
+        budget = record.content["ledger"]["epsilon"]["proven"]
     settings = [text for text in record.content["command"] if not text.startswith(NOT_SETTINGS)]
     shown = ", ".join(f"`{text.removeprefix('experiment=').removeprefix('method.')}`" for text in settings)
     return (
         config.dataset.name,
-        float(config.privacy.epsilon),
+        float(budget),
         config.method.name,
         config.privacy.relation,
         shown or "–",
@@ -120,7 +125,7 @@ def about(line: Line) -> tuple[str, ...]:
     dataset, epsilon, method, relation, settings, _ = line
     page = f"[{method_name(method)}](methods/{method}.md)"
     has_page = (ROOT / "docs" / "methods" / f"{method}.md").exists()
-    budget = "∞" if math.isinf(epsilon) else f"{epsilon:g}"
+    budget = "∞" if math.isinf(epsilon) else f"{epsilon:.3g}"
     if relation != "replace_one":
         budget += f" ({relation_name(relation)})"
     return page if has_page else method_name(method), dataset_name(dataset), budget, settings
