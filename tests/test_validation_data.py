@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
 from dpgen_bench.data.datasets import Digits
 from dpgen_bench.data.federations import Clients
+from dpgen_bench.data.npz import Npz
 from dpgen_bench.data.records import Records, Split
 from dpgen_bench.data.validation import Validation
 from dpgen_bench.runs.config import build_spec, compose_config
@@ -48,6 +50,15 @@ def test_a_record_that_is_removed_moves_no_other(left_out):
     gone = rows(Digits().load("train"))[left_out]
     for split in ("train", "test"):
         assert rows(after.load(split)) == [row for row in rows(before.load(split)) if row != gone]
+
+
+@pytest.mark.parametrize("fraction", [0.1, 1 / 6, 0.5])
+def test_the_fraction_holds_for_a_base_whose_own_split_is_by_pixels(tmp_path, fraction):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "all.npz", images=rng.integers(0, 256, (2000, 8, 8), np.uint8), labels=np.arange(2000) % 3)
+    base = Npz(str(tmp_path / "all.npz"))
+    part = len(Validation(base, fraction=fraction).load("test")) / len(base.load("train"))
+    assert abs(part - fraction) < 4 * (fraction * (1 - fraction) / 1600) ** 0.5
 
 
 def test_what_enters_the_run_id():

@@ -224,9 +224,12 @@ def content_hash(splits: Mapping[Split, Records]) -> str:
     return hashlib.sha256("".join(splits[split].content_hash for split in SPLITS).encode()).hexdigest()
 
 
-def split_by_pixels(records: Records, test_fraction: float) -> dict[Split, Records]:
-    """A split of images by a hash of each image: equal images are in the same split, and no image moves for another."""
-    ranks = [hash_rank(hashlib.sha256(image.tobytes()).hexdigest()) for image in records.images.numpy()]
+def split_by_pixels(records: Records, test_fraction: float, salt: str = "") -> dict[Split, Records]:
+    """A split of images by a hash of each image: equal images are in the same split, and no image moves for another.
+
+    A part of such a split is itself split in these proportions only with another `salt`.
+    """
+    ranks = [hash_rank(salt + hashlib.sha256(image.tobytes()).hexdigest()) for image in records.images.numpy()]
     test = torch.tensor([rank < test_fraction for rank in ranks], dtype=torch.bool)
     return {
         "train": Records(records.images[~test], records.labels[~test]),
