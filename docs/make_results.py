@@ -7,6 +7,7 @@ Run it again after a new record; `make tables` does, too:
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections import defaultdict
@@ -21,6 +22,7 @@ from dpgen_bench.training.cost import cost_values
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "results.md"
+OPERATIONS = ROOT / "results" / "bench" / "operations.json"
 BEGIN, END = "<!-- tables: made by docs/make_results.py -->", "<!-- end of the tables -->"
 LEAGUE = "league"
 ACCURACIES = ("acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct")
@@ -34,12 +36,15 @@ COST_HEADER = (
     "runs",
     "steps",
     "parameters",
+    "10^12 operations",
     "processor-seconds",
     "memory, MiB",
 )
 COSTS = (
-    "What fits cost with one thread. Memory is the largest of the process; what uniform noise takes is that of Python, "
-    "its libraries and the records. `≤` is the shortest time on the clock, of runs that did not count processor time:"
+    "What fits cost with one thread. `python -m tests.bench operations` counts the floating-point operations of matrix "
+    "products, convolutions and attention, for runs of the league. Memory is the largest of the process; what uniform "
+    "noise takes is that of Python, its libraries and the records. `≤` is the shortest time on the clock, of runs that "
+    "did not count processor time:"
 )
 # Overrides that have a column of their own, or change neither the generator nor what is measured.
 NOT_SETTINGS = (
@@ -91,18 +96,27 @@ def seconds_of(runs: list[dict[str, Any]]) -> str:
     return f"≤ {min(each['seconds_total'] for each in values):,.0f}"
 
 
+def cost_line(record: Record) -> tuple[str, ...]:
+    """The line of the table of costs to which a record belongs: its method, data set, settings and scale."""
+    method, dataset, _, settings = about(line_of(record, ""))
+    return method, dataset, settings, record.config.scale.name
+
+
 def costs() -> str:
     """The table of what fits cost; runs of all seeds and ε that have the other settings in common share a line."""
     lines: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for path in sorted(record_paths(ROOT / "results").values()):
         record = read_record(path)
-        method, dataset, _, settings = about(line_of(record, ""))
-        lines[method, dataset, settings, record.config.scale.name].append(record.content["cost"])
+        lines[cost_line(record)].append(record.content["cost"])
+    counted_lines = json.loads(OPERATIONS.read_text())["lines"]
 
     def row(line: tuple[str, ...], runs: list[dict[str, Any]]) -> tuple[str, ...]:
         steps, parameters = sum(runs[0]["steps"].values()), runs[0]["parameters"].get("released_generator", 0)
         memory = max(cost["peak_memory_mib"]["host"] for cost in runs)
-        return (*line, str(len(runs)), f"{steps:,}", f"{parameters:,}", seconds_of(runs), f"{memory:,.0f}")
+        operations = counted_lines.get(" | ".join(line))
+        teraflops = f"{operations['all'] / 1e12:.2g}" if operations else "–"
+        cells = (str(len(runs)), f"{steps:,}", f"{parameters:,}", teraflops, seconds_of(runs), f"{memory:,.0f}")
+        return (*line, *cells)
 
     return table(COST_HEADER, (row(line, runs) for line, runs in sorted(lines.items())))
 

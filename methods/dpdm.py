@@ -76,6 +76,10 @@ class DPDM(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.expect_one_of("sigma", "steps")
+        if not self.multipliers:
+            raise ValueError("method.multipliers: expected a number for each resolution, got none.")
+        if self.churn[1] > self.churn[2]:
+            raise ValueError(f"method.churn: expected S_min <= S_max, got {self.churn[1]:g} > {self.churn[2]:g}.")
 
     def sampling_rate(self, n: int) -> float:
         """q for n records: 1/ceil(n/B), as in Opacus's data loader."""

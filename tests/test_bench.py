@@ -9,8 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from docs.make_results import cost_line
 from dpgen_bench.evaluate.metric import NotMeasured
+from dpgen_bench.runs.config import compose_config
+from dpgen_bench.runs.records import read_record, record_paths
 from tests.bench import __main__ as bench
+from tests.bench import operations
 
 
 @pytest.fixture
@@ -108,3 +112,22 @@ def test_the_page_has_what_runs_at_full_scale_must_take():
         cells = [f"{each:,.0f}" if each >= 10 else f"{each:.2g}" for each in hours]
         counted = f"{values['flops_of_a_step'] / 1e12:.3g} | {values['flops']:.1e}"
         assert f"| `{preset}` | {values['steps']:,} | {values['batch']:,} | {counted} | {' | '.join(cells)} |" in page
+
+
+def test_operations_of_a_fit_follow_from_few_of_its_steps(monkeypatch):
+    settings = ["method=dp_merf", "dataset=digits", "method.steps=8", "privacy.epsilon=1"]
+    record = SimpleNamespace(config=compose_config(settings), content={"cost": {"steps": {"train": 8}}})
+    monkeypatch.setattr(operations, "RECORDS", 50)
+    few = operations.of_record(record)
+    monkeypatch.setattr(operations, "STEPS", 8)
+    assert few == operations.of_record(record)
+    assert few["all"] == few["outside"] + 8 * few["step"]["train"] > 0
+
+
+def test_the_counted_operations_are_those_of_the_fits_in_the_table_of_costs():
+    """The second moment of DP-Gauss is a product of 784 x 60,000 by 60,000 x 784, and most of what its fit computes."""
+    counted = json.loads((ROOT / "results" / "bench" / "operations.json").read_text())["lines"]
+    lines = {" | ".join(cost_line(read_record(path))) for path in record_paths(ROOT / "results").values()}
+    assert counted.keys() <= lines
+    (gauss,) = (values for line, values in counted.items() if "`dp_gauss/mnist_eps10`" in line)
+    assert 1 <= gauss["all"] / (2 * 60_000 * 784**2) <= 1.2

@@ -145,6 +145,10 @@ def test_samples_are_repeatable_and_those_of_the_sampler() -> None:
         ({"noise_levels": 0}, "method.noise_levels"),
         ({"sampler": "euler"}, "method.sampler"),
         ({"churn": [1.0, 2.0]}, "method.churn"),
+        ({"churn": [10.0, 50.0, 0.05, 1.0]}, "method.churn: expected S_min <= S_max, got 50 > 0.05"),
+        ({"multipliers": []}, "method.multipliers"),
+        ({"p_mean": math.nan}, r"method.p_mean: expected a number in \(-inf, inf\), got nan"),
+        ({"guidance": math.inf}, "method.guidance"),
         ({"ema": 1.0}, "method.ema"),
     ],
 )

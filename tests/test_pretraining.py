@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
@@ -146,12 +147,18 @@ def test_without_noise_and_movements_central_images_are_the_halved_class_means()
 
 def test_no_epsilon_is_claimed_and_methods_that_cannot_be_pretrained_say_so() -> None:
     assert not hasattr(build_spec(compose_config(["method=dpgan", "init=gauss"])).method(), "epsilon_claimed")
-    with pytest.raises(ValueError, match="dp_gauss' to say in `pretraining`"):
+    with pytest.raises(ValueError, match=r"can be pretrained, got 'dp_gauss': it trains no network; use init=none"):
         build_spec(compose_config(["method=dp_gauss", "init=gauss"]))
+    with pytest.raises(ValueError, match=r"yaml of the method 'dpgan' to have `pretraining`.*got None; use init=none"):
+        build_spec(compose_config(["method=dpgan", "init=gauss", "~method.pretraining"]))
     with pytest.raises(ValueError, match="nothing can be pretrained"):
-        fit(
-            build_method(compose_config(["method=uniform_noise", "init=gauss", "init.dim=4", "+method.pretraining={}"]))
-        )
+        fit(build_method(compose_config(["method=uniform_noise", "init=gauss", "init.dim=4", "method.pretraining={}"])))
+
+
+def test_every_method_has_settings_of_its_pretraining_or_says_why_it_has_none() -> None:
+    for path in (Path(__file__).parents[1] / "conf" / "method").glob("*.yaml"):
+        stated = yaml.safe_load(path.read_text())["pretraining"]
+        assert isinstance(stated, dict) or len(stated.split()) > 3, path
 
 
 def test_a_first_stage_and_a_parent_run_exclude_each_other(tmp_path: Path) -> None:

@@ -98,6 +98,15 @@ def test_infinite_numbers_are_texts_in_json(results, capsys):
     assert (runs[folder.id]["proven"], runs[folder.id]["claimed"]) == ("inf", "nan")
 
 
+def test_the_settings_of_a_run_are_shown(results, capsys):
+    own = ["experiment=demo/dp_merf", "++method.features=30", "privacy.epsilon=3", "privacy.delta=1e-6", "seed=4"]
+    folder = Store(results).folder(fake_run(results, [*own, "protocol=quick"], 50.0))
+    folder.write_json("environment.json", {"overrides": own})
+    (run,) = listed(capsys, results, "seed=4")
+    assert run["settings"] == ["experiment=demo/dp_merf", "method.features=30", "privacy.delta=1e-6"]
+    assert row(run)[1].splitlines() == ["dp_merf digits seed 4", *run["settings"]]
+
+
 def test_a_running_run_shows_its_step(results):
     folder = next(folder for folder in Store(results).runs() if folder.status() == "failed")
     recorded = progress.RecordedProgress(folder.path / "progress.json", progress.NoProgress())

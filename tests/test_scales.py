@@ -82,7 +82,7 @@ def test_a_plugin_has_its_own_settings_for_a_scale_or_none(tmp_path: Path):
 
 def test_the_page_states_the_settings_of_each_method():
     rows = dict(re.findall(r"^\| `(\w+)` \| (`\w+=.*) \|$", (ROOT / "docs" / "scales.md").read_text(), re.MULTILINE))
-    assert {method: re.findall(r"`(\w+)=([\w.]+)`", text) for method, text in rows.items()} == {
+    assert {method: re.findall(r"`(\w+)=([\w.\[\]]+)`", text) for method, text in rows.items()} == {
         path.stem: [(key, "null" if value is None else str(value)) for key, value in OmegaConf.load(path).items()]
         for path in QUICK.glob("*.yaml")
     }

@@ -107,12 +107,15 @@ def test_a_metric_is_left_out_of_those_protocols_that_have_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("without", "message"),
-    [("fdi", "expected metrics among adaboost, average, .*, those of the table, got fdi"),
-     ("mlp", "got mlp, a part of average of protocol 'gs_wgan': leave out both, mlp,average")],
-)  # fmt: skip
-def test_metrics_that_cannot_be_left_out_are_named(tmp_path, without, message, capsys, launched):
-    assert main(["sweep", "gs_wgan_tablea1", "--without", without, "--results", str(tmp_path)]) == 2
+    ("table", "without", "message"),
+    [
+        ("gs_wgan_tablea1", "fdi", "expected metrics among adaboost, average, .*, those of the table, got fdi"),
+        ("gs_wgan_tablea1", "mlp", "got mlp, a part of average of protocol 'gs_wgan': leave out both, mlp,average"),
+        ("demo", "logreg, mlp", "of protocol 'quick' that stays, got logreg, mlp, which are all of them"),
+    ],
+)
+def test_metrics_that_cannot_be_left_out_are_named(tmp_path, table, without, message, capsys, launched):
+    assert main(["sweep", table, "--without", without, "--results", str(tmp_path)]) == 2
     assert re.search(message, capsys.readouterr().err)
     assert not launched
 

@@ -36,7 +36,7 @@ def formats(text: str) -> list[str]:
 
 def names(text: str) -> list[str]:
     """Names separated by commas, each once."""
-    return [name for name in dict.fromkeys(text.split(",")) if name]
+    return [name for name in dict.fromkeys(map(str.strip, text.split(","))) if name]
 
 
 def integer(text: str) -> int:

@@ -46,12 +46,16 @@ def build_method(config: DictConfig) -> Method:
     method = build_plugin(config)
     if not has_first_stage(config):
         return method
-    changes = config.method.get("pretraining")
+    changes, stated = config.method.get("pretraining"), f"init={config.init.get('name')}: expected "
+    if isinstance(changes, str):
+        raise ValueError(
+            f"{stated}a method that can be pretrained, got {config.method.name!r}: {changes}; use init=none."
+        )
     if not isinstance(changes, DictConfig):
         raise ValueError(
-            f"init={config.init.get('name')}: expected the yaml of the method {config.method.name!r} to say in "
-            f"`pretraining` which settings differ when it is pretrained, got {changes!r}; use init=none, or write "
-            "+method.pretraining={steps: 1000}."
+            f"{stated}the yaml of the method {config.method.name!r} to have `pretraining`, the settings that differ "
+            f"when it is pretrained, got {changes!r}; use init=none, or add `pretraining: {{}}` if it trains networks "
+            "in a loop of ctx.steps."
         )
     changed = OmegaConf.merge(config.method, changes)
     assert isinstance(changed, DictConfig)

@@ -32,11 +32,12 @@ from dpgen_bench.utils.validation import suggestion
 
 # The keys of a run, always in this order; `null` stands for what is unknown or does not exist.
 KEYS = (
-    *("id", "method", "dataset", "seed", "scale", "status", "phase", "error", "stale"),
+    *("id", "method", "dataset", "seed", "settings", "scale", "status", "phase", "error", "stale"),
     *("date", "duration_s", "step", "steps", "budget", "proven", "claimed", "conditional", "server", "certified"),
     *("delta", "relation", "unit", "noise", "parent", "protocols", "metrics", "path"),
 )
 UNREADABLE, DAMAGED = "unreadable", "damaged"
+SETTINGS = ("experiment=", "init", "method.", "dataset.", "privacy.")  # overrides that tell runs of a method apart
 
 Overview = dict[str, Any]
 
@@ -72,6 +73,7 @@ def overview(folder: RunFolder, version_of: Callable[[type], int | str] = method
         "method": str(config.method.name),
         "dataset": describe_dataset(config),
         "seed": config.seed,
+        "settings": _settings(folder),
         "scale": str(config.scale.name),
         "status": state,
         "phase": status.get("phase"),
@@ -117,7 +119,7 @@ def row(run: Overview) -> list[str]:
     date = "" if run["date"] is None else f"{datetime.fromisoformat(run['date']).astimezone():%Y-%m-%d %H:%M}"
     return [
         run["id"],
-        f"{run['method']} {run['dataset']} seed {run['seed']}",
+        "\n".join([f"{run['method']} {run['dataset']} seed {run['seed']}", *run["settings"]]),
         run["scale"],
         _describe_status(run),
         date,
@@ -127,6 +129,12 @@ def row(run: Overview) -> list[str]:
         describe_claims({"claimed": run["claimed"], "conditional": run["conditional"]}),
         "\n".join(describe_measurement(each) for each in RunFolder(Path(run["path"])).measurements.all()),
     ]
+
+
+def _settings(folder: RunFolder) -> list[str]:
+    """The overrides with which a run was started that other keys do not state: `method.dim=20`."""
+    overrides = [text.lstrip("+") for text in folder.read_json("environment.json").get("overrides") or []]
+    return [text for text in overrides if text.startswith(SETTINGS) and not text.startswith("privacy.epsilon=")]
 
 
 def _describe_status(run: Overview) -> str:

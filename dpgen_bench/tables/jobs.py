@@ -93,7 +93,7 @@ def _without_metrics(lines: list[list[str]], without: Collection[str], results: 
         for overrides in jobs:
             protocol = spec_of_job(overrides, results).protocol_record()
             known |= protocol["metrics"].keys()
-            _check_no_component(protocol, without)
+            _check_what_stays(protocol, without)
             removals.append([f"~protocol.metrics.{key}" for key in without if key in protocol["metrics"]])
         if all(removed == removals[0] for removed in removals):
             shorter.append([*line, *removals[0]])
@@ -104,9 +104,14 @@ def _without_metrics(lines: list[list[str]], without: Collection[str], results: 
     return shorter
 
 
-def _check_no_component(protocol: Protocol, without: Collection[str]) -> None:
-    """Raise ValueError if a metric that stays is combined from one that is left out."""
+def _check_what_stays(protocol: Protocol, without: Collection[str]) -> None:
+    """Raise ValueError if no metric stays, or one that is combined from a metric that is left out."""
     metrics = protocol["metrics"]
+    if metrics and metrics.keys() <= set(without):
+        raise ValueError(
+            f"expected a metric of protocol {protocol['name']!r} that stays, got {', '.join(without)}, which are all "
+            "of them: leave out fewer."
+        )
     for key in (each for each in metrics if each not in without):
         for left in without:
             if left in metrics and is_component(metrics[left], metrics[key]):

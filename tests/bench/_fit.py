@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -24,12 +24,18 @@ from dpgen_bench.training.loop import Loop
 def fit_observed(
     config: DictConfig,
     records: int,
-    steps: int,
+    steps: int | None,
     device: str,
-    around: Callable[[int], AbstractContextManager[Any]],
+    around: Callable[[int, str], AbstractContextManager[Any]],
     padded: bool,
+    whole: AbstractContextManager[Any] | None = None,
+    limit: Callable[[int, str], int] = lambda total, phase: total,
 ) -> None:
-    """Fit the method of a run's config for `steps` steps, each within `around(t)`."""
+    """Fit the method of a run's config within `whole`, and each step of its loops within around(t, phase).
+
+    Loops have at most `steps` steps, as at a scale, which may also shorten what the method does outside of them. Of
+    `total` steps they make limit(total, phase).
+    """
     dataset = build_dataset(config)
     data = random_data(dataset.image_shape, records, dataset.num_classes, 8, seed=0)
     services = Services(
@@ -39,11 +45,13 @@ def fit_observed(
     loop_steps = Loop.steps
 
     def observed(loop: Loop, total: int, phase: str, stateful: Any) -> Iterator[int]:
-        for t in loop_steps(loop, total, phase, stateful):
-            with around(t):
+        for t in loop_steps(loop, limit(total, phase), phase, stateful):
+            with around(t, phase):
                 yield t
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loop, "steps", observed)
         patch.setattr(isolation, "_len_torch_dispatch_stack", lambda: 0)  # clipping and noise are counted, too
-        fit_method(build_method(config), private, Context(0, device, services=services, scale=Scale("bench", steps)))
+        context = Context(0, device, services=services, scale=Scale("bench", steps))
+        with whole or nullcontext():
+            fit_method(build_method(config), private, context)

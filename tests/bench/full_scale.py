@@ -38,7 +38,7 @@ def flops_of_a_step(preset: str, period: int, batch: int) -> float:
     counter = Counter()
 
     @contextmanager
-    def counted(t: int) -> Iterator[None]:
+    def counted(t: int, phase: str) -> Iterator[None]:
         with counter:
             yield
 

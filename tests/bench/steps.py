@@ -28,7 +28,7 @@ def of_method(name: str, device: str) -> dict[str, Any]:
     result: dict[str, Any] = {}
 
     @contextmanager
-    def counted(t: int) -> Iterator[None]:
+    def counted(t: int, phase: str) -> Iterator[None]:
         synchronise(device)
         start = seconds(device)
         if t < STEPS - 1:
