@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 MOST_ACROSS = 4  # grids side by side
+FONT_SIZE, LETTER = 6.5, 4.1  # of titles, and the width of a wide text's letters at that size, both in points
 UNREADABLE = "The samples of run"
 
 
@@ -75,6 +76,7 @@ def samples(spec: SamplesSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pi
             i = places.get((name, same(budget)))
             block, folder, why = grids[i] if i is not None else (None, None, "not in this table")
             title = row_name(rows[i], table, apart) if i is not None else name
+            title = textwrap.fill(title, min(36, int(72 * width / across / LETTER)))
             _draw_grid(panel, title, block, folder, f"ε budget {text_of(budget)}: {why}", blocks[0].shape)
     how = "A grid has a column for each class and shows its first samples, which were not chosen."
     if left_out:
@@ -127,17 +129,16 @@ def _columns(rows: Sequence[TableRow], table: TableSpec, apart: Sequence[str]) -
 
 
 def _draw_grid(
-    panel: Axes, name: str, block: np.ndarray | None, folder: ReadableRun | None, why: str, shape: tuple[int, ...]
+    panel: Axes, title: str, block: np.ndarray | None, folder: ReadableRun | None, why: str, shape: tuple[int, ...]
 ) -> None:
-    """Draw one grid with its name; without samples, an empty frame of that shape with the reason in it."""
-    title = textwrap.fill(name, 36)
+    """Draw one grid with its title; without samples, an empty frame of that shape with the reason in it."""
     if block is not None and folder is not None:
         panel.imshow(
             block[:, :, 0] if block.shape[2] == 1 else block, cmap="gray", vmin=0, vmax=255, interpolation="none"
         )
-        panel.set_title(f"{title}\n{proven_text(folder)}, seed {folder.config.seed}", fontsize=6.5)
+        panel.set_title(f"{title}\n{proven_text(folder)}, seed {folder.config.seed}", fontsize=FONT_SIZE)
         return
     panel.imshow(np.full((*shape[:2], 3), 245, np.uint8))
-    panel.set_title(f"{title}\nno samples", fontsize=6.5, color="0.35")
+    panel.set_title(f"{title}\nno samples", fontsize=FONT_SIZE, color="0.35")
     text = textwrap.fill(why, 44, max_lines=4)
-    panel.text(0.5, 0.5, text, ha="center", va="center", fontsize=6.5, color="0.35", transform=panel.transAxes)
+    panel.text(0.5, 0.5, text, ha="center", va="center", fontsize=FONT_SIZE, color="0.35", transform=panel.transAxes)
