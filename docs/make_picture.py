@@ -84,7 +84,7 @@ def caption(shown: list[dict[str, str]]) -> str:
     """What has to be known of the values."""
     first = shown[0]
     relation = relation_name(first["relation"])
-    seeds = max(int(line["seeds"]) for line in shown)
+    seeds = " or ".join(map(str, sorted({int(line["seeds"]) for line in shown} - {1})))
     return (
         f"MNIST, a proven ε of {EPSILON:g} for each line ({relation}, δ = {float(first['delta']):g}, accountant "
         f"{first['accountant']}). Protocol {first['protocol']}, mean ± standard deviation over {seeds} seeds, or one "

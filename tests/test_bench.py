@@ -116,7 +116,7 @@ def test_the_page_has_what_runs_at_full_scale_must_take():
 
 def test_operations_of_a_fit_follow_from_few_of_its_steps(monkeypatch):
     settings = ["method=dp_merf", "dataset=digits", "method.steps=8", "privacy.epsilon=1"]
-    record = SimpleNamespace(config=compose_config(settings), content={"cost": {"steps": {"train": 8}}})
+    record = SimpleNamespace(content={"command": settings, "cost": {"steps": {"train": 8}}})
     monkeypatch.setattr(operations, "RECORDS", 50)
     few = operations.of_record(record)
     monkeypatch.setattr(operations, "STEPS", 8)

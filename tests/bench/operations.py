@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from docs.make_results import LEAGUE, ROOT, cost_line
-from dpgen_bench.runs.config import build_dataset
+from dpgen_bench.runs.config import build_dataset, compose_config
 from dpgen_bench.runs.records import Record, read_record, record_paths
 from tests.bench._counts import Counter
 from tests.bench._fit import fit_observed
@@ -30,7 +30,7 @@ WARM_START = "warm_start"  # a loop that starts a group of critics in each step,
 
 def of_record(record: Record) -> dict[str, Any]:
     """The counted operations of a record's fit: `outside` its loops, in the mean `step` of each, and in `all`."""
-    config, counter = record.config, Counter()
+    config, counter = compose_config(record.content["command"]), Counter()  # with the folders of this machine
     in_steps: dict[str, list[int]] = defaultdict(list)
 
     @contextmanager
