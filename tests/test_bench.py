@@ -11,7 +11,6 @@ import pytest
 
 from docs.make_results import cost_line
 from dpgen_bench.evaluate.metric import NotMeasured
-from dpgen_bench.runs.config import compose_config
 from dpgen_bench.runs.records import read_record, record_paths
 from tests.bench import __main__ as bench
 from tests.bench import operations
