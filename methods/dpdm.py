@@ -25,7 +25,7 @@ from dpgen_bench.privacy.bounds import PerRecordGradient
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.record_rng import RecordRng
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, NonNegative, Positive
+from dpgen_bench.utils.validation import Checked, Count, Decay, Finite, Fraction, NonNegative, Positive
 
 
 @dataclass
@@ -57,7 +57,7 @@ class DPDM(Checked):
     sigma: Positive | None
     steps: Count | None
     noise_levels: Count
-    p_mean: float
+    p_mean: Finite
     p_std: Positive
     label_dropout: Fraction
     lr: Positive
@@ -69,7 +69,7 @@ class DPDM(Checked):
     embedding: Count
     sampler: Sampler
     sampler_steps: Count
-    guidance: float
+    guidance: Finite
     churn: tuple[NonNegative, NonNegative, NonNegative, NonNegative]
     microbatch: Count | None
 

@@ -49,6 +49,7 @@ BAD = [
     ({"lr": "fast"}, "method.lr: expected a number, got 'fast'"),
     ({"lr": True}, "method.lr: expected a number, got True"),
     ({"lr": None}, "method.lr: expected a number, got None"),
+    ({"lr": float("nan")}, "method.lr: expected a number in .*, got nan"),
     ({"lr": [1.0]}, "method.lr"),
     ({"steps": 2.5}, "method.steps: expected an integer or null, got 2.5"),
     ({"n_d": "often"}, "method.n_d: expected an integer or 'adaptive', got 'often'"),

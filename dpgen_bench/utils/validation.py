@@ -27,7 +27,8 @@ class Interval:
         return above and below
 
 
-FINITE = Interval("(-inf, inf)")  # of floats without an interval of their own
+NUMBERS = Interval("[-inf, inf]")  # of floats without an interval of their own
+Finite = Annotated[float, Interval("(-inf, inf)")]
 Count = Annotated[int, Interval("[1, inf)")]
 CountOrZero = Annotated[int, Interval("[0, inf)")]
 Positive = Annotated[float, Interval("(0, inf)")]
@@ -65,7 +66,7 @@ class Checked:
 def check_types(cls: type, values: Mapping[str, Any], group: str) -> None:
     """Check each value against the type and the interval of its field.
 
-    Lists may stand for tuples, and integers for floats; true and false are not numbers, and floats must be finite.
+    Lists may stand for tuples, and integers for floats; true and false are not numbers, and neither is NaN.
     Fields of other types than numbers, strings, null, literals, unions and sequences are not checked, and neither are
     classes that are no dataclasses.
 
@@ -164,7 +165,7 @@ def _violated_interval(value: Any, hint: Any) -> Interval | None:
         return next(filter(None, map(_violated_interval, value, arguments)), None)
     if origin in (tuple, list, Sequence):
         return next(filter(None, (_violated_interval(item, arguments[0]) for item in value)), None)
-    return FINITE if hint is float and value not in FINITE else None
+    return NUMBERS if hint is float and value not in NUMBERS else None
 
 
 def _describe_type(hint: Any) -> str:
