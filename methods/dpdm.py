@@ -77,7 +77,9 @@ class DPDM(Checked):
         super().__post_init__()
         self.expect_one_of("sigma", "steps")
         if not self.multipliers:
-            raise ValueError("method.multipliers: expected a number for each resolution, got none.")
+            raise ValueError(
+                "method.multipliers: expected a number for each resolution, got none; [1] is one resolution."
+            )
         if self.churn[1] > self.churn[2]:
             raise ValueError(f"method.churn: expected S_min <= S_max, got {self.churn[1]:g} > {self.churn[2]:g}.")
 

@@ -75,6 +75,17 @@ def test_rows_of_one_epsilon_never_share_a_cell(tmp_path: Path, monkeypatch: pyt
     assert [images for _, _, images in without] == [True] * 3
 
 
+def test_a_first_stage_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    for init in ("none", "gauss", "central_images"):
+        line = f"experiment=demo/dpgan privacy.epsilon=10 init={init}"
+        write_samples(make_run(tmp_path, line, {"fid": 9.0}, proven=10))
+        rows.append(row_of(tmp_path, line))
+    (panels,) = sample_panels(tmp_path, monkeypatch, rows, settings=["init"])
+    names = ["DPGAN, Digits", "DPGAN, Digits, init = gauss", "DPGAN, Digits, init = central_images"]
+    assert [title.split(" ε")[0] for title, _, _ in panels] == names
+
+
 def test_a_montage_has_a_column_for_each_class(tmp_path: Path) -> None:
     images = np.arange(6, dtype=np.float32)[:, None, None, None] * np.ones((6, 3, 4, 5), np.float32) * 10.4
     np.savez(tmp_path / "samples.npz", images=images, labels=np.array([2, 0, 2, 0, 2, 0]))

@@ -132,7 +132,7 @@ def row(run: Overview) -> list[str]:
 
 
 def _settings(folder: RunFolder) -> list[str]:
-    """The overrides with which a run was started that other keys do not state: `method.dim=20`."""
+    """The overrides of a run's preset, method, first stage, data set and privacy, without its epsilon."""
     overrides = [text.lstrip("+") for text in folder.read_json("environment.json").get("overrides") or []]
     return [text for text in overrides if text.startswith(SETTINGS) and not text.startswith("privacy.epsilon=")]
 
