@@ -128,6 +128,7 @@ def test_tables_name_the_first_stage() -> None:
     plain, gauss = (build_spec(compose_config([*SMALL, f"init={init}"])) for init in ("none", "gauss"))
     assert differing_settings(plain, gauss) == ["init"]
     assert (setting_of(plain.config, "init"), setting_of(gauss.config, "init")) == ("none", "gauss")
+    assert (setting_of(plain.config, "init.share"), setting_of(gauss.config, "init.share")) == ("–", "0.3")
     names = [method_of(Line({}, {}, {}, TableRow((spec,), ()), None)) for spec in (plain, gauss)]
     assert names == ["DP-MERF", "DP-MERF, init=gauss"]
 

@@ -289,6 +289,32 @@ def test_somebody_else_verifies_a_record(finished: RunFolder, tmp_path: Path) ->
     assert read_record(record.path).content["verified"] == []
 
 
+def test_a_further_measurement_completes_a_record(finished: RunFolder, tmp_path: Path) -> None:
+    """It is added to those that the record has, and says of which fit it is, if of another one than the record's."""
+    shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
+    folder = Store(tmp_path).folder(finished.id)
+    write_record(*add_record(folder, "Ada"))
+    first = folder.measurements.all()[0]
+
+    def measure(name: str) -> None:
+        folder.measurements.write({**first, "protocol": {**first["protocol"], "name": name}})
+
+    measure("second")
+    write_record(*add_record(folder, "Ada"))
+    cost = folder.read_json("training.json")
+    folder.write_json("training.json", {**cost, "seconds_outside_loops": 1.25})
+    measure("third")
+    write_record(*add_record(folder, "Ada"))
+    record = read_record(next((tmp_path / "records").glob("*/*.json")))
+    assert [each["protocol"]["name"] for each in record.measurements.all()] == ["second", "third", "toy"]
+    fits = {each["protocol"]["name"]: each.get("fit", {}).get("cost") for each in record.measurements.all()}
+    assert fits == {"toy": None, "second": None, "third": {**cost, "seconds_outside_loops": 1.25}}
+    assert record.content["cost"] == cost
+    assert [*record_checks._form(record)] == []
+    with pytest.raises(ValueError, match="or with a measurement that the record lacks"):
+        add_record(folder, "Ada")
+
+
 # --- the records of this repository ---
 
 COMMITTED = [*record_paths(RECORDS.parent).values()]

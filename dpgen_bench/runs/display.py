@@ -70,6 +70,7 @@ SETTINGS = {
     "dataset.name": "data set",
     "epsilon_claimed": "ε claimed by the paper's count",
     "epsilon_proven": "ε proven",
+    "init.share": "share of the first stage",
     "method.batch_size": "$B$",
     "method.clip_norm": "$C$",
     "method.cost": "cost",

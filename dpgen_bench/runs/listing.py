@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from dpgen_bench.privacy.ledger import unproven_reasons
@@ -98,8 +98,15 @@ def first_stage(config: DictConfig) -> str:
 
 
 def setting_of(config: DictConfig, name: str, default: str = "–") -> str:
-    """A setting of a run's method as text, or the name of its first stage for the name "init"."""
-    return first_stage(config) if name == "init" else str(config.method.get(name, default))
+    """A setting of a run's method as text; "init" names its first stage, and "init.share" a key of its config."""
+    if name == "init":
+        return first_stage(config)
+    return str(OmegaConf.select(config, setting_key(name), default=default))
+
+
+def setting_key(name: str) -> str:
+    """The key in a run's config of a setting as tables name it: a name without a dot is of the method."""
+    return name if "." in name else f"method.{name}"
 
 
 def describe_dataset(config: DictConfig) -> str:

@@ -93,10 +93,10 @@ def verify(record: Record, again: Record) -> Record:
         ValueError: if both are by the same person or of the same folder, or share no measurement.
     """
     by = again.content["measured_by"]["name"]
-    if same_name(by) == same_name(record.content["measured_by"]["name"]):
+    if _same_author(record, again):
         raise ValueError(
-            f"expected a re-run of {record.id} by somebody else than {by!r}, who measured it; --overwrite replaces the "
-            "record."
+            f"expected a re-run of {record.id} by somebody else than {by!r}, who measured it, or with a measurement "
+            "that the record lacks; --overwrite replaces the record."
         )
     if again.content["cost"] == record.content["cost"]:  # seconds differ between any two runs
         raise ValueError(
@@ -117,7 +117,10 @@ def verify(record: Record, again: Record) -> Record:
 
 
 def add_record(folder: RunFolder, by: str, log: Sequence[str] = (), overwrite: bool = False) -> tuple[Record, bytes]:
-    """The record of a run as it is to be written: a new one, or the existing one with a verification.
+    """The record of a run as it is to be written: a new one, or the existing one with what this run adds to it.
+
+    To a record by the same name, the run adds the measurements that the record lacks; to one by another name, a
+    verification.
 
     Raises:
         ValueError: as `make_record` and `verify` do.
@@ -126,7 +129,30 @@ def add_record(folder: RunFolder, by: str, log: Sequence[str] = (), overwrite: b
     if overwrite or not record.path.exists():
         return record, picture
     existing = read_record(record.path)
-    return verify(existing, record), existing.picture.read_bytes()
+    add = complete if _lacking(existing, record) and _same_author(existing, record) else verify
+    return add(existing, record), existing.picture.read_bytes()
+
+
+def complete(record: Record, again: Record) -> Record:
+    """The record with the measurements of a run of the same id that it lacks, such as FID where it has accuracies.
+
+    The values that it has stay. Measurements of another fit than the record's name that fit: `fit` has its date, cost
+    and environment, as the weights of two fits can differ by rounding between machines.
+    """
+    added = _lacking(record, again)
+    if again.content["cost"] != record.content["cost"]:
+        fit = {"date": _today(), "cost": again.content["cost"], "environment": again.content["environment"]}
+        added = [{**measurement, "fit": fit} for measurement in added]
+    return Record(record.path, {**record.content, "measurements": [*record.content["measurements"], *added]})
+
+
+def _lacking(record: Record, again: Record) -> list[Measurement]:
+    """The measurements of `again` by protocols that `record` has no measurement of."""
+    return [each for each in again.measurements.all() if not record.measurements.of(each["protocol"])]
+
+
+def _same_author(record: Record, again: Record) -> bool:
+    return same_name(record.content["measured_by"]["name"]) == same_name(again.content["measured_by"]["name"])
 
 
 def _portable_config(folder: RunFolder) -> dict[str, Any]:

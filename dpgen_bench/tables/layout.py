@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import TypeVar
 
 from dpgen_bench.runs.display import direction, label_of, metric_label
+from dpgen_bench.runs.listing import setting_key
 from dpgen_bench.tables.blocks import (
     Best,
     Block,
@@ -176,7 +177,7 @@ class _Draft:
         # Columns that name a line: the place in a leaderboard, the method, its settings, and its epsilons.
         with_place, with_best = "place" in lines[0].head, any(line.tail.get(TO_BEST, NONE) != NONE for line in lines)
         heads = ["#"] if with_place else []
-        heads += ["Method", *(label_of(f"method.{name}", plain=True) for name in settings), EPSILONS]
+        heads += ["Method", *(label_of(setting_key(name), plain=True) for name in settings), EPSILONS]
         # What a ranking says of a line beyond its name is in the first of its parts.
         once = not self._continues(pairs)
         with_best = with_best and once

@@ -126,7 +126,7 @@ class TableRow:
         """The privacy unit of the row's epsilons, "record" or "client"; "" while nothing is measured."""
         return next((str(folder.read_json("ledger.json").get("unit", "record")) for folder in self.measured), "")
 
-    @property
+    @cached_property
     def public_data(self) -> str:
         """What the row's method uses besides the records, such as "fonts"; "" for nothing else."""
         ledgers = [folder.read_json("ledger.json") for folder in self.measured]

@@ -68,7 +68,7 @@ class TableSpec:
         sweeps: multirun lines of runs that answer no printed row.
         rows: which runs answer which printed rows.
         metrics: the columns; empty: those of the printed table.
-        settings: settings of the methods that are shown as columns.
+        settings: settings of the methods that are shown as columns, `init`, and keys of the config such as init.share.
         parents: multirun lines, of one run each, from which other runs restart.
         kept_steps: steps at which generators are kept and measured.
         plot: the table's plots.
