@@ -25,11 +25,14 @@ from tests.bench._machine import machine
 RECORDS, BATCHES = 60_000, (4, 8)
 PRESETS = {  # the setting with the number of steps of a period, and those whose product is the number of steps
     "dpgan/eps10": ("n_d", ("steps",)),
+    "dpgan/eps1": ("n_d", ("steps",)),
     "dpgan/large_batch_eps10": ("n_d", ("steps",)),
+    "dpgan/large_batch_eps1": ("n_d", ("steps",)),
     "dpgan/dpimagebench_mnist": ("n_d", ("steps",)),
     "dpdm/mnist": (None, ("steps",)),
     "dpdm/medium_mnist": (None, ("steps",)),
     "psg/mnist": ("updates", ("networks", "rounds", "updates")),
+    "psg/prior_mnist": ("updates", ("networks", "rounds", "updates")),
 }
 
 
