@@ -215,10 +215,8 @@ COMMITTED = [*record_paths(RECORDS.parent).values()]
 # DPGAN with batches of 2,048 and a first stage
 NOT_AUDITED_YET = {
     "10b783600e6f",
-    "6bcf3e3c8852",
     "7e901ea0e193",
     "a3d85c9c2164",
-    "a750f9187c65",
     "b0963cc82ead",
     "daf180b4a66c",
     "eee7f9bb8afe",
