@@ -219,7 +219,6 @@ NOT_AUDITED_YET = {
     "a3d85c9c2164",
     "b0963cc82ead",
     "daf180b4a66c",
-    "eee7f9bb8afe",
 }
 
 

@@ -26,6 +26,7 @@ from dpgen_bench.runs.record_checks import record_problems
 from dpgen_bench.runs.recording import add_record, make_record, write_record
 from dpgen_bench.runs.records import Record, evidence, read_record, readable_run, record_paths
 from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.runs.values import mean_values, notes
 from dpgen_bench.utils.paths import RECORDS
 from tests.record_edits import EDITS, entry_of
 from tests.run_toys import config
@@ -290,28 +291,60 @@ def test_somebody_else_verifies_a_record(finished: RunFolder, tmp_path: Path) ->
 
 
 def test_a_further_measurement_completes_a_record(finished: RunFolder, tmp_path: Path) -> None:
-    """It is added to those that the record has, and says of which fit it is, if of another one than the record's."""
+    """The values that the record has stay, and what is added says of which fit it is, if of another one."""
     shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
     folder = Store(tmp_path).folder(finished.id)
     write_record(*add_record(folder, "Ada"))
-    first = folder.measurements.all()[0]
-
-    def measure(name: str) -> None:
-        folder.measurements.write({**first, "protocol": {**first["protocol"], "name": name}})
-
-    measure("second")
-    write_record(*add_record(folder, "Ada"))
-    cost = folder.read_json("training.json")
-    folder.write_json("training.json", {**cost, "seconds_outside_loops": 1.25})
-    measure("third")
-    write_record(*add_record(folder, "Ada"))
     record = read_record(next((tmp_path / "records").glob("*/*.json")))
-    assert [each["protocol"]["name"] for each in record.measurements.all()] == ["second", "third", "toy"]
-    fits = {each["protocol"]["name"]: each.get("fit", {}).get("cost") for each in record.measurements.all()}
-    assert fits == {"toy": None, "second": None, "third": {**cost, "seconds_outside_loops": 1.25}}
-    assert record.content["cost"] == cost
+    first = record.measurements.all()
+
+    def measure(name: str, value: float) -> None:
+        measurement = copy.deepcopy(folder.measurements.of(first[0]["protocol"]))
+        measurement["protocol"]["name"] = name
+        measurement["repeats"][0]["metrics"]["brightness"]["values"]["brightness"] = value
+        folder.measurements.write(measurement)
+
+    measure("second", 0.25)
+    write_record(*add_record(folder, "Ada", log=["mean"]))
+    cost = folder.read_json("training.json")
+    other_fit = {**cost, "seconds_outside_loops": 1.25}
+    folder.write_json("training.json", other_fit)
+    measure("third", 0.5)
+    measure("toy", 0.75)
+    write_record(*add_record(folder, "Ada"))
+    record = read_record(record.path)
+    by_name = {each["protocol"]["name"]: each for each in record.measurements.all()}
+    assert by_name["toy"] == first[0]
+    assert {name: mean_values(each)["brightness"] for name, each in by_name.items() if name != "toy"} == {
+        "second": 0.25,
+        "third": 0.5,
+    }
+    assert [name for name, each in by_name.items() if "fit" in each] == ["third"]
+    assert (by_name["third"]["fit"]["cost"], record.content["cost"]) == (other_fit, cost)
+    assert list(record.content["log"]) == ["mean"]
+    assert notes(by_name["third"]) == ["measured by third on a run made again with the same settings and seed"]
+    assert notes(by_name["second"]) == []
     assert [*record_checks._form(record)] == []
-    with pytest.raises(ValueError, match="or with a measurement that the record lacks"):
+    assert record.measurements.assembled({**first[0]["protocol"], "name": "whole"})["parts"] == ["second"]  # one fit
+    with pytest.raises(ValueError, match="or a measurement by a protocol that the record lacks"):
+        add_record(folder, "Ada")
+    with pytest.raises(ValueError, match="its seconds are the same"):
+        add_record(folder, "Grace")  # the fit that Ada measured by `third`
+    measure("fourth", 1.0)
+    with pytest.raises(ValueError, match="expected --log of the fit that the record of"):
+        add_record(folder, "Ada", log=["mean"])
+
+
+def test_a_verified_record_is_not_completed(finished: RunFolder, tmp_path: Path) -> None:
+    """Else it would count as verified with values that nobody else has measured."""
+    shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
+    folder = Store(tmp_path).folder(finished.id)
+    write_record(*add_record(folder, "Ada"))
+    folder.write_json("training.json", {**folder.read_json("training.json"), "seconds_outside_loops": 1.25})
+    write_record(*add_record(folder, "Grace"))
+    measurement = folder.measurements.all()[0]
+    folder.measurements.write({**measurement, "protocol": {**measurement["protocol"], "name": "second"}})
+    with pytest.raises(ValueError, match="expected a record that nobody has verified"):
         add_record(folder, "Ada")
 
 

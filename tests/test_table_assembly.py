@@ -79,7 +79,7 @@ def test_a_table_shows_the_settings_its_rows_differ_in(tmp_path):
     assert list(frame["n_d"]) == ["–", "–", "1"]
     assert list(long_frame(built)["steps"]) == ["100", "200", "900"]
     table = replace(table, settings=("stepz",))
-    with pytest.raises(ValueError, match="names of method settings, got 'stepz'"):
+    with pytest.raises(ValueError, match="settings of methods or keys of the config, got 'stepz'"):
         assemble("demo", table, tmp_path)
 
 

@@ -34,7 +34,7 @@ def write_records(
             if audit:
                 certified = certify_run(folder, results, _data_root(), _say)
                 keep_certified(folder, certified)
-                if not written.content["verified"]:  # else it is the record of the first measurement
+                if "certified" not in written.content["ledger"]["epsilon"]:  # else it is that of an earlier audit
                     written = with_certified(written, certified)
         else:
             written = with_certified(existing, certify_run(existing, results, _data_root(), _say))

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs import display
 from dpgen_bench.runs.display import dataset_name, method_name
-from dpgen_bench.runs.listing import describe_dataset, epsilon_number, first_stage, format_epsilon
+from dpgen_bench.runs.listing import describe_dataset, epsilon_number, first_stage, format_epsilon, setting_key
 from dpgen_bench.runs.store import ReadableRun
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import TableSpec
@@ -252,7 +252,7 @@ def row_name(row: TableRow, table: TableSpec, apart: Iterable[str] = ()) -> str:
     parts = [method_name(str(config.method.name)), dataset_name(describe_dataset(config))]
     if "init" in table.settings and (stage := first_stage(config)) != "none":
         parts.append(f"init\u00a0=\u00a0{stage}")
-    keys = [*(f"method.{name}" for name in table.settings), *apart]
+    keys = [*map(setting_key, table.settings), *apart]
     parts += [
         f"{label_of(key, plain=True)}\u00a0=\u00a0{text_of(value)}"
         for key in keys

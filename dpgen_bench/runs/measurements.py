@@ -51,7 +51,7 @@ class Measured(ABC):
         A result of another protocol is used if that protocol draws the same samples (all entries but `name` and
         `metrics` are equal) and configures the metric in the same way. A metric that is combined from others (`of`)
         also needs those to be configured in the same way. The value is then the one that `protocol` itself would have
-        measured.
+        measured. Results of two fits, which a record may have, are not combined.
 
         Returns:
             The measurement, whose entry `parts` names the other protocols that results were taken from; {} if nothing
@@ -61,8 +61,10 @@ class Measured(ABC):
         for part in self.all():
             if part["protocol"] == protocol or sampling_settings(part["protocol"]) != sampling_settings(protocol):
                 continue
-            shared = _shared_metrics(part["protocol"], protocol)
-            whole = _add_part(whole or {"protocol": protocol, "repeats": [], "complete": True}, part, shared)
+            fit = {"fit": part["fit"]} if "fit" in part else {}  # of a record's measurement, if it is another one
+            whole = whole or {"protocol": protocol, "repeats": [], "complete": True, **fit}
+            if whole.get("fit") == part.get("fit"):
+                whole = _add_part(whole, part, _shared_metrics(part["protocol"], protocol))
         return whole if any(repeat["metrics"] for repeat in whole.get("repeats", [])) else {}
 
     def covered(self, protocol: Protocol) -> bool:

@@ -147,7 +147,8 @@ def _signatures(record: Record) -> Iterator[str]:
     if twice := [each["name"] for each in signed if names[same_name(each["name"])] > 1]:
         yield f"it names {twice[-1]} twice: a run is verified by others than the one who measured it"
     tomorrow = (datetime.now(UTC) + timedelta(days=1)).date().isoformat()  # somewhere it is tomorrow already
-    if late := [each["date"] for each in signed if each["date"] > tomorrow]:
+    fits = [each["fit"] for each in record.content["measurements"] if "fit" in each]
+    if late := [each["date"] for each in (*signed, *fits) if each["date"] > tomorrow]:
         yield f"it is of {late[0]}, which is in the future"
 
 

@@ -95,10 +95,11 @@ def verify(record: Record, again: Record) -> Record:
     by = again.content["measured_by"]["name"]
     if _same_author(record, again):
         raise ValueError(
-            f"expected a re-run of {record.id} by somebody else than {by!r}, who measured it, or with a measurement "
-            "that the record lacks; --overwrite replaces the record."
+            f"expected a re-run of {record.id} by somebody else than {by!r}, who measured it, or a measurement "
+            "by a protocol that the record lacks; --overwrite replaces the record."
         )
-    if again.content["cost"] == record.content["cost"]:  # seconds differ between any two runs
+    fits = [record.content["cost"], *(each["fit"]["cost"] for each in record.content["measurements"] if "fit" in each)]
+    if again.content["cost"] in fits:  # seconds differ between any two runs
         raise ValueError(
             f"expected a re-run of {record.id}, got the run that {record.content['measured_by']['name']!r} recorded: "
             "its seconds are the same; make the run in a folder of results of your own."
@@ -119,36 +120,57 @@ def verify(record: Record, again: Record) -> Record:
 def add_record(folder: RunFolder, by: str, log: Sequence[str] = (), overwrite: bool = False) -> tuple[Record, bytes]:
     """The record of a run as it is to be written: a new one, or the existing one with what this run adds to it.
 
-    To a record by the same name, the run adds the measurements that the record lacks; to one by another name, a
-    verification.
+    To a record by the same name, the run adds measurements by protocols that the record has none of; to one by another
+    name, a verification.
 
     Raises:
-        ValueError: as `make_record` and `verify` do.
+        ValueError: as `make_record`, `complete` and `verify` do.
     """
     record, picture = make_record(folder, by, log)
     if overwrite or not record.path.exists():
         return record, picture
     existing = read_record(record.path)
-    add = complete if _lacking(existing, record) and _same_author(existing, record) else verify
+    add = complete if _further(existing, record) and _same_author(existing, record) else verify
     return add(existing, record), existing.picture.read_bytes()
 
 
 def complete(record: Record, again: Record) -> Record:
-    """The record with the measurements of a run of the same id that it lacks, such as FID where it has accuracies.
+    """The record with the measurements of a run of the same id by further protocols: FID where it has accuracies.
 
-    The values that it has stay. Measurements of another fit than the record's name that fit: `fit` has its date, cost
-    and environment, as the weights of two fits can differ by rounding between machines.
+    The values that it has stay. Measurements of another fit than the record's say so, as the weights of two fits can
+    differ by rounding between machines: `fit` has its cost and environment, and the date of this record of it.
+
+    Args:
+        again: the record of the same run, which may be of another fit, made by the same person.
+
+    Raises:
+        ValueError: if somebody else has verified the record, which would then hold for values that they never saw; or
+            if `again` has a log and is of another fit.
     """
-    added = _lacking(record, again)
-    if again.content["cost"] != record.content["cost"]:
+    if verified := record.content["verified"]:
+        raise ValueError(
+            f"expected a record that nobody has verified, got {record.id}, which {verified[0]['name']!r} made again "
+            "without these measurements; make the run under another seed."
+        )
+    content, added = dict(record.content), _further(record, again)
+    if again.content["cost"] == record.content["cost"]:
+        for key in again.content.keys() & {"steps", "log"}:
+            content[key] = {**content.get(key, {}), **again.content[key]}
+    elif "log" in again.content:
+        raise ValueError(
+            f"expected --log of the fit that the record of {record.id} is of, got another fit of the run; leave --log "
+            "out, or replace the record with --overwrite."
+        )
+    else:
         fit = {"date": _today(), "cost": again.content["cost"], "environment": again.content["environment"]}
         added = [{**measurement, "fit": fit} for measurement in added]
-    return Record(record.path, {**record.content, "measurements": [*record.content["measurements"], *added]})
+    return Record(record.path, {**content, "measurements": [*content["measurements"], *added]})
 
 
-def _lacking(record: Record, again: Record) -> list[Measurement]:
-    """The measurements of `again` by protocols that `record` has no measurement of."""
-    return [each for each in again.measurements.all() if not record.measurements.of(each["protocol"])]
+def _further(record: Record, again: Record) -> list[Measurement]:
+    """The measurements of `again` by protocols of which `record` has none of the same name."""
+    names = {each["protocol"]["name"] for each in record.measurements.all()}
+    return [each for each in again.measurements.all() if each["protocol"]["name"] not in names]
 
 
 def _same_author(record: Record, again: Record) -> bool:

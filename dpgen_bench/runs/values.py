@@ -32,6 +32,9 @@ def mean_values(measurement: Measurement) -> dict[str, float]:
 def notes(measurement: Measurement) -> list[str]:
     """Notes on the samples and on each metric, and why a metric was not measured. Equal lines are listed once."""
     lines: dict[str, None] = {}
+    if "fit" in measurement:  # of the same id, but not the one whose cost is shown
+        name = measurement["protocol"]["name"]
+        lines[f"measured by {name} on a run made again with the same settings and seed"] = None
     for repeat in measurement.get("repeats", []):
         lines |= dict.fromkeys(repeat["samples"].get("notes", []))
         for key, result in repeat["metrics"].items():

@@ -144,7 +144,9 @@ def check_settings(table: TableSpec, rows: Sequence[TableRow]) -> None:
     """
     for name in table.settings:
         if rows and not any(setting_of(row.specs[0].config, name, "") for row in rows):
-            raise ValueError(f"expected under `settings` the names of method settings, got {name!r}, which none has.")
+            raise ValueError(
+                f"expected under `settings` settings of methods or keys of the config, got {name!r}, which no run has."
+            )
 
 
 def _line(
