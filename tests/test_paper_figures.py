@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpgen_bench.plots.draw import WITHOUT_RUNS, draw
+from dpgen_bench.plots.draw import WITHOUT_RUNS, config_keys, draw
 from dpgen_bench.plots.parts import check_keys
 from dpgen_bench.privacy.accountants.claims import classical_rdp
 from dpgen_bench.runs.config import CONF, RunSpec, build_spec, compose_config
@@ -62,8 +62,7 @@ def test_a_figure_can_be_run_and_drawn(name: str, tmp_path: Path) -> None:
     assert {row.protocol for row in rows} == {table.protocol}
     assert {row.scale for row in rows} == {"paper"}
     for entry in table.plot:
-        keys = [getattr(entry, name, None) for name in ("panel", "x", "per")]
-        check_keys(rows, [*getattr(entry, "series", ()), *entry.only, *filter(None, keys)])
+        check_keys(rows, config_keys(entry))
         if isinstance(entry, CurveSpec | StepsSpec | PrivacyUtilitySpec):
             assert set(entry.y) <= set(table.metrics)
     for setting in table.settings:

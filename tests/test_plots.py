@@ -309,6 +309,13 @@ def test_a_plot_that_cannot_be_is_refused(tmp_path: Path, plot: dict[str, Any], 
         draw("made", table(plot), [row_of(tmp_path, DPGAN)], tmp_path)
 
 
+def test_a_key_may_be_that_of_a_row_that_is_not_measured_yet(tmp_path: Path) -> None:
+    make_run(tmp_path, DPGAN, {"fid": 9.0})
+    rows = [row_of(tmp_path, DPGAN), row_of(tmp_path, "experiment=demo/dp_merf")]
+    plot = {"kind": "privacy_utility", "y": "fid", "series": ["method.name", "method.features"]}
+    assert len(draw("made", table(plot), rows, tmp_path)) == 2
+
+
 def test_plots_are_one_or_several() -> None:
     assert table(None).plot == ()
     assert table({"kind": "norms"}).plot == (NormsSpec(),)

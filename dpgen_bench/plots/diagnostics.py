@@ -15,7 +15,6 @@ from dpgen_bench.plots.parts import (
     COLOURS,
     TWO_COLUMNS,
     Style,
-    check_keys,
     proven_text,
     row_name,
 )
@@ -42,7 +41,6 @@ def norms(spec: NormsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
     """
     from matplotlib.figure import Figure
 
-    check_keys(rows, spec.series)
     shown: list[tuple[TableRow, RunFolder, str, dict[int, np.ndarray]]] = []
     left_out = 0
     for row in rows:

@@ -88,6 +88,7 @@ def drawings(
     for number, spec in enumerate(table.plot):
         if spec.kind in skip:
             continue
+        check_keys(rows, config_keys(spec))  # of all rows: those that are measured may lack a key that others have
         with style.context(["default", STYLE]):
             picture = KINDS[spec.kind](spec, table, _chosen(spec, rows))
             if picture is not None:
@@ -104,8 +105,13 @@ def stem_of(name: str, number: int, entries: int) -> str:
 def _chosen(spec: PlotSpec, rows: Sequence[TableRow]) -> list[TableRow]:
     """The rows that have the config values of the entry's `only`."""
     only = {key: {same(value) for value in _several(values)} for key, values in spec.only.items()}
-    check_keys(rows, only)
     return [row for row in rows if all(same(value_of(row, key)) in only[key] for key in only)]
+
+
+def config_keys(spec: PlotSpec) -> list[str]:
+    """The config keys that an entry names, or names of epsilons in their place."""
+    single = (getattr(spec, name, None) for name in ("panel", "x", "per"))
+    return [*getattr(spec, "series", ()), *spec.only, *filter(None, single)]
 
 
 def _several(value: Any) -> list[Any]:

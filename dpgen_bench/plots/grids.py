@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpgen_bench.plots.captions import Picture, finished
-from dpgen_bench.plots.parts import ONE_COLUMN, TWO_COLUMNS, check_keys, order_of, proven_text, row_name, same, text_of
+from dpgen_bench.plots.parts import ONE_COLUMN, TWO_COLUMNS, order_of, proven_text, row_name, same, text_of
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.display import counted
 from dpgen_bench.runs.store import ReadableRun
@@ -33,14 +33,10 @@ def samples(spec: SamplesSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pi
     A grid has a column for each class and `per_class` rows, from the first seed of the table's row that has samples.
     The place of a row without samples is empty and shows the reason. Methods none of whose rows has samples are left
     out, and the caption counts them.
-
-    Raises:
-        ValueError: if no row's config has a key under `series`.
     """
     from matplotlib.figure import Figure
 
     apart = spec.series
-    check_keys(rows, apart)
     grids = [_grid(row, spec.per_class) for row in rows]
     blocks = [block for block, _, _ in grids if block is not None]
     if not blocks:

@@ -20,7 +20,6 @@ from dpgen_bench.plots.panels import Grid
 from dpgen_bench.plots.parts import (
     XAxis,
     averaged,
-    check_keys,
     epsilon_text,
     label_of,
     same,
@@ -49,7 +48,6 @@ def curve(spec: CurveSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
         ValueError: if two rows of one line have the same x, so that `series` does not tell them apart.
     """
     x = spec.x
-    check_keys(rows, [x])
     shown = [row for row in rows if any(_by_seed(row, y) for y in spec.y)]
     left_out = [row for row in shown if value_of(row, x) is None]
     shown = [row for row in shown if value_of(row, x) is not None]
@@ -111,7 +109,6 @@ def steps(spec: StepsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
     Steps are divided by the value of the config key `per`: with method.n_d, discriminator steps become generator steps.
     """
     per = spec.per
-    check_keys(rows, [per] if per else [])
     # Collect the kept generators of all usable runs, by the number of the row.
     trajectories: dict[int, list[tuple[ReadableRun, dict[float, tuple[float, dict[str, list[float]]]]]]] = {}
     for i, row in enumerate(rows):

@@ -13,7 +13,6 @@ from dpgen_bench.plots.parts import (
     ONE_COLUMN,
     TWO_COLUMNS,
     Style,
-    check_keys,
     draw_legend,
     label_of,
     rank,
@@ -48,17 +47,12 @@ class Member:
 
 
 class Grid:
-    """The panels of a plot: a row for each y and a column for each value of `panel`; without `panel`, one row.
-
-    Raises:
-        ValueError: if no row's config has a key that the entry names.
-    """
+    """The panels of a plot: a row for each y and a column for each value of `panel`; without `panel`, one row."""
 
     def __init__(self, spec: LinesSpec, rows: Sequence[TableRow], x: str | None = None) -> None:
         from matplotlib.figure import Figure
 
         series, panels = spec.series, [spec.panel] if spec.panel else []
-        check_keys(rows, [*series, *panels])
         self.ys, self.key, self.style = spec.y, spec.panel, Style()
         extra = [
             key
