@@ -70,7 +70,7 @@ SETTINGS = {
     "dataset.name": "data set",
     "epsilon_claimed": "ε claimed by the paper's count",
     "epsilon_proven": "ε proven",
-    "init.share": "share of the first stage",
+    "init.share": "share",
     "method.batch_size": "$B$",
     "method.clip_norm": "$C$",
     "method.cost": "cost",
