@@ -137,13 +137,17 @@ def measured(entry: Entry) -> str:
         for each in record.measurements.all():
             value = mean_values(each).get(METRIC) if each["protocol"]["name"] in PROTOCOLS else None
             if value is not None:
-                found.append(((config.scale.name, config.privacy.relation), settings(config.method), value))
+                own = settings(record.content["identity"]["method"])
+                found.append(((config.scale.name, config.privacy.relation), own, value))
                 break
     return cell_of(found) or "–"
 
 
 def settings(method: Mapping[Any, Any]) -> dict[str, str]:
-    """The settings of a method without those that a run without a first stage does not use."""
+    """The settings of a method as texts, without those that a run without a first stage does not use.
+
+    A run's identity has them without options that the method got later, where these have their defaults.
+    """
     return {str(key): str(setting) for key, setting in method.items() if key not in NOT_ARGUMENTS}
 
 

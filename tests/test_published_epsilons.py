@@ -73,6 +73,12 @@ def test_runs_with_other_settings_of_a_method_are_not_averaged() -> None:
     assert made.cell_of([(("paper", "add_remove"), {"lr": "1"}, 50.0)]) == "50.0 (1 seed, add/remove)"
 
 
+def test_an_option_that_a_method_got_later_does_not_divide_seeds() -> None:
+    """One record of PSG is from before its option `prior`, and one from after."""
+    (entry,) = (each for each in made.entries() if each["method"] == "PSG")
+    assert made.measured(entry) == "54.8 (2 seeds, replace-one, scale reduced)"
+
+
 def test_settings_that_a_run_does_not_use_do_not_divide_its_seeds() -> None:
     """Records from before first stages existed lack `pretraining`."""
     place = ("paper", "replace_one")

@@ -309,7 +309,7 @@ def test_a_further_measurement_completes_a_record(finished: RunFolder, tmp_path:
     cost = folder.read_json("training.json")
     other_fit = {**cost, "seconds_outside_loops": 1.25}
     folder.write_json("training.json", other_fit)
-    measure("third", 0.5)
+    measure("another", 0.5)
     measure("toy", 0.75)
     write_record(*add_record(folder, "Ada"))
     record = read_record(record.path)
@@ -317,26 +317,26 @@ def test_a_further_measurement_completes_a_record(finished: RunFolder, tmp_path:
     assert by_name["toy"] == first[0]
     assert {name: mean_values(each)["brightness"] for name, each in by_name.items() if name != "toy"} == {
         "second": 0.25,
-        "third": 0.5,
+        "another": 0.5,
     }
-    assert [name for name, each in by_name.items() if "fit" in each] == ["third"]
-    assert (by_name["third"]["fit"]["cost"], record.content["cost"]) == (other_fit, cost)
+    assert [name for name, each in by_name.items() if "fit" in each] == ["another"]
+    assert (by_name["another"]["fit"]["cost"], record.content["cost"]) == (other_fit, cost)
     assert list(record.content["log"]) == ["mean"]
-    assert notes(by_name["third"]) == ["measured by third on a run made again with the same settings and seed"]
+    assert notes(by_name["another"]) == ["measured by another on a run made again with the same settings and seed"]
     assert notes(by_name["second"]) == []
     assert [*record_checks._form(record)] == []
     assert record.measurements.assembled({**first[0]["protocol"], "name": "whole"})["parts"] == ["second"]  # one fit
     with pytest.raises(ValueError, match="or a measurement by a protocol that the record lacks"):
         add_record(folder, "Ada")
     with pytest.raises(ValueError, match="its seconds are the same"):
-        add_record(folder, "Grace")  # the fit that Ada measured by `third`
+        add_record(folder, "Grace")  # the fit that Ada measured by `another`
     measure("fourth", 1.0)
     with pytest.raises(ValueError, match="expected --log of the fit that the record of"):
         add_record(folder, "Ada", log=["mean"])
 
 
 def test_a_verified_record_is_not_completed(finished: RunFolder, tmp_path: Path) -> None:
-    """Else it would count as verified with values that nobody else has measured."""
+    """The verification does not cover the further values."""
     shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
     folder = Store(tmp_path).folder(finished.id)
     write_record(*add_record(folder, "Ada"))
@@ -344,7 +344,7 @@ def test_a_verified_record_is_not_completed(finished: RunFolder, tmp_path: Path)
     write_record(*add_record(folder, "Grace"))
     measurement = folder.measurements.all()[0]
     folder.measurements.write({**measurement, "protocol": {**measurement["protocol"], "name": "second"}})
-    with pytest.raises(ValueError, match="expected a record that nobody has verified"):
+    with pytest.raises(ValueError, match=r"expected a record without a verification, got .* verified by 'Grace'"):
         add_record(folder, "Ada")
 
 

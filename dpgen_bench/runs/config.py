@@ -44,7 +44,7 @@ T = TypeVar("T")
 class RunSpec:
     """A resolved config with the identity of its run.
 
-    The dataset, the budget and the public data are read and checked at their first use, once.
+    The dataset and the budget are built and checked at their first use, once.
 
     Args:
         config: the resolved config.
@@ -112,9 +112,6 @@ class RunSpec:
         Raises:
             ValueError: for a declaration that is no text.
         """
-        return self._once("public_data", self._read_public_data)
-
-    def _read_public_data(self) -> str | None:
         declared = getattr(self.method(), "public_data", None)
         if declared is not None and (not isinstance(declared, str) or not declared.strip()):
             raise ValueError(

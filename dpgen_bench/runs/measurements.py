@@ -58,13 +58,12 @@ class Measured(ABC):
             is measured.
         """
         whole = self.of(protocol)
-        for part in self.all():
+        for part in sorted(self.all(), key=lambda each: "fit" in each):  # the record's own fit comes first
             if part["protocol"] == protocol or sampling_settings(part["protocol"]) != sampling_settings(protocol):
                 continue
-            fit = {"fit": part["fit"]} if "fit" in part else {}  # of a record's measurement, if it is another one
-            whole = whole or {"protocol": protocol, "repeats": [], "complete": True, **fit}
-            if whole.get("fit") == part.get("fit"):
-                whole = _add_part(whole, part, _shared_metrics(part["protocol"], protocol))
+            fit, shared = {"fit": part["fit"]} if "fit" in part else {}, _shared_metrics(part["protocol"], protocol)
+            if shared and (not whole or whole.get("fit") == part.get("fit")):
+                whole = _add_part(whole or {"protocol": protocol, "repeats": [], "complete": True, **fit}, part, shared)
         return whole if any(repeat["metrics"] for repeat in whole.get("repeats", [])) else {}
 
     def covered(self, protocol: Protocol) -> bool:

@@ -144,13 +144,13 @@ def complete(record: Record, again: Record) -> Record:
         again: the record of the same run, which may be of another fit, made by the same person.
 
     Raises:
-        ValueError: if somebody else has verified the record, which would then hold for values that they never saw; or
-            if `again` has a log and is of another fit.
+        ValueError: if the record is verified, because the verification does not cover the added values; or if `again`
+            has a log and is of another fit.
     """
     if verified := record.content["verified"]:
         raise ValueError(
-            f"expected a record that nobody has verified, got {record.id}, which {verified[0]['name']!r} made again "
-            "without these measurements; make the run under another seed."
+            f"expected a record without a verification, got {record.id}, verified by {verified[0]['name']!r} without "
+            "these measurements; record a run with another seed."
         )
     content, added = dict(record.content), _further(record, again)
     if again.content["cost"] == record.content["cost"]:
