@@ -25,6 +25,9 @@ settings.load_profile("bench")
 if (SHARED / "torch_home").is_dir():
     os.environ.setdefault("TORCH_HOME", str(SHARED / "torch_home"))
 
+# fsync protects files if the machine stops, which no test can see. It takes a twentieth of the time of tests with runs.
+os.fsync = lambda fd: None
+
 # absl's handler writes to the standard error at its import, which is pytest's capture, and closes it when Hydra
 # configures logging.
 absl.logging.get_absl_handler().python_handler.stream = sys.__stderr__

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,7 @@ def paper_count(
     return count(event.sampling.rate, event.std / unit, event.times * per_step, delta)
 
 
+@lru_cache(maxsize=256)
 def classical_rdp(
     q: float, sigma: float, compositions: int, delta: float, orders: tuple[float, ...] = TF_PRIVACY_ORDERS
 ) -> float:
@@ -105,7 +107,7 @@ def opacus_rdp(q: float, sigma: float, compositions: int, delta: float) -> float
         ValueError: q outside (0, 1], sigma <= 0, compositions < 1 or delta outside (0, 1).
     """
     _check(q, sigma, compositions, delta)
-    return _by_opacus([(sigma, q, compositions)], delta)
+    return _by_opacus(((sigma, q, compositions),), delta)
 
 
 def opacus_epsilon(events: Sequence[Event], delta: float) -> float | None:
@@ -131,21 +133,23 @@ def opacus_epsilon(events: Sequence[Event], delta: float) -> float | None:
     history = [(multiplier, rate, times) for rate, multiplier, times in composition.poisson]
     if composition.gaussian:
         history.append((composition.gaussian**-0.5, 1.0, 1))
-    return _by_opacus(history, delta)
+    return _by_opacus(tuple(history), delta)
 
 
-def _by_opacus(history: list[tuple[float, float, int]], delta: float) -> float:
+@lru_cache(maxsize=256)
+def _by_opacus(history: tuple[tuple[float, float, int], ...], delta: float) -> float:
     """Epsilon by Opacus's accountant of a history in its own form, (noise multiplier, rate, times)."""
     from opacus.accountants import RDPAccountant
 
     accountant = RDPAccountant()
-    accountant.history = history
+    accountant.history = list(history)
     return float(accountant.get_epsilon(delta))
 
 
 WOR_ORDERS = range(2, 513)  # larger orders are best only for epsilons below 2 log(1/delta) / 511
 
 
+@lru_cache(maxsize=256)
 def wor_rdp(rate: float, sigma: float, compositions: int, delta: float) -> float:
     """GS-WGAN's count: RDP of the Gaussian subsampled without replacement, by the general bound for any mechanism.
 
