@@ -41,7 +41,11 @@ PLOT = ROOT / "results" / "pictures" / "published_epsilons.png"
 BEGIN, END = "<!-- table: made by docs/make_published_epsilons.py -->", "<!-- end of the table -->"
 METRIC, DATASET, DELTA = "acc_cnn_pct", "mnist", 1e-5
 PROTOCOLS = ("league", "standard_utility")  # their CNN is the same
-HEADER = ("method", "claimed", "by", "proven", "flaw", "printed", "measured at the same proven ε")
+AUDITS = ROOT / "docs" / "audit.md"
+HEADER = (
+    *("method", "claimed", "by", "proven", "certified", "flaw", "printed"),
+    "measured, at a proven ε of the claimed size",
+)
 
 Entry = Mapping[str, Any]
 Found = tuple[tuple[str, str], dict[str, str], float]  # (scale, relation), settings of the method, accuracy of a run
@@ -116,6 +120,17 @@ def printed(entry: Entry) -> str:
     raise ValueError(f"expected a printed row of {dict(cell)}, got none; correct {SPEC.name}.")
 
 
+def certified(entry: Entry) -> str:
+    """The epsilon that an audit certifies without a model of the attack, from the page on audits."""
+    if "audit" not in entry:
+        return "–"
+    for line in AUDITS.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0] == f"`{entry['audit']}`":
+            return cells[3].split(";")[0]
+    raise ValueError(f"expected a first case {entry['audit']} in {AUDITS.name}, got none; correct {SPEC.name}.")
+
+
 def measured(entry: Entry) -> str:
     """The accuracy that records have for a method at the proven epsilon of the claim, with its seeds and scale.
 
@@ -179,7 +194,8 @@ def rows() -> list[tuple[str, ...]]:
         proven = shown(line["proven"])
         proven = f"**{proven}**" + ("" if proven == "none" else f" ({relation_name(entry['relation'])})")
         claim = f"{float(line['claimed']):.4g}"
-        cells.append((entry["method"], claim, entry["by"], proven, entry["flaw"], printed(entry), measured(entry)))
+        about = (entry["method"], claim, entry["by"], proven, certified(entry), entry["flaw"])
+        cells.append((*about, printed(entry), measured(entry)))
     return cells
 
 
@@ -190,7 +206,7 @@ def page() -> str:
 
 def description() -> str:
     """The values of the plot as text, which is stored in it, so that a test can compare them with the table."""
-    return "; ".join(" ".join(cells[:4]) for cells in rows())
+    return "; ".join(" ".join(cells[:5]) for cells in rows())
 
 
 def draw() -> None:
@@ -205,13 +221,15 @@ def draw() -> None:
     finite = [proven for _, _, proven in lines if math.isfinite(proven)]
     end = 10 * max(finite)  # where "none" is drawn
     figure, axes = plt.subplots(figsize=(8.5, 0.32 * len(lines) + 1.0), dpi=120, layout="constrained")
-    for y, (_, claimed, proven) in enumerate(lines):
+    for y, (entry, claimed, proven) in enumerate(lines):
         x = proven if math.isfinite(proven) else end
         more = x > 1.1 * claimed
         axes.plot([claimed, x], [y, y], color="#d55e00" if more else "#0072b2", linewidth=2, zorder=1)
         axes.scatter(claimed, y, facecolor="white", edgecolor="black", zorder=2)
         marker = "o" if math.isfinite(proven) else ">"
         axes.scatter(x, y, color="#d55e00" if more else "#0072b2", marker=marker, zorder=3)
+        if "audit" in entry:
+            axes.scatter(float(certified(entry)), y, color="black", marker="x", zorder=4)
         axes.annotate(
             shown(str(proven)), (max(x, claimed), y), (7, 0), textcoords="offset points", va="center", fontsize=8
         )
@@ -219,7 +237,9 @@ def draw() -> None:
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.set_xlim(right=4 * end)
-    axes.set_xlabel("ε at δ = 1e-5: claimed (white), proven (filled; an arrow: nothing is proven)")
+    axes.set_xlabel(
+        "ε at δ = 1e-5: claimed (white), certified by an audit (cross),\nproven (filled; an arrow: nothing is proven)"
+    )
     axes.grid(axis="x", color="0.9")
     axes.set_axisbelow(True)
     PLOT.parent.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpgen_bench.data.datasets import Mnist
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context
 from dpgen_bench.nets.stack import Stack
@@ -144,3 +146,12 @@ def test_the_reduced_presets_differ_in_the_teachers_alone(data: str, eps: str) -
     assert changed == {"teacher", "teacher_width", "stack"}
     assert reduced.scale.name == "reduced"
     assert full.privacy == reduced.privacy
+
+
+def test_the_authors_shards_take_some_records_of_mnist_twice(data_root: Path) -> None:
+    """Their 4,000 shards of 15 records take 6,000 records of each class, in turn, and begin a class again."""
+    if not (data_root / "MNIST").is_dir():
+        pytest.skip(f"no MNIST below {data_root}")
+    numbers = torch.bincount(Mnist(root=str(data_root)).load("train").labels).tolist()
+    assert [max(6000 - number, 0) for number in numbers] == [77, 0, 42, 0, 158, 579, 82, 0, 149, 51]
+    assert sum(max(6000 - number, 0) for number in numbers) == 1138

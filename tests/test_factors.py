@@ -138,6 +138,10 @@ def test_an_empty_draw_and_rows_that_are_not_finite_count_as_zero():
     total = moments.unpack(moments.value(lambda x, y: x.flatten(1), batch_of(z), None)["value"])
     assert float(total.count) == pytest.approx(2.0)
     torch.testing.assert_close(total.second, torch.full((2, 2), 2.0, dtype=torch.float64))
+    z[1, 0, 0, 1] = -math.inf  # which a clamp at zero would turn into a number
+    clamped = PerRecordMoments(dim=2, radius=9.0, weights=WEIGHTS, nonnegative=True)
+    total = clamped.unpack(clamped.value(lambda x, y: x.flatten(1), batch_of(z), None)["value"])
+    torch.testing.assert_close(total.first.flatten(), torch.full((2,), float(total.count), dtype=torch.float64))
     products = PerRecordProducts(C=9.0, shapes={"a": (2, 1), "b": (1, 1)})
     big = torch.tensor([[1.0], [1.0], [1e39]], dtype=torch.float64)  # not finite in float32
 

@@ -20,7 +20,7 @@ HEADINGS = [
     "Algorithm",
     "Bound",
     "Claimed and proven",
-    "Printed next to ours",
+    "Printed and measured",
     "Cost",
     "Deviations from the authors' code",
     "Commands",
@@ -101,7 +101,7 @@ def measured_values() -> frozenset[str]:
 def test_printed_values_are_published_and_measured_ones_are_in_a_committed_table(name: str) -> None:
     """Columns with "printed" in their heading hold published values, those with "measured" committed ones."""
     checked = 0
-    for header, *rows in tables(sections(name)["Printed next to ours"]):
+    for header, *rows in tables(sections(name)["Printed and measured"]):
         cells = [pair for row in rows for pair in zip(header, row, strict=True)]
         for column, cell in cells:
             known = printed_values() if "printed" in column else measured_values() if "measured" in column else None
@@ -126,8 +126,8 @@ def measured_by_league() -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_page_states_the_accuracies_of_its_records(name: str) -> None:
-    """After a new record, its value is stated in the section "Printed next to ours"."""
-    text = sections(name)["Printed next to ours"]
+    """After a new record, its value is stated in the section "Printed and measured"."""
+    text = sections(name)["Printed and measured"]
     known = [(where, accuracy) for method, where, accuracy in measured_by_league() if method == name]
     assert not [each for each in known if not re.search(rf"(?<![\w.]){re.escape(each[1])}(?!\d|\.\d)", text)]
 

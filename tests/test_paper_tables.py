@@ -46,7 +46,9 @@ METHODS = {
     "DPDM": "dpdm",
     "DataLens": "datalens",
     "Datalens": "datalens",
+    "DP-Merf": "dp_merf",
     "DP-CGAN": "dp_cgan",
+    "DPGAN": "dp_cgan",  # as reported from Chen et al. 2020
     "DP-SGD GAN": "dp_cgan",
     "PSG": "psg",
     "G-PATE": "g_pate",
@@ -229,16 +231,16 @@ PINNED = {
     "dp_sinkhorn_table5": "33ce22cbe24d",
     "dp_sinkhorn_table6": "ad99c34fe730",
     "dpgan_table1": "3f84524bd4ee",
-    "dpgan_table2": "0ed70219c4a9",
+    "dpgan_table2": "cbd5617a58db",
     "dpgan_table3": "7d2a61b4527f",
     "dpgan_table4": "c20da99c350b",
     "dpgan_table6": "d9bce3e076e5",
     "dpgan_table7": "bb2f74684f7e",
     "dpgan_table8": "4d9dc160bddc",
-    "gs_wgan_table1": "605709115b6f",
+    "gs_wgan_table1": "22f39b0c17cf",
     "gs_wgan_table2": "a1e7fe91a4d4",
-    "gs_wgan_tablea1": "4809dada1c7f",
-    "gs_wgan_tablea2": "4d0685480ffd",
+    "gs_wgan_tablea1": "7bf08f19fcb3",
+    "gs_wgan_tablea2": "211a6de8ca16",
 }
 
 

@@ -151,3 +151,12 @@ def test_settings_outside_their_range_are_refused(setting: dict[str, Any]) -> No
     (name,) = setting
     with pytest.raises(ValueError, match=name):
         build(PATEGAN, **setting)
+
+
+@pytest.mark.parametrize(
+    ("lam", "target", "votes"), [(0.01, 1, 104), (0.01, 10, 7_702), (0.001, 1, 10_405), (0.001, 10, 770_294)]
+)
+def test_votes_that_the_papers_bound_for_any_votes_allows(lam: float, target: float, votes: int) -> None:
+    """A vote has a log moment of at most 2 λ² l (l + 1) at order l, and ε = min over l of (T moment + log(1/δ)) / l."""
+    allowed = max((target * l - math.log(1e5)) / (2 * lam**2 * l * (l + 1)) for l in range(1, 101))  # noqa: E741
+    assert int(allowed) == votes

@@ -42,7 +42,7 @@ LabelledImages = tuple[Tensor, Tensor]  # uint8 [n, c, h, w] and int64 [n]
 class GaussianModel(Checked):
     """Releases that share the budget, with shares of the squared multiplier mu^2 of the Gaussian mechanism.
 
-    Guarantees: each release has the sensitivity C = 1 under add/remove, and sqrt(2) under replace-one (1.4147 for the
+    Guarantees: each release has the sensitivity C = 1 under add/remove, and sqrt(2) under replace-one (1.4145 for the
     codes, 2 for a Lloyd step), by `PerRecordMoments`. The noise is calibrated to privacy.epsilon.
 
     Args:

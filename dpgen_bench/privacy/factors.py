@@ -266,6 +266,7 @@ class PerRecordMoments(DrawBound):
                     "The dimension is declared with the bound."
                 )
             finite = torch.isfinite(z).all(dim=1)
+            z = torch.where(finite[:, None], z, 0.0)  # before the clamp, which would make -inf zero
             z = clip_rows(z.clamp(min=0.0) if self.nonnegative else z, self.radius).double()
             for block, rows in _blocks(chunk.labels, self.classes):
                 count[block] += finite[rows].sum()
