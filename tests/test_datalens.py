@@ -18,7 +18,7 @@ from dpgen_bench.method import Context
 from dpgen_bench.nets.stack import Stack
 from dpgen_bench.nets.teachers import DenseTeacher
 from dpgen_bench.privacy.accountants.proven import epsilon
-from dpgen_bench.privacy.events import Budget, Event
+from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import EveryShard
@@ -155,3 +155,12 @@ def test_the_authors_shards_take_some_records_of_mnist_twice(data_root: Path) ->
     numbers = torch.bincount(Mnist(root=str(data_root)).load("train").labels).tolist()
     assert [max(6000 - number, 0) for number in numbers] == [77, 0, 42, 0, 158, 579, 82, 0, 149, 51]
     assert sum(max(6000 - number, 0) for number in numbers) == 1138
+
+
+@pytest.mark.parametrize(("k", "sigma", "steps", "proven"), [(300, 800.0, 109, 20.41), (200, 5000.0, 86, 1.582)])
+def test_what_a_record_in_two_shards_costs_at_the_authors_noise(
+    k: int, sigma: float, steps: int, proven: float
+) -> None:
+    moved = 2 * PerShard(C=math.sqrt(15 * k), shape=(15, 784)).sensitivity.replace_one
+    event = Event(EveryShard(4000), Sensitivity(moved, moved), sigma, steps)
+    assert epsilon([event], 1e-5, "replace_one", "pld") == pytest.approx(proven, rel=1e-3)
