@@ -27,7 +27,7 @@ from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, OneShard
 from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.display import counted, relation_name
-from dpgen_bench.runs.identity import method_settings
+from dpgen_bench.runs.identity import NOT_ARGUMENTS
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.runs.records import read_record, record_paths
 from dpgen_bench.runs.values import mean_values
@@ -152,10 +152,18 @@ def measured(entry: Entry) -> str:
         for each in record.measurements.all():
             value = mean_values(each).get(METRIC) if each["protocol"]["name"] in PROTOCOLS else None
             if value is not None:
-                own = method_settings(record.content["identity"]["method"])
+                own = settings(record.content["identity"]["method"])
                 found.append(((config.scale.name, config.privacy.relation), own, value))
                 break
     return cell_of(found) or "–"
+
+
+def settings(method: Mapping[Any, Any]) -> dict[str, str]:
+    """The settings of a method as texts, without those that a run without a first stage does not use.
+
+    A run's identity has them without options that the method got later, where these have their defaults.
+    """
+    return {str(key): str(setting) for key, setting in method.items() if key not in NOT_ARGUMENTS}
 
 
 def cell_of(found: Sequence[Found]) -> str:

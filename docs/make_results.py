@@ -11,14 +11,11 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from docs.page_tables import page_with, table
 from dpgen_bench.runs.display import counted, dataset_name, method_name, metric_with_value, relation_name
-from dpgen_bench.runs.identity import method_settings
 from dpgen_bench.runs.records import Record, read_record, record_paths
 from dpgen_bench.runs.values import mean_values
 from dpgen_bench.training.cost import cost_values
@@ -59,39 +56,21 @@ NOT_SETTINGS = (
 Line = tuple[str, float, str, str, str, str]
 
 
-def command_settings(record: Record) -> tuple[str, ...]:
-    """The settings in the command of a record, without those that have a column."""
-    texts = (text for text in record.content["command"] if not text.startswith(NOT_SETTINGS))
-    return tuple(text.removeprefix("experiment=").removeprefix("method.") for text in texts)
-
-
-@cache
-def settings_by_record() -> Mapping[str, str]:
-    """The settings of each record by its id: those of its command, and those in which it differs from others with them.
-
-    The second kind is of presets that have changed: the same command then had other settings.
-    """
-    same_command: dict[tuple[Any, ...], dict[str, dict[str, str]]] = defaultdict(dict)
-    for path in sorted(record_paths(ROOT / "results").values()):
-        record = read_record(path)
-        key = (record.config.dataset.name, record.config.method.name, command_settings(record))
-        same_command[key][record.content["id"]] = method_settings(record.content["identity"]["method"])
-    texts = {}
-    for (*_, stated), methods in same_command.items():
-        for each, own in methods.items():
-            differing = [key for key in own if any(other.get(key) != own[key] for other in methods.values())]
-            settings = [*stated, *(f"{key}={own[key]}" for key in differing)]
-            texts[each] = ", ".join(f"`{text}`" for text in settings) or "–"
-    return texts
-
-
 def line_of(record: Record, protocol: str) -> Line:
     """The line to which the values of a record by one protocol belong."""
     config, budget = record.config, record.config.privacy.epsilon
     if budget is None:  # a run at a stated noise
         budget = record.content["ledger"]["epsilon"]["proven"]
-    settings = settings_by_record()[record.content["id"]]
-    return config.dataset.name, float(budget), config.method.name, config.privacy.relation, settings, protocol
+    settings = [text for text in record.content["command"] if not text.startswith(NOT_SETTINGS)]
+    shown = ", ".join(f"`{text.removeprefix('experiment=').removeprefix('method.')}`" for text in settings)
+    return (
+        config.dataset.name,
+        float(budget),
+        config.method.name,
+        config.privacy.relation,
+        shown or "–",
+        protocol,
+    )
 
 
 def measured() -> dict[Line, dict[str, list[float]]]:
@@ -128,7 +107,8 @@ def costs() -> str:
     lines: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for path in sorted(record_paths(ROOT / "results").values()):
         record = read_record(path)
-        lines[cost_line(record)].append(record.content["cost"])
+        if not record.config.dataset.name.startswith("validation_"):  # a search has other settings, and similar costs
+            lines[cost_line(record)].append(record.content["cost"])
     counted_lines = json.loads(OPERATIONS.read_text())["lines"]
 
     def row(line: tuple[str, ...], runs: list[dict[str, Any]]) -> tuple[str, ...]:

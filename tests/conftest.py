@@ -25,7 +25,7 @@ settings.load_profile("bench")
 if (SHARED / "torch_home").is_dir():
     os.environ.setdefault("TORCH_HOME", str(SHARED / "torch_home"))
 
-# fsync protects files if the machine stops, which no test can see. It takes a twentieth of the time of tests with runs.
+# fsync protects files if the machine stops, which no test can see, and takes time in tests with runs.
 os.fsync = lambda fd: None
 
 # absl's handler writes to the standard error at its import, which is pytest's capture, and closes it when Hydra

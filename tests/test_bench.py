@@ -128,5 +128,5 @@ def test_the_counted_operations_are_those_of_the_fits_in_the_table_of_costs():
     counted = json.loads((ROOT / "results" / "bench" / "operations.json").read_text())["lines"]
     lines = {" | ".join(cost_line(read_record(path))) for path in record_paths(ROOT / "results").values()}
     assert counted.keys() <= lines
-    (gauss,) = (values for line, values in counted.items() if "`dp_gauss/mnist_eps10`" in line)
+    (gauss,) = (values for line, values in counted.items() if "`dp_gauss/mnist_eps10`, `clusters=1`" in line)
     assert 1 <= gauss["all"] / (2 * 60_000 * 784**2) <= 1.2

@@ -83,5 +83,5 @@ def test_settings_that_a_run_does_not_use_do_not_divide_its_seeds() -> None:
     """Records from before first stages existed lack `pretraining`."""
     place = ("paper", "replace_one")
     first, second = {"name": "m", "lr": 1}, {"name": "m", "lr": 1, "check": {"lr": 2}, "pretraining": {"steps": 5}}
-    found = [(place, made.method_settings(method), value) for method, value in [(first, 70.0), (second, 74.0)]]
+    found = [(place, made.settings(method), value) for method, value in [(first, 70.0), (second, 74.0)]]
     assert made.cell_of(found) == "72.0 (2 seeds, replace-one)"

@@ -18,15 +18,6 @@ HARNESS = ("builtins", "dpgen_bench")  # packages whose classes are no part of a
 NOT_ARGUMENTS = ("name", "check", "pretraining")  # entries of a method's yaml that are not passed to its class
 
 
-def method_settings(method: Mapping[Any, Any]) -> dict[str, str]:
-    """The settings of a method, from its part of an identity, as texts.
-
-    Entries that a run without a first stage does not use are left out. An identity has no options that the method got
-    later, where these have their defaults, so the same settings are equal here.
-    """
-    return {str(key): str(setting) for key, setting in method.items() if key not in NOT_ARGUMENTS}
-
-
 def resolved_arguments(cls: type, config: DictConfig) -> dict[str, Any]:
     """A method's class name and all its arguments, including defaults, so that stating a default changes nothing.
 
