@@ -157,6 +157,6 @@ def test_settings_outside_their_range_are_refused(setting: dict[str, Any]) -> No
     ("lam", "target", "votes"), [(0.01, 1, 104), (0.01, 10, 7_702), (0.001, 1, 10_405), (0.001, 10, 770_294)]
 )
 def test_votes_that_the_papers_bound_for_any_votes_allows(lam: float, target: float, votes: int) -> None:
-    """A vote has a log moment of at most 2 λ² l (l + 1) at order l, and ε = min over l of (T moment + log(1/δ)) / l."""
-    allowed = max((target * l - math.log(1e5)) / (2 * lam**2 * l * (l + 1)) for l in range(1, 101))  # noqa: E741
+    """A vote has a log moment of at most 2 λ² k (k + 1) at order k, and ε = min over k of (T moment + log(1/δ)) / k."""
+    allowed = max((target * k - math.log(1e5)) / (2 * lam**2 * k * (k + 1)) for k in range(1, 101))
     assert int(allowed) == votes

@@ -266,8 +266,9 @@ class PerRecordMoments(DrawBound):
                     "The dimension is declared with the bound."
                 )
             finite = torch.isfinite(z).all(dim=1)
-            z = torch.where(finite[:, None], z, 0.0)  # before the clamp, which would make -inf zero
-            z = clip_rows(z.clamp(min=0.0) if self.nonnegative else z, self.radius).double()
+            if self.nonnegative:
+                z = torch.where(finite[:, None], z.clamp(min=0.0), math.nan)  # the clamp alone would make -inf a number
+            z = clip_rows(z, self.radius).double()  # zero in rows that are not finite
             for block, rows in _blocks(chunk.labels, self.classes):
                 count[block] += finite[rows].sum()
                 first[block] += z[rows].sum(dim=0)
