@@ -36,6 +36,7 @@ sweep: setup ## execute the runs that a table lacks: make sweep NAME=demo
 tables: setup ## write every table and plot to results/tables and results/plots, and the tables of pages, from records alone
 	$(RUN)/dpgen tables --all --recorded
 	$(RUN)/python docs/make_results.py
+	$(RUN)/python docs/make_league.py
 	$(RUN)/python docs/make_claims.py
 	$(RUN)/python docs/make_published_epsilons.py
 	$(RUN)/python docs/make_method_epsilons.py

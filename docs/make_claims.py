@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
-from docs.make_published_epsilons import accounted, shown
+from docs.make_published_epsilons import accounted, certified, entries, name, shown
 from docs.page_tables import page_with, table
 from dpgen_bench.runs.display import direction, metric_label
-from dpgen_bench.runs.statistics import LEAST_SEEDS, Difference, difference
+from dpgen_bench.runs.statistics import LEAST_SEEDS, Difference, difference, holm, p_value, summarise
 from dpgen_bench.tables.rows import TableRow, rows_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,8 +26,9 @@ PAGE = ROOT / "docs" / "claims.md"
 SPEC = ROOT / "docs" / "claims.yaml"
 BEGIN, END = "<!-- table: made by docs/make_claims.py -->", "<!-- end of the table -->"
 PAPERS = {"dpgan": "Private GANs, Revisited", "dp_sinkhorn": "DP-Sinkhorn", "gs_wgan": "GS-WGAN"}
-HEADER = ("#", "claim", "measured", "difference, 95% interval", "verdict")
-CONFIRMED, NOT_CONFIRMED, UNDECIDED, NOT_RUN = "**confirmed**", "**not confirmed**", "undecided", "not run"
+HEADER = ("#", "claim", "measured", "difference, 95% interval", "p", "verdict")
+CONFIRMED, NOT_CONFIRMED, REFUTED = "**confirmed**", "**not confirmed**", "**refuted**"
+UNDECIDED, NOT_RUN = "undecided", "not run"
 
 Claim = Mapping[str, Any]
 
@@ -72,6 +73,16 @@ def compared(claim: Claim) -> Difference | None:
     return Difference(-found.mean, interval)
 
 
+def p_of(claim: Claim) -> float | None:
+    """The p-value of Welch's test that the difference is minus the margin of the claim; None without an interval."""
+    found = compared(claim)
+    if found is None or found.ci95 is None:
+        return None
+    better, reference = (values(line, claim["metric"]) for line in lines(claim))
+    sign = -1.0 if direction(claim["metric"]) == "lower" else 1.0
+    return p_value(better, reference, -sign * float(claim.get("margin", 0.0)))
+
+
 def verdict(found: Difference | None, margin: float = 0.0) -> str:
     """What a difference says about the claim that it is above -margin.
 
@@ -85,15 +96,26 @@ def verdict(found: Difference | None, margin: float = 0.0) -> str:
     return CONFIRMED if low > -margin else NOT_CONFIRMED if high < -margin else UNDECIDED
 
 
-def verdict_of_epsilon(line: Mapping[str, str]) -> str:
-    """Confirmed if the proven epsilon, under the relation of the claim, is at most the claimed one."""
+def verdict_of_epsilon(line: Mapping[str, str], certified: str = "–") -> str:
+    """Confirmed if the proven epsilon, under the relation of the claim, is at most the claimed one.
+
+    Refuted if an audit certifies that the mechanisms leak more than what is claimed.
+    """
+    if certified != "–" and float(certified) > float(line["claimed"]):
+        return REFUTED
     return CONFIRMED if float(line["proven"]) <= float(line["claimed"]) else NOT_CONFIRMED
+
+
+def certified_epsilon(claim: Claim) -> str:
+    """The epsilon that an audit of a claim's mechanisms certifies, or a dash."""
+    (entry,) = [each for each in entries() if name(each) == claim["epsilon"]]
+    return certified(entry)
 
 
 def verdict_on(claim: Claim) -> str:
     """The verdict on a claim about runs or about an epsilon."""
     if "epsilon" in claim:
-        return verdict_of_epsilon(accounted()[claim["epsilon"]])
+        return verdict_of_epsilon(accounted()[claim["epsilon"]], certified_epsilon(claim))
     return verdict(compared(claim), float(claim.get("margin", 0.0)))
 
 
@@ -103,7 +125,9 @@ def cells(number: int, claim: Claim) -> tuple[str, ...]:
     if "epsilon" in claim:
         line = accounted()[claim["epsilon"]]
         measured = f"ε claimed {float(line['claimed']):.4g}, proven {shown(line['proven'])}"
-        return *first_cells, measured, "–", verdict_on(claim)
+        if (audited := certified_epsilon(claim)) != "–":
+            measured += f", certified ≥ {audited}"
+        return *first_cells, measured, "–", "–", verdict_on(claim)
     found = compared(claim)
     first, second = (row(line).cell(claim["metric"]) for line in lines(claim))
     interval = "–"
@@ -114,7 +138,8 @@ def cells(number: int, claim: Claim) -> tuple[str, ...]:
     decision = verdict_on(claim)
     if found is not None and found.ci95 is None:
         decision += f": fewer than {LEAST_SEEDS} seeds"
-    return *first_cells, measured, interval, decision
+    p = p_of(claim)
+    return *first_cells, measured, interval, "–" if p is None else f"{p:.2g}", decision
 
 
 def details(number: int, claim: Claim) -> str:
@@ -127,23 +152,49 @@ def details(number: int, claim: Claim) -> str:
         )
     margin = f" The claim holds if it is at most {claim['margin']:g} worse." if "margin" in claim else ""
     samples = f"\n- Samples: {claim['samples']}." if "samples" in claim else ""
+    also = f"\n- Also: {claim['also']}." if "also" in claim else ""
     runs = f"`{claim['for']}` against `{claim['against']}`, seeds {claim['seeds']}, protocol `{claim['protocol']}`"
-    return f"{heading}- Here: {runs}.{margin}\n- Scale: {claim['scale']}.{samples}"
+    return f"{heading}- Here: {runs}.{margin}\n- Scale: {claim['scale']}.{evidence(claim)}{samples}{also}"
+
+
+def evidence(claim: Claim) -> str:
+    """The records behind a claim, and what their fits cost; "" if one of the two settings has none."""
+    both = [row(line).measured for line in lines(claim)]
+    if not all(both):
+        return ""
+    records = " against ".join(", ".join(f"`{run.id}`" for run in runs) for runs in both)
+    seconds = [summarise(found).mean if (found := values(line, "cpu_seconds")) else None for line in lines(claim)]
+    first, second = ("–" if each is None else f"{each:.0f}" for each in seconds)
+    cost = "" if {first, second} & {"–"} else f"; fits took {first} and {second} processor-seconds"
+    return f"\n- Records: {records}{cost}."
 
 
 def counted() -> Iterator[str]:
     """How many claims have which verdict, as items of a sentence."""
     found = [verdict_on(claim) for claim in claims()]
-    for kind in (CONFIRMED, NOT_CONFIRMED, UNDECIDED, NOT_RUN):
+    for kind in (CONFIRMED, NOT_CONFIRMED, REFUTED, UNDECIDED, NOT_RUN):
         if number := found.count(kind):
             yield f"{number} {kind.strip('*')}"
+
+
+def corrected() -> str:
+    """Which comparisons still have their verdict if all of them are corrected together."""
+    about_runs = ((number, claim) for number, claim in enumerate(claims(), 1) if "epsilon" not in claim)
+    tested = {number: p for number, claim in about_runs if (p := p_of(claim)) is not None}
+    kept = [number for number, rejected in zip(tested, holm(list(tested.values())), strict=True) if rejected]
+    links = ", ".join(f"[{number}](#claim-{number})" for number in kept) or "none"
+    return (
+        f"Of the {len(tested)} comparisons with an interval, these keep their verdict with Holm's correction, which "
+        f"bounds the probability of any wrong one by 5%: {links}."
+    )
 
 
 def made() -> str:
     """The counts, the table and the experiments in Markdown."""
     body = [cells(number, claim) for number, claim in enumerate(claims(), 1)]
     more = "\n\n".join(details(number, claim) for number, claim in enumerate(claims(), 1))
-    return f"{len(body)} claims: {', '.join(counted())}.\n\n{table(HEADER, body)}\n\n## The experiments\n\n{more}"
+    counts = f"{len(body)} claims: {', '.join(counted())}. {corrected()}"
+    return f"{counts}\n\n{table(HEADER, body)}\n\n## The experiments\n\n{more}"
 
 
 def page() -> str:

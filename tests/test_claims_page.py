@@ -37,11 +37,25 @@ def test_a_claimed_epsilon_is_confirmed_if_no_more_is_proven(proven: str, expect
     assert made.verdict_of_epsilon({"claimed": "10", "proven": proven}) == expected
 
 
+def test_a_claimed_epsilon_is_refuted_if_an_audit_certifies_more() -> None:
+    line = {"claimed": "10", "proven": "610"}
+    assert [made.verdict_of_epsilon(line, certified) for certified in ("17.1", "9.9")] == [
+        made.REFUTED,
+        made.NOT_CONFIRMED,
+    ]
+
+
+def test_a_p_value_below_5_percent_goes_with_a_verdict() -> None:
+    for claim in ABOUT_RUNS:
+        p = made.p_of(claim)
+        assert p is None or (p < 0.05) == (made.verdict_on(claim) in (made.CONFIRMED, made.NOT_CONFIRMED))
+
+
 def test_the_published_epsilons_of_the_three_papers_have_the_verdicts_of_their_accounting() -> None:
     verdicts = {claim["epsilon"]: made.verdict_on(claim) for claim in made.claims() if "epsilon" in claim}
     assert verdicts == {
-        "GS-WGAN, Chen et al. 2020": made.NOT_CONFIRMED,
-        "DP-Sinkhorn, Cao et al. 2021": made.NOT_CONFIRMED,
+        "GS-WGAN, Chen et al. 2020": made.REFUTED,
+        "DP-Sinkhorn, Cao et al. 2021": made.REFUTED,
         "DP-Sinkhorn, earlier version, Cao et al. 2021": made.CONFIRMED,
         "DPGAN, Bie et al. 2023": made.CONFIRMED,
     }

@@ -48,15 +48,19 @@ def test_a_printed_value_counts_as_the_best_that_was_measured_of_it_at_any_scale
         return Line({"method": method}, cells, {}, printed=row(method))
 
     paper, quick = built("t", "paper"), built("t", "quick")
-    nothing = cell(1.0, None)
-    paper = replace(paper, lines=[line("a", x=cell(1.0, 1.1), y=nothing), line("b", x=nothing, y=cell(None, 2.0))])
+    nothing, reproduced = cell(1.0, None), cell(1.0, 1.1, tolerance=0.2)
+    paper = replace(
+        paper, lines=[line("a", x=reproduced, y=nothing), line("b", x=cell(1.0, 1.3, tolerance=0.2), y=nothing)]
+    )
     caveat = cell(1.0, 9.0, "scale quick")
-    quick = replace(quick, lines=[line("a", x=caveat, y=caveat), line("b", x=nothing, y=nothing)])
+    quick = replace(quick, lines=[line("a", x=caveat, y=caveat), line("b", x=nothing, y=cell(None, 2.0))])
     counts = count_values([paper, quick])
-    assert counts == {"full": 1, "some": 1, "none": 2}
+    assert counts == {"full": 1, "far": 1, "some": 1, "none": 1}
     shown = bar(a_table(), "dpgan_table8", "paper", counts)
-    assert shown["text"] == "4 values: 1 reproduced, 1 measured otherwise, 2 not run"
-    assert shown["parts"] == [["full", 0.0, 25.0], ["some", 25.0, 25.0], ["none", 50.0, 50.0]]
+    assert shown["text"] == (
+        "4 values: 1 reproduced, 1 measured as in the paper, outside the tolerance, 1 measured otherwise, 1 not run"
+    )
+    assert shown["parts"] == [["full", 0.0, 25.0], ["far", 25.0, 25.0], ["some", 50.0, 25.0], ["none", 75.0, 25.0]]
     assert (shown["name"], shown["table"]) == ("Table 8", "dpgan_table8-paper")
     other = bar(a_table(), "t", "quick", Counter(none=1))
     assert (other["name"], other["table"], other["text"]) == ("Table 8 (t)", "t-quick", "1 value: 1 not run")

@@ -10,6 +10,7 @@ import pytest
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame
+from dpgen_bench.tables.lines import tolerance_of
 from dpgen_bench.tables.rows import differing_settings, load_table, spec_of_job
 from tests.table_toys import ROW, RUN, a_table, line_for, measured
 
@@ -29,7 +30,31 @@ def test_the_same_run_at_the_papers_scale_counts(tmp_path):
     measured(tmp_path, RUN, "dpgan_revisited", VALUES)
     line = the_line(tmp_path, {"run": RUN})
     assert caveat(line) == {"fid": "", "acc_cnn_pct": ""}
-    assert all(cell.is_reproduction for cell in line.cells.values())
+    assert all(cell.is_comparable for cell in line.cells.values())
+
+
+@pytest.mark.parametrize(
+    ("metric", "published", "spread", "expected"),
+    [
+        ("acc_mlp_pct", 80.0, 0.4, 0.8),  # twice the printed spread
+        ("acc_mlp_pct", 80.0, None, 1.5),
+        ("acc_mlp_pct", 80.0, 0.0, 1.5),  # a spread that is printed as 0 is rounded
+        ("fid", 48.4, 3.0, 6.0),
+        ("fid", 48.4, None, 4.84),
+        ("inception_score", 9.0, None, 0.9),
+    ],
+)
+def test_the_tolerance_of_a_reproduction(metric, published, spread, expected):
+    assert tolerance_of(metric, published, spread) == pytest.approx(expected)
+
+
+def test_a_reproduction_is_comparable_and_within_the_tolerance(tmp_path):
+    """Published FID 251.8 and accuracy 45.0, both without a spread: tolerances are 25.18 and 1.5."""
+    measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 251.8 + 25.1}, "cnn": {"acc_cnn_pct": 46.4}})
+    assert [cell.is_reproduction for cell in the_line(tmp_path, {"run": RUN}).cells.values()] == [True, True]
+    measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 251.8 - 25.3}, "cnn": {"acc_cnn_pct": 43.4}}, 1)
+    far = the_line(tmp_path, {"run": f"{RUN} seed=1"})
+    assert [(cell.is_comparable, cell.is_reproduction) for cell in far.cells.values()] == [(True, False)] * 2
 
 
 def test_fewer_seeds_than_the_papers_mean_has(tmp_path):

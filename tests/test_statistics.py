@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpgen_bench.runs.statistics import Difference, difference, format_value, summarise, t_interval
+from dpgen_bench.runs.statistics import Difference, difference, format_value, holm, p_value, summarise, t_interval
 
 
 def test_one_value_has_no_spread():
@@ -114,3 +114,39 @@ def test_the_interval_of_a_difference_has_its_coverage():
         low, high = difference([[x] for x in a], [[x] for x in b]).ci95
         covered += low <= 4.0 <= high
     assert 930 <= covered <= 985
+
+
+A, B = [[3.0], [5.0], [4.0]], [[1.0], [2.0], [1.5]]
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_at_an_end_of_the_interval_the_p_value_is_5_percent(end):
+    interval = difference(A, B).ci95
+    assert interval is not None
+    assert p_value(A, B, interval[end]) == pytest.approx(0.05)
+
+
+def test_the_p_value_is_that_of_welchs_test():
+    assert p_value(A, B) == pytest.approx(
+        scipy.stats.ttest_ind([3.0, 5.0, 4.0], [1.0, 2.0, 1.5], equal_var=False).pvalue
+    )
+    assert p_value(A, B, difference(A, B).mean) == pytest.approx(1.0)
+    assert [p_value([[1.0]] * 3, [[0.0]] * 3, threshold) for threshold in (1.0, 0.0)] == [1.0, 0.0]  # without spread
+
+
+def test_two_seeds_have_no_p_value():
+    with pytest.raises(ValueError, match="expected 3 finite seeds"):
+        p_value(A, B[:2])
+
+
+def test_holms_procedure_rejects_until_the_first_p_value_that_is_too_large():
+    """0.01 ≤ 0.05 / 4 and 0.013 ≤ 0.05 / 3, but 0.03 > 0.05 / 2, so 0.04 ≤ 0.05 is not rejected either."""
+    assert holm([0.04, 0.01, 0.03, 0.013]) == [False, True, False, True]
+    assert holm([]) == []
+
+
+def test_holms_procedure_holds_its_level_for_all_hypotheses_together():
+    """Ten true hypotheses with uniform p-values: one is rejected in at most 5% of 4,000 trials, within four errors."""
+    draws = np.random.default_rng(0).random((4000, 10))
+    wrong = np.mean([any(holm(list(row))) for row in draws])
+    assert wrong == pytest.approx(0.05, abs=4 * math.sqrt(0.05 * 0.95 / 4000))

@@ -37,15 +37,18 @@ def test_a_published_value_a_measured_value_and_their_difference(tmp_path):
     )
     assert (fid.printed, fid.text, fid.distance) == ("251.8", "261.0 ± 1.4", "+9.2")
     assert line.cells["acc_cnn_pct"].printed == "45.0"  # as printed, not 45
-    assert line.cells["acc_cnn_pct"].distance == "−5.0"
+    cnn = line.cells["acc_cnn_pct"]
+    assert (cnn.distance, cnn.is_comparable, cnn.is_near, cnn.is_reproduction) == ("−5.0", True, False, False)
+    assert cnn.why_no_reproduction == "the difference exceeds the tolerance, 1.5"
     assert (line.tail["status"], line.tail["seeds"]) == ("measured", "2")
     assert (line.head["ε proven"], line.head["ε claimed"], line.head["ε published"]) == ("9.5", "10", "10")
     others = [other for other in built.lines if other is not line]
     assert len(built.lines) == 4
     assert {other.tail["status"] for other in others} == {"not implemented"}
     assert built.count_reproductions() == (
-        "Of 8 published values, 2 were measured at the paper's scale and by its protocol, 0 in another way (a note "
-        "says which), and 6 were not measured."
+        "Of 8 published values, 2 were measured at the paper's scale and by its protocol (1 within the tolerance), 0 "
+        "in another way (0 within the tolerance; a note says how), and 6 were not measured. The tolerance is twice the "
+        "printed spread or, where none is printed, 1.5 points of an accuracy and 10% of another value."
     )
 
 
@@ -72,7 +75,7 @@ def test_what_a_part_of_the_papers_protocol_measured_counts(tmp_path):
     measured(tmp_path, RUN, "dpgan_revisited_utility", {"cnn": {"acc_cnn_pct": 40.0}})
     table = a_table({"of": ROW, "run": RUN})
     line = line_for(assemble("t", table, tmp_path), **ROW)
-    assert line.cells["acc_cnn_pct"].is_reproduction
+    assert line.cells["acc_cnn_pct"].is_comparable
     assert line.cells["fid"].measured is None
     assert line.tail["protocol"] == "dpgan_revisited (values of dpgan_revisited_utility)"
     # A value of the whole protocol precedes that of a part.
@@ -111,7 +114,7 @@ def test_fid_by_another_tool_is_not_shown_and_what_the_texts_share_is(tmp_path):
     measurements.write({**measurement, "protocol": {**measurement["protocol"], "metrics": other}})
     line = line_for(assemble("t", a_table({"of": ROW, "run": RUN}), tmp_path), **ROW)
     assert line.cells["fid"].measured is None
-    assert (line.cells["acc_cnn_pct"].measured.mean, line.cells["acc_cnn_pct"].is_reproduction) == (40.0, True)
+    assert (line.cells["acc_cnn_pct"].measured.mean, line.cells["acc_cnn_pct"].is_comparable) == (40.0, True)
     assert line.tail["protocol"] == "dpgan_revisited (values of another text of it)"
     assert line.tail["status"] == "measured in part"
 

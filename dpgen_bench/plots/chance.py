@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dpgen_bench.runs.display import is_accuracy_in_percent
 from dpgen_bench.tables.rows import TableRow
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ OF_FAKES = "d_accuracy_on_fakes"  # a share in [0, 1]; a discriminator has two c
 
 def is_accuracy(name: str) -> bool:
     """Whether the metric of this name is an accuracy, of a classifier or of the discriminator."""
-    return name == OF_FAKES or (name.startswith("acc_") and name.endswith("_pct"))
+    return name == OF_FAKES or is_accuracy_in_percent(name)
 
 
 def chance_levels(name: str, rows: Sequence[TableRow]) -> list[float]:

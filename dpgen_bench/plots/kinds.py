@@ -18,10 +18,12 @@ from dpgen_bench.plots.captions import Picture
 from dpgen_bench.plots.errorbars import BANDS, POINTS, Point, draw_band, draw_points
 from dpgen_bench.plots.panels import Grid
 from dpgen_bench.plots.parts import (
+    COSTS,
     XAxis,
     averaged,
     epsilon_text,
     label_of,
+    round_ticks,
     same,
     value_of,
 )
@@ -42,7 +44,7 @@ MOST = 1000  # points of one line of a log; more would be closer than a pixel
 
 
 def curve(spec: CurveSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
-    """Metrics of finished runs over a config key or an epsilon; error bars are 95% intervals over seeds.
+    """Metrics of finished runs over a config key, an epsilon or a cost; error bars are 95% intervals over seeds.
 
     Raises:
         ValueError: if two rows of one line have the same x, so that `series` does not tell them apart.
@@ -72,7 +74,10 @@ def curve(spec: CurveSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
             shown_points = [Point(value, seeds, hollow[member.number]) for value, member, seeds in measured if seeds]
             draw_points(panel, axis, shown_points, grid.style[line], line)
             drawn |= {member.number: member.row.measured for _, member, seeds in measured if seeds}
-        axis.apply(panel)
+        if x in COSTS:
+            round_ticks(panel, spec.log_x)
+        else:
+            axis.apply(panel)
         panel.set_xlabel(spec.x_label or label_of(x))
     how = POINTS
     if left_out:

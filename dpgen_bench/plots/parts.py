@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; their yellow is too light for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 ONE_COLUMN, TWO_COLUMNS = 3.4, 7.0  # inches, the widths of plots in a page of two columns
+COSTS = ("cpu_seconds", "seconds_total", "peak_memory_mib")  # what a metric can be drawn over, besides settings
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", ":", "-.")
 
@@ -54,9 +55,11 @@ def draw_legend(figure: Figure, handles: Mapping[str, Any], title: str | None = 
 
 
 def value_of(row: TableRow, key: str) -> Any:
-    """The row's value of a dotted config key, or of epsilon_proven or epsilon_claimed; None if it has none."""
+    """The row's value of a dotted config key, of epsilon_proven or epsilon_claimed, or the mean of one of `COSTS`."""
     if key in ("epsilon_proven", "epsilon_claimed"):
         return row.epsilon_value(key.removeprefix("epsilon_"))
+    if key in COSTS:
+        return None if (cost := row.summary(key)) is None else cost.mean
     value = OmegaConf.select(row.specs[0].config, key)
     return budget_text(value) if key == "privacy.epsilon" and value is None else value
 
@@ -67,7 +70,12 @@ def check_keys(rows: Sequence[TableRow], keys: Iterable[str]) -> None:
         ValueError: if no row's config has one of the keys.
     """
     for key in keys:
-        if rows and not key.startswith("epsilon_") and all(value_of(row, key) is None for row in rows):
+        if (
+            rows
+            and not key.startswith("epsilon_")
+            and key not in COSTS
+            and all(value_of(row, key) is None for row in rows)
+        ):
             raise ValueError(
                 f"expected in a plot a config key that a row has, such as method.n_d or privacy.epsilon, got {key!r}."
             )
@@ -233,6 +241,17 @@ class XAxis:
             if self._scaled(kept[0]) - self._scaled(value) >= least:
                 kept.insert(0, value)
         return kept
+
+
+def round_ticks(panel: Axes, log: bool) -> None:
+    """An x axis of measured numbers, with ticks at round ones: at 1, 3, 10, 30, ... on a logarithmic axis."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    if log:
+        panel.set_xscale("log")
+        panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        panel.xaxis.set_minor_locator(NullLocator())
+    panel.xaxis.set_major_formatter("{x:,g}")
 
 
 def averaged(values: np.ndarray, decay: float) -> np.ndarray:

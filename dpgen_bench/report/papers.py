@@ -7,11 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpgen_bench.runs.display import counted, paper_name
-from dpgen_bench.tables.lines import BuiltTable
+from dpgen_bench.tables.lines import BuiltTable, Cell
 from dpgen_bench.tables.published import NAMING_FIELDS
 from dpgen_bench.tables.spec import TableSpec
 
-KINDS = {"full": "reproduced", "some": "measured otherwise", "none": "not run"}
+KINDS = {
+    "full": "reproduced",
+    "far": "measured as in the paper, outside the tolerance",
+    "some": "measured otherwise",
+    "none": "not run",
+}
 
 
 def count_values(built: Sequence[BuiltTable]) -> Counter[str]:
@@ -27,10 +32,17 @@ def count_values(built: Sequence[BuiltTable]) -> Counter[str]:
             for metric, cell in line.cells.items():
                 if line.printed is None or cell.published is None:
                     continue
-                kind = "full" if cell.is_reproduction else "some" if cell.measured is not None else "none"
+                kind = kind_of(cell)
                 key = (*(getattr(line.printed, name) for name in NAMING_FIELDS), metric)
                 best[key] = min(kind, best.get(key, "none"), key=order.index)
     return Counter(best.values())
+
+
+def kind_of(cell: Cell) -> str:
+    """The one of `KINDS` to which a printed value belongs."""
+    if cell.is_comparable:
+        return "full" if cell.is_near else "far"
+    return "some" if cell.measured is not None else "none"
 
 
 def bar(table: TableSpec, name: str, scale: str, counts: Counter[str]) -> dict[str, Any]:

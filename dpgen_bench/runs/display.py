@@ -149,6 +149,11 @@ def direction(name: str) -> Literal["lower", "higher"] | None:
     return "lower" if _LOWER.fullmatch(name) else "higher" if _HIGHER.fullmatch(name) else None
 
 
+def is_accuracy_in_percent(name: str) -> bool:
+    """Whether the metric of this name is the accuracy of a classifier."""
+    return name.startswith("acc_") and name.endswith("_pct")
+
+
 def label_of(name: str, plain: bool = False) -> str:
     """The label of a config key or a metric, in mathtext where the papers have a symbol; `plain`: without mathtext."""
     if name in SETTINGS:

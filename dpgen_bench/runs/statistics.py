@@ -125,6 +125,36 @@ def difference(values: Sequence[Sequence[float]], reference: Sequence[Sequence[f
     return Difference(mean, (float(interval.low), float(interval.high)))
 
 
+def p_value(values: Sequence[Sequence[float]], reference: Sequence[Sequence[float]], threshold: float = 0.0) -> float:
+    """The two-sided p-value of Welch's test that the `difference` is the threshold; `ci95` contains it if p ≥ 0.05.
+
+    Raises:
+        ValueError: if `difference` has no interval for the values.
+    """
+    found = difference(values, reference)
+    if found.ci95 is None:
+        raise ValueError(f"expected {LEAST_SEEDS} finite seeds or more of both, got {values!r} and {reference!r}.")
+    a, b = [_mean(repeats) - threshold for repeats in values], [_mean(repeats) for repeats in reference]
+    if _std(a) == _std(b) == 0.0:
+        return 1.0 if found.mean == threshold else 0.0
+    return float(scipy.stats.ttest_ind(a, b, equal_var=False).pvalue)
+
+
+def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
+    """Which of several hypotheses Holm's procedure rejects, so that it rejects a true one with probability ≤ `level`.
+
+    The k-th smallest of m p-values is compared with level / (m - k + 1); after the first that is larger, none is
+    rejected. (S. Holm: A simple sequentially rejective multiple test procedure. Scand. J. Statist. 6, 1979.)
+    """
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    rejected = [False] * len(p_values)
+    for k, i in enumerate(order):
+        if p_values[i] > level / (len(p_values) - k):
+            break
+        rejected[i] = True
+    return rejected
+
+
 def t_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
     """Student's t confidence interval (lower, upper) of the mean of two or more independent values."""
     mean, error = _mean(values), _std(values) / math.sqrt(len(values))

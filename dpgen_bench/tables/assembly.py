@@ -13,7 +13,17 @@ from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.display import dataset_name, method_name, relation_name
 from dpgen_bench.runs.listing import describe_dataset, is_changed, setting_of
 from dpgen_bench.tables.leaderboard import ranked
-from dpgen_bench.tables.lines import CONDITIONAL, ILLEGIBLE, NOTHING, PUBLIC_DATA, SERVER, BuiltTable, Cell, Line
+from dpgen_bench.tables.lines import (
+    CONDITIONAL,
+    ILLEGIBLE,
+    NOTHING,
+    PUBLIC_DATA,
+    SERVER,
+    BuiltTable,
+    Cell,
+    Line,
+    tolerance_of,
+)
 from dpgen_bench.tables.published import NAMING_FIELDS, PublishedRow, published_rows
 from dpgen_bench.tables.ranking import COMPARISON
 from dpgen_bench.tables.reproduction import caveat_of, caveats_of_runs, check_caveats, stated_caveats
@@ -245,6 +255,7 @@ def _cell(
         text=text,
         caveat=caveat_of(table, metric, printed, row, measured, reasons) if row and printed and measured else "",
         decimals=published.decimals,
+        tolerance=None if published.value is None else tolerance_of(metric, published.value, published.std),
     )
 
 

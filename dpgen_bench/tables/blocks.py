@@ -76,8 +76,9 @@ def cell_block(line: Line, metric: str, best: Best, shared: Shared, notes: Notes
     texts = []
     if cell.measured is not None:
         runs = len(line.row.measured) if line.row else 0
-        some = f"{cell.measured.seeds} of {runs} seeds" if cell.measured.seeds < runs and not cell.caveat else ""
-        caveat = f"No reproduction: {cell.caveat}." if cell.caveat else f"{some} measured." if some else ""
+        why = cell.why_no_reproduction
+        some = f"{cell.measured.seeds} of {runs} seeds" if cell.measured.seeds < runs and not why else ""
+        caveat = f"No reproduction: {why}." if why else f"{some} measured." if some else ""
         bold = best.is_best(line, metric, cell.measured.mean)
         texts.append(Text(value_text(cell.measured), notes.number([caveat]), bold))
     if cell.published is not None or cell.illegible:

@@ -13,12 +13,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text as RichText
 
-from dpgen_bench.privacy.events import budget_text
+from dpgen_bench.privacy.events import RELATIONS, budget_text
 from dpgen_bench.runs.listing import NOT_AUDITED
 from dpgen_bench.tables.blocks import Block, Text
 from dpgen_bench.tables.layout import WIDTH, Column, Layout, Part, lay_out
 from dpgen_bench.tables.lines import NONE, BuiltTable, Line
-from dpgen_bench.tables.naming import certified
+from dpgen_bench.tables.naming import certified, proven_under
 from dpgen_bench.tables.ranking import Standing
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import FORMATS
@@ -131,8 +131,8 @@ def _ten_digits(value: Any) -> Any:
 def long_frame(built: BuiltTable) -> pd.DataFrame:
     """One line for each metric of each line, with its numbers; blank where there is none.
 
-    `difference` is mean minus published. `reproduction` is `yes` if the measured value counts as a reproduction of the
-    published one; otherwise it is `no`, and `caveat` has the reason.
+    `difference` is mean minus published. `reproduction` is `yes` if the measured value reproduces the published one;
+    otherwise it is `no`, and `caveat` has the reason. A leaderboard also has the epsilon under the other relation.
     """
     frame = pd.DataFrame([_long(built, line, metric) for line in built.lines for metric in line.cells])
     blank = ["epsilon_server", "epsilon_conditional", "public_data", "evidence"]
@@ -153,7 +153,7 @@ def _long(built: BuiltTable, line: Line, metric: str) -> dict[str, Any]:
         "published_note": cell.note,
         "difference": cell.difference,
         "reproduction": "" if cell.difference is None else "yes" if cell.is_reproduction else "no",
-        "caveat": cell.caveat,
+        "caveat": cell.why_no_reproduction,
     }
     names = {"place": line.head["place"]} if "place" in line.head else {}
     names |= {"method": line.head["method"]}
@@ -170,6 +170,7 @@ def _long(built: BuiltTable, line: Line, metric: str) -> dict[str, Any]:
         "epsilon_claimed": _unrounded(row, "claimed"),
         "epsilon_server": _unrounded(row, "server"),
         "epsilon_conditional": _unrounded(row, "conditional"),
+        **(_other_relation(row) if line.standing else {}),
         **_certified(row),
         "unit": row.unit if row else "",
         "delta": float(config.privacy.delta) if config else None,
@@ -201,6 +202,14 @@ def _to_best(standing: Standing) -> dict[str, Any]:
     low, high = (found.ci95 if found else None) or (None, None)
     tie = "" if found is None or found.is_tie is None else "yes" if found.is_tie else "no"
     return {"to_best": found and found.mean, "to_best_ci95_low": low, "to_best_ci95_high": high, "tie": tie}
+
+
+def _other_relation(row: TableRow | None) -> dict[str, float | None]:
+    """What a leaderboard's lines, which prove one epsilon under one relation, prove under the other relation."""
+    if row is None:
+        return {}
+    (other,) = set(RELATIONS) - {row.specs[0].config.privacy.relation}
+    return {f"epsilon_{other}": proven_under(row, other)}
 
 
 def _budget(config: DictConfig | None) -> float | str | None:

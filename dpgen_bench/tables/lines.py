@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dpgen_bench.runs.display import is_accuracy_in_percent
 from dpgen_bench.runs.statistics import Summary, format_value
 from dpgen_bench.tables.published import PublishedRow, print_number
 from dpgen_bench.tables.ranking import Standing
@@ -16,6 +18,15 @@ TO_BEST = "difference from the best"  # a leaderboard's column
 SERVER, CONDITIONAL = "ε against the server", "ε conditional"  # columns that are shown where a row has them
 PUBLIC_DATA = "public data"  # as above: what a method uses besides the records
 ILLEGIBLE = "not legible in the source"
+TOLERANCE = (
+    "The tolerance is twice the printed spread or, where none is printed, 1.5 points of an accuracy and 10% of another "
+    "value."
+)
+
+
+def tolerance_of(metric: str, published: float, spread: float | None) -> float:
+    """The largest difference from a published value with which a measured one reproduces it, as `TOLERANCE` says."""
+    return 2.0 * spread if spread else 1.5 if is_accuracy_in_percent(metric) else 0.1 * abs(published)
 
 
 @dataclass(frozen=True)
@@ -28,8 +39,9 @@ class Cell:
         illegible: the paper prints a value that our copy of its text does not show legibly.
         measured: the measured value over seeds and repeats, None where there is none.
         text: the measured value as the table shows it.
-        caveat: why the measured value does not count as a reproduction; "" if it does, or if a value is missing.
+        caveat: why the measured value is not comparable with the published one; "" if it is, or if a value is missing.
         decimals: how many decimals the published value is printed with.
+        tolerance: the largest difference of a reproduction; None without a published value.
     """
 
     published: float | None = None
@@ -40,6 +52,7 @@ class Cell:
     text: str = "–"
     caveat: str = ""
     decimals: int | None = None
+    tolerance: float | None = None
 
     @property
     def difference(self) -> float | None:
@@ -49,9 +62,26 @@ class Cell:
         return self.measured.mean - self.published
 
     @property
-    def is_reproduction(self) -> bool:
+    def is_comparable(self) -> bool:
         """Whether the measured value comes from runs at the paper's scale, measured by the paper's protocol."""
         return self.difference is not None and not self.caveat
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the measured value is within the tolerance of the published one, however it was measured."""
+        return self.difference is not None and self.tolerance is not None and abs(self.difference) <= self.tolerance
+
+    @property
+    def is_reproduction(self) -> bool:
+        """Whether the measured value is comparable with the published one, and within its tolerance."""
+        return self.is_comparable and self.is_near
+
+    @property
+    def why_no_reproduction(self) -> str:
+        """The caveat, or that the difference exceeds the tolerance; "" for a reproduction, or if a value is missing."""
+        if self.is_comparable and not self.is_near:
+            return f"the difference exceeds the tolerance, {print_number(self.tolerance or 0.0, None)}"
+        return self.caveat
 
     @property
     def printed(self) -> str:
@@ -129,8 +159,16 @@ class BuiltTable:
         if not self.published:
             return ""
         cells = [cell for line in self.lines for cell in line.cells.values() if cell.published is not None]
-        reproduced, others = sum(cell.is_reproduction for cell in cells), sum(bool(cell.caveat) for cell in cells)
+        comparable, others = [cell for cell in cells if cell.is_comparable], [cell for cell in cells if cell.caveat]
+        rest = len(cells) - len(comparable) - len(others)
+        if rest == len(cells):
+            return f"Of {len(cells)} published values, none was measured."
         return (
-            f"Of {len(cells)} published values, {reproduced} were measured at the paper's scale and by its protocol, "
-            f"{others} in another way (a note says which), and {len(cells) - reproduced - others} were not measured."
+            f"Of {len(cells)} published values, {len(comparable)} were measured at the paper's scale and by its "
+            f"protocol ({_near(comparable)}), {len(others)} in another way ({_near(others)}; a note says how), and "
+            f"{rest} were not measured. {TOLERANCE}"
         )
+
+
+def _near(cells: Sequence[Cell]) -> str:
+    return f"{sum(cell.is_near for cell in cells)} within the tolerance"

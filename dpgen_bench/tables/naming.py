@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dpgen_bench.privacy.events import budget_text
+from dpgen_bench.privacy.events import Relation, budget_text
 from dpgen_bench.runs.display import dataset_name, method_name
 from dpgen_bench.runs.listing import (
     NOT_AUDITED,
@@ -133,6 +133,16 @@ def epsilon_notes(line: Line) -> list[str]:
             texts.append(f"{text}: {_infinite(format_epsilon(value))}")
     failed = [row.epsilon(name) for name in ("proven", "claimed")]
     return [*texts, *dict.fromkeys(text for text in failed if text.startswith("failed"))]
+
+
+def proven_under(row: TableRow, relation: Relation) -> float | None:
+    """The largest epsilon that the measured runs' ledgers prove under a relation, by the accountant of their budgets.
+
+    None without a run, or if the ledger of none has a number for it.
+    """
+    epsilons = [run.read_json("ledger.json").get("epsilon") or {} for run in row.measured]
+    found = [each.get("table", {}).get(relation, {}).get(each.get("accountant")) for each in epsilons]
+    return max((float(value) for value in found if isinstance(value, float | int)), default=None)
 
 
 def certified(row: TableRow | None) -> dict[str, Any]:

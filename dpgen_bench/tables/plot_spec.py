@@ -57,7 +57,10 @@ class LinesSpec(PlotSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class CurveSpec(LinesSpec):
-    """Metrics of finished runs over a config key, or over `epsilon_proven` or `epsilon_claimed`."""
+    """Metrics of finished runs over a config key, over `epsilon_proven` or `epsilon_claimed`, or over a cost.
+
+    Costs are `cpu_seconds`, `seconds_total` and `peak_memory_mib`, of which the mean over the seeds is the place.
+    """
 
     kind: ClassVar[str] = "curve"
     x: str

@@ -1,0 +1,127 @@
+"""Makes the tables of docs/league.md: one for each data set and ε, between real data and what uses no records.
+
+Lines and places are those of results/tables/league_*.csv, values those of the records. Run it again after the tables;
+`make tables` does, too:
+
+    .venv/bin/python docs/make_league.py
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+
+from docs.make_results import seconds_of
+from docs.page_tables import page_with, table
+from dpgen_bench.runs.display import method_name
+from dpgen_bench.runs.records import Record, find_record
+from dpgen_bench.runs.statistics import LEAST_SEEDS, Summary, summarise
+from dpgen_bench.runs.values import metric_values
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "league.md"
+BEGIN, END = "<!-- tables: made by docs/make_league.py -->", "<!-- end of the tables -->"
+LEAGUES = {"MNIST": "league_mnist", "Fashion-MNIST": "league_fashion_mnist"}
+ACCURACIES = ("acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct")
+HEADER = (
+    *("#", "method", "public data", "ε proven", "under add/remove", "seeds", "CNN"),
+    *("MLP", "logistic regression", "processor-seconds"),
+)
+NONE = "–"
+
+Line = dict[str, str]
+
+
+def lines(name: str) -> list[Line]:
+    """The lines of a league with a run, in the order of its table: those with a place before the others of their ε."""
+    frame = pd.read_csv(ROOT / "results" / "tables" / f"{name}.csv", dtype=str, keep_default_na=False)
+    by_runs = frame[frame["runs"] != ""].drop_duplicates("runs").to_dict("records")
+    return sorted(
+        ({str(key): str(value) for key, value in line.items()} for line in by_runs),
+        key=lambda line: float(line["epsilon_budget"]),
+    )
+
+
+def end_of(line: Line) -> float | None:
+    """Infinity for real data and 0 for what uses no records, which stand at the ends of each table; None for others."""
+    epsilon = float(line["epsilon_budget"])
+    return epsilon if epsilon in (0.0, math.inf) else None
+
+
+def name_of(line: Line) -> str:
+    """The method of a line, linked to its page, with its first stage, its fonts, and its scale if it is reduced."""
+    shown = f"[{method_name(line['method'])}](methods/{line['method']}.md)"
+    if line.get("init", "none") != "none":
+        shown += f", `init={line['init']}`"
+    if line.get("fonts", NONE) not in ("None", NONE):
+        shown += f", {line['fonts']} fonts"
+    return shown + ("" if line["scale"] == "paper" else f" ({line['scale']})")
+
+
+def records_of(line: Line) -> list[Record]:
+    """The records of a line, one for each seed."""
+    return [find_record(ROOT / "results", run) for run in line["runs"].split()]
+
+
+def accuracies(line: Line) -> dict[str, Summary]:
+    """The accuracies of a line's records over seeds; the CSV has ten digits, which can round to another decimal."""
+    of_protocol = [
+        metric_values(each)
+        for record in records_of(line)
+        for each in record.measurements.all()
+        if each["protocol"]["name"] == line["protocol"]
+    ]
+    found = {metric: [values[metric] for values in of_protocol if metric in values] for metric in ACCURACIES}
+    return {metric: summarise(values) for metric, values in found.items() if values}
+
+
+def with_interval(summary: Summary) -> str:
+    """`95.0 [94.2, 95.7]`: the mean, with its 95 % interval over seeds where there are enough of them."""
+    text = f"{summary.mean:.1f}"
+    if summary.seeds < LEAST_SEEDS or summary.ci95 is None:
+        return text
+    return f"{text} [{summary.ci95[0]:.1f}, {summary.ci95[1]:.1f}]"
+
+
+def cells(line: Line) -> tuple[str, ...]:
+    """The cells of a line."""
+    is_end, values = end_of(line) is not None, accuracies(line)
+    cnn, *others = (values.get(metric) for metric in ACCURACIES)
+    return (
+        NONE if is_end else line["place"],
+        name_of(line),
+        line.get("public_data") or NONE,
+        *((NONE,) * 2 if is_end else (f"{float(line[f'epsilon_{of}']):.3g}" for of in ("proven", "add_remove"))),
+        str(len(line["runs"].split())),
+        with_interval(cnn) if cnn else NONE,
+        *(f"{summary.mean:.1f}" if summary else NONE for summary in others),
+        NONE if is_end else seconds_of([record.content["cost"] for record in records_of(line)]),
+    )
+
+
+def lines_at(name: str, epsilon: float) -> list[Line]:
+    """The lines of a league at one budget, with real data on top and what uses no records at the bottom."""
+    known = lines(name)
+    ends = {bound: [line for line in known if end_of(line) == bound] for bound in (0.0, math.inf)}
+    for several in ends.values():
+        several.sort(key=lambda line: -accuracies(line)[ACCURACIES[0]].mean)
+    return [*ends[math.inf], *(line for line in known if float(line["epsilon_budget"]) == epsilon), *ends[0.0]]
+
+
+def league(title: str, name: str) -> str:
+    """The tables of one data set in Markdown."""
+    budgets = sorted({float(line["epsilon_budget"]) for line in lines(name) if end_of(line) is None})
+    return "\n\n".join(
+        f"### {title}, ε = {budget:g}\n\n{table(HEADER, map(cells, lines_at(name, budget)))}" for budget in budgets
+    )
+
+
+def page() -> str:
+    """The page with its tables made again."""
+    return page_with(PAGE, BEGIN, "\n\n".join(league(title, name) for title, name in LEAGUES.items()), END)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,46 @@
+"""The tables of the league's page are what `python docs/make_league.py` makes from the tables and the records."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from docs import make_league as made
+
+LINES = {name: made.lines(name) for name in made.LEAGUES.values()}
+
+
+def test_the_page_is_made_from_the_tables_and_the_records() -> None:
+    """After a new record: `make tables`."""
+    assert made.PAGE.read_text() == made.page()
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_values_are_those_of_the_table(name: str) -> None:
+    """To the ten digits of the CSV."""
+    for line in LINES[name]:
+        assert made.accuracies(line)[line["metric"]].mean == pytest.approx(float(line["mean"]), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_each_table_stands_between_real_data_and_what_uses_no_records(name: str) -> None:
+    for text in made.league("Data", name).split("### ")[1:]:
+        methods = [row.split("|")[2] for row in text.strip().splitlines() if row.startswith("| ")][2:]
+        assert "real_data" in methods[0]
+        assert "uniform_noise" in methods[-1]
+
+
+def test_of_a_line_with_a_place_the_proven_epsilon_is_nearly_its_budget_and_never_more() -> None:
+    for line in (line for lines in LINES.values() for line in lines):
+        if line["place"] != "–" and made.end_of(line) is None:
+            proven, budget = float(line["epsilon_proven"]), float(line["epsilon_budget"])
+            assert 0.98 * budget <= proven <= budget
+            assert 0.0 < float(line["epsilon_add_remove"]) <= proven * (1 + 1e-3)
+
+
+def test_two_seeds_have_no_interval() -> None:
+    two, three = made.summarise([[94.0], [96.0]]), made.summarise([[94.0], [95.0], [96.0]])
+    assert made.with_interval(two) == "95.0"
+    half = 4.302652729911275 / math.sqrt(3.0)  # Student's t at 97.5 % with two degrees of freedom
+    assert made.with_interval(three) == f"95.0 [{95.0 - half:.1f}, {95.0 + half:.1f}]"
