@@ -99,6 +99,14 @@ def test_one_ledger_has_both_stages_within_the_budget(init: str, relation: str) 
     assert first < 6.0
 
 
+def test_a_first_stage_with_clusters_makes_three_more_releases_within_the_same_share() -> None:
+    one, two = (plan([*SMALL, "init=gauss", "privacy.epsilon=1", f"init.clusters={K}"]) for K in (1, 2))
+    assert set(two.entries) - set(one.entries) == {"init_clusters"}
+    assert two.entries["init_clusters"].event.times == 3
+    assert epsilon(two.events, 1e-5, "add_remove", "pld") == pytest.approx(1.0, rel=0.02)
+    assert two.entries["mean_embedding"].event.std == pytest.approx(one.entries["mean_embedding"].event.std, rel=1e-3)
+
+
 def test_a_larger_share_means_less_noise_in_the_first_stage_and_more_in_the_method() -> None:
     small, large = (plan([*SMALL, "init=gauss", "privacy.epsilon=1", f"init.share={share}"]) for share in (0.1, 0.5))
     assert all(
@@ -235,9 +243,13 @@ def test_methods_with_a_first_stage_conform(
 
 
 @pytest.mark.parametrize(
-    ("init", "relation"),
-    [("gauss", "replace_one"), pytest.param("central_images", "add_remove", marks=pytest.mark.slow)],
+    ("init", "relation", "overrides"),
+    [
+        ("gauss", "replace_one", []),
+        ("gauss", "replace_one", ["init.clusters=2"]),
+        pytest.param("central_images", "add_remove", [], marks=pytest.mark.slow),
+    ],
 )
-def test_a_small_method_with_a_first_stage_conforms(init: str, relation: Any) -> None:
+def test_a_small_method_with_a_first_stage_conforms(init: str, relation: Any, overrides: list[str]) -> None:
     budget = Budget(10.0, 1e-5, relation, "pld")
-    check_method(lambda: pretrained(init), image_shape=SHAPE, records=24, budget=budget)
+    check_method(lambda: pretrained(init, *overrides), image_shape=SHAPE, records=24, budget=budget)
