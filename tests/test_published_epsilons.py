@@ -23,6 +23,15 @@ def test_every_claim_has_one_line_of_values() -> None:
     assert list(made.accounted()) == names
 
 
+def test_certified_values_are_those_of_the_page_on_audits() -> None:
+    page = (made.ROOT / "docs" / "audit.md").read_text()
+    audits = [entry["audit"] for entry in made.entries() if "audit" in entry]
+    assert len(audits) == 3
+    for audit in audits:
+        (row,) = (line for line in page.splitlines() if line.startswith(f"| `{audit['case']}` |"))
+        assert row.split("|")[4].split(";")[0].strip() == str(audit["certified"])
+
+
 RUNS_WITHOUT_DATA = [entry for entry in made.entries() if "run" not in entry]
 
 
