@@ -19,16 +19,14 @@ from dpgen_bench.runs.display import method_name
 from dpgen_bench.runs.records import Record, find_record
 from dpgen_bench.runs.statistics import LEAST_SEEDS, Summary, summarise
 from dpgen_bench.runs.values import metric_values
+from dpgen_bench.tables.ranking import SPENT
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "league.md"
 BEGIN, END = "<!-- tables: made by docs/make_league.py -->", "<!-- end of the tables -->"
 LEAGUES = {"MNIST": "league_mnist", "Fashion-MNIST": "league_fashion_mnist"}
 ACCURACIES = ("acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct")
-HEADER = (
-    *("#", "method", "public data", "ε proven", "under add/remove", "seeds", "CNN"),
-    *("MLP", "logistic regression", "processor-seconds"),
-)
+HEADER = ("#", "method", "ε, add/remove", "seeds", "CNN", "MLP", "log. reg.", "CPU, s")
 NONE = "–"
 
 Line = dict[str, str]
@@ -51,13 +49,21 @@ def end_of(line: Line) -> float | None:
 
 
 def name_of(line: Line) -> str:
-    """The method of a line, linked to its page, with its first stage, its fonts, and its scale if it is reduced."""
+    """The method of a line, linked to its page, and what sets the line apart.
+
+    That is its first stage, its fonts, that these are public data, the scale if it is reduced, and the proven epsilon
+    if it is less than 98 % of the budget.
+    """
     shown = f"[{method_name(line['method'])}](methods/{line['method']}.md)"
     if line.get("init", "none") != "none":
         shown += f", `init={line['init']}`"
     if line.get("fonts", NONE) not in ("None", NONE):
-        shown += f", {line['fonts']} fonts"
-    return shown + ("" if line["scale"] == "paper" else f" ({line['scale']})")
+        shown += f", {line['fonts']}"
+    more = [f"public {line['public_data']}"] if line.get("public_data") and line["method"] != "public_fonts" else []
+    more += [] if line["scale"] == "paper" else [line["scale"]]
+    if end_of(line) is None and float(line["epsilon_proven"]) < SPENT * float(line["epsilon_budget"]):
+        more.append(f"ε proven {float(line['epsilon_proven']):.3g}")
+    return shown + (f" ({', '.join(more)})" if more else "")
 
 
 def records_of(line: Line) -> list[Record]:
@@ -82,7 +88,7 @@ def with_interval(summary: Summary) -> str:
     text = f"{summary.mean:.1f}"
     if summary.seeds < LEAST_SEEDS or summary.ci95 is None:
         return text
-    return f"{text} [{summary.ci95[0]:.1f}, {summary.ci95[1]:.1f}]"
+    return f"{text} [{summary.ci95[0]:.1f},\u00a0{summary.ci95[1]:.1f}]"  # one line in a narrow column
 
 
 def cells(line: Line) -> tuple[str, ...]:
@@ -92,8 +98,7 @@ def cells(line: Line) -> tuple[str, ...]:
     return (
         NONE if is_end else line["place"],
         name_of(line),
-        line.get("public_data") or NONE,
-        *((NONE,) * 2 if is_end else (f"{float(line[f'epsilon_{of}']):.3g}" for of in ("proven", "add_remove"))),
+        NONE if is_end else f"{float(line['epsilon_add_remove']):.3g}",
         str(len(line["runs"].split())),
         with_interval(cnn) if cnn else NONE,
         *(f"{summary.mean:.1f}" if summary else NONE for summary in others),
@@ -106,7 +111,7 @@ def lines_at(name: str, epsilon: float) -> list[Line]:
     known = lines(name)
     ends = {bound: [line for line in known if end_of(line) == bound] for bound in (0.0, math.inf)}
     for several in ends.values():
-        several.sort(key=lambda line: -accuracies(line)[ACCURACIES[0]].mean)
+        several.sort(key=lambda line: -max((each.mean for each in accuracies(line).values()), default=0.0))
     return [*ends[math.inf], *(line for line in known if float(line["epsilon_budget"]) == epsilon), *ends[0.0]]
 
 

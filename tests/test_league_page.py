@@ -43,4 +43,4 @@ def test_two_seeds_have_no_interval() -> None:
     two, three = made.summarise([[94.0], [96.0]]), made.summarise([[94.0], [95.0], [96.0]])
     assert made.with_interval(two) == "95.0"
     half = 4.302652729911275 / math.sqrt(3.0)  # Student's t at 97.5 % with two degrees of freedom
-    assert made.with_interval(three) == f"95.0 [{95.0 - half:.1f}, {95.0 + half:.1f}]"
+    assert made.with_interval(three) == f"95.0 [{95.0 - half:.1f},\u00a0{95.0 + half:.1f}]"
