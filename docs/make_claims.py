@@ -16,9 +16,11 @@ from typing import Any
 import yaml
 
 from docs.make_published_epsilons import accounted, certified, entries, name, shown
+from docs.make_results import seconds_of
 from docs.page_tables import page_with, table
 from dpgen_bench.runs.display import direction, metric_label
-from dpgen_bench.runs.statistics import LEAST_SEEDS, Difference, difference, holm, p_value, summarise
+from dpgen_bench.runs.records import find_record
+from dpgen_bench.runs.statistics import LEAST_SEEDS, Difference, difference, holm, p_value
 from dpgen_bench.tables.rows import TableRow, rows_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -163,10 +165,9 @@ def evidence(claim: Claim) -> str:
     if not all(both):
         return ""
     records = " against ".join(", ".join(f"`{run.id}`" for run in runs) for runs in both)
-    seconds = [summarise(found).mean if (found := values(line, "cpu_seconds")) else None for line in lines(claim)]
-    first, second = ("–" if each is None else f"{each:.0f}" for each in seconds)
-    cost = "" if {first, second} & {"–"} else f"; fits took {first} and {second} processor-seconds"
-    return f"\n- Records: {records}{cost}."
+    costs = [[find_record(ROOT / "results", run.id).content["cost"] for run in runs] for runs in both]
+    first, second = map(seconds_of, costs)
+    return f"\n- Records: {records}; fits took {first} and {second} processor-seconds."
 
 
 def counted() -> Iterator[str]:
@@ -184,8 +185,8 @@ def corrected() -> str:
     kept = [number for number, rejected in zip(tested, holm(list(tested.values())), strict=True) if rejected]
     links = ", ".join(f"[{number}](#claim-{number})" for number in kept) or "none"
     return (
-        f"Of the {len(tested)} comparisons with an interval, these keep their verdict with Holm's correction, which "
-        f"bounds the probability of any wrong one by 5%: {links}."
+        f"Of the {len(tested)} comparisons with an interval, Holm's correction, which bounds the probability of any "
+        f"wrong decision by 5%, still decides {links}."
     )
 
 

@@ -49,7 +49,7 @@ def texts(line: Line) -> dict[str, str]:
         "steps": "" if end is not None else f"{steps}scale {line['scale']}",
         "ε proven": epsilon_text(line["epsilon_proven"]),
         "ε claimed": NONE if end is not None else epsilon_text(line["epsilon_claimed"]),
-        **{title: values[metric].text() for metric, title in METRICS.items()},
+        **{title: values[metric].text() if metric in values else NONE for metric, title in METRICS.items()},
     }
 
 
@@ -72,11 +72,11 @@ def description(shown: list[Line]) -> str:
 def caption(shown: list[Line]) -> str:
     """What has to be known of the values."""
     first = next(line for line in shown if end_of(line) is None)
-    seeds = " or ".join(map(str, sorted({len(line["runs"].split()) for line in shown} - {1})))
+    seeds = " or ".join(map(str, sorted({len(line["runs"].split()) for line in shown})))
     text = (
         f"MNIST, a proven ε of {EPSILON:g} for each line with a place ({relation_name(first['relation'])}, δ = "
         f"{float(first['delta']):g}, accountant {first['accountant']}). Protocol {first['protocol']}, mean ± standard "
-        f"deviation over {seeds} seeds, or one seed where no ± stands. Samples are the first two of each class, of the "
+        f"deviation over {seeds} seeds; one seed has no ±. Samples are the first two of each class, of the "
         "first seed. Lines of scale paper have their authors' number of steps and widths, if there are authors. Sim-PE "
         "also uses fonts that are public; samples of these fonts alone use no record (ε = 0)."
     )

@@ -48,7 +48,7 @@ def test_a_published_value_a_measured_value_and_their_difference(tmp_path):
     assert built.count_reproductions() == (
         "Of 8 published values, 2 were measured at the paper's scale and by its protocol (1 within the tolerance), 0 "
         "in another way (0 within the tolerance; a note says how), and 6 were not measured. The tolerance is twice the "
-        "printed spread or, where none is printed, 1.5 points of an accuracy and 10% of another value."
+        "printed spread or, where none or 0 is printed, 1.5 points of an accuracy and 10% of another value."
     )
 
 

@@ -19,8 +19,8 @@ SERVER, CONDITIONAL = "ε against the server", "ε conditional"  # columns that 
 PUBLIC_DATA = "public data"  # as above: what a method uses besides the records
 ILLEGIBLE = "not legible in the source"
 TOLERANCE = (
-    "The tolerance is twice the printed spread or, where none is printed, 1.5 points of an accuracy and 10% of another "
-    "value."
+    "The tolerance is twice the printed spread or, where none or 0 is printed, 1.5 points of an accuracy and 10% of "
+    "another value."
 )
 
 

@@ -59,7 +59,7 @@ class LinesSpec(PlotSpec):
 class CurveSpec(LinesSpec):
     """Metrics of finished runs over a config key, over `epsilon_proven` or `epsilon_claimed`, or over a cost.
 
-    Costs are `cpu_seconds`, `seconds_total` and `peak_memory_mib`, of which the mean over the seeds is the place.
+    Costs are `cpu_seconds`, `seconds_total` and `peak_memory_mib`; a point stands at the mean over the seeds.
     """
 
     kind: ClassVar[str] = "curve"
