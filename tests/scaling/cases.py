@@ -180,7 +180,7 @@ CASES: Sequence[Case] = (
         step("fedavg_gan", f"{FEDAVG} clients_per_round=4", clients="{x}", records=3200),
     ),
     Case(
-        "Fed-GS-WGAN, a step", "clients", (5, 20, 80), 0.0, "a step asks one client",
+        "GS-WGAN on clients, a step", "clients", (5, 20, 80), 0.0, "a step asks one client",
         step("fed_gs_wgan", f"{GS} steps=6 warm_start=1", clients="{x}", records=3200),
     ),
     Case(
