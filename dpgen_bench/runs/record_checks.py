@@ -31,6 +31,7 @@ from dpgen_bench.runs.listing import current_protocol, epsilon_number
 from dpgen_bench.runs.measurements import is_part, protocol_hash
 from dpgen_bench.runs.pictures import MOST_BYTES
 from dpgen_bench.runs.plan import plan_spec
+from dpgen_bench.runs.recording import DATA_ROOT, moved
 from dpgen_bench.runs.records import Record, same_name
 from dpgen_bench.runs.soundness import budget_problem
 from dpgen_bench.utils.errors import without_paths
@@ -196,10 +197,13 @@ def _is_open(cell: Any) -> bool:
 
 def _planned(record: Record, data_root: str) -> Iterator[str]:
     """Problems of the entries: other releases than the ones that the config's method requests."""
-    config: DictConfig = record.config
+    config: DictConfig = OmegaConf.create(moved(OmegaConf.to_container(record.config), DATA_ROOT, data_root))
     if "root" in config.dataset:
         OmegaConf.update(config, "dataset.root", data_root)
     if config.get("restart"):  # its plan needs the parent's ledger, which is another record
+        return
+    fonts = config.method.get("fonts")
+    if fonts and not Path(fonts).is_dir():  # as a data set that this machine does not have
         return
     try:
         planned = plan_spec(build_spec(config, planned=True))

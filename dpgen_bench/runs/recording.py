@@ -21,7 +21,8 @@ from dpgen_bench.runs.values import mean_values
 from dpgen_bench.utils.files import write_atomic
 
 # Where files are on this machine; what a record has in place of these entries of a config.
-_PLACES = {"results": "results", "data_root": "data", "dataset.root": "data", "dataset.path": "PATH"}
+DATA_ROOT = "data"  # what stands in a record for the folder of data sets
+_PLACES = {"results": "results", "data_root": DATA_ROOT, "dataset.root": DATA_ROOT, "dataset.path": "PATH"}
 LOG_DIGITS = 4
 
 
@@ -183,18 +184,18 @@ def _portable_config(folder: RunFolder) -> dict[str, Any]:
     for key, place in _PLACES.items():
         if OmegaConf.select(config, key) is not None:
             OmegaConf.update(config, key, place)
-    plain = _below_data(OmegaConf.to_container(config), data)
+    plain = moved(OmegaConf.to_container(config), data, DATA_ROOT)
     return {str(key): value for key, value in plain.items()}
 
 
-def _below_data(value: Any, data: str) -> Any:
-    """A part of a config in which paths below data_root, such as those of fonts, begin as they do by default."""
+def moved(value: Any, old: str, new: str) -> Any:
+    """A part of a config in which paths below the folder `old`, such as those of fonts, are below `new`."""
     if isinstance(value, dict):
-        return {key: _below_data(part, data) for key, part in value.items()}
+        return {key: moved(part, old, new) for key, part in value.items()}
     if isinstance(value, list):
-        return [_below_data(part, data) for part in value]
-    if isinstance(value, str) and value.startswith(f"{data}/"):
-        return f"{_PLACES['data_root']}/{value.removeprefix(f'{data}/')}"
+        return [moved(part, old, new) for part in value]
+    if isinstance(value, str) and value.startswith(f"{old}/"):
+        return f"{new}/{value.removeprefix(f'{old}/')}"
     return value
 
 
