@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from PIL import Image
 
 from dpgen_bench.cli import main
-from dpgen_bench.data.records import MissingData
 from dpgen_bench.report.runs import read_runs
 from dpgen_bench.runs import record_checks
 from dpgen_bench.runs.config import compose_config
@@ -126,27 +125,6 @@ def test_public_files_below_data_root_are_named_relative_to_it(finished: RunFold
     method = make_record(folder, "Ada")[0].content["config"]["method"]
     assert method["fonts"] == "data/fonts/handwriting"
     assert method["other"] == f"{data}-of-others/fonts"  # which the checks refuse as a path of a machine
-
-
-def test_a_check_reads_public_files_below_the_folder_of_data_sets(
-    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the fonts on this machine a plan cannot be made, as without the data set."""
-    asked: list[str] = []
-
-    def build(config: DictConfig, **_: Any) -> Any:
-        asked.append(config.method.fonts)
-        raise MissingData("no data set here")
-
-    monkeypatch.setattr(record_checks, "build_spec", build)
-    content = copy.deepcopy(record.content)
-    content["config"]["method"]["fonts"] = "data/fonts/handwriting"
-    with_fonts = Record(record.path, content)
-    assert list(record_checks._planned(with_fonts, str(tmp_path))) == []
-    assert asked == []
-    (tmp_path / "fonts" / "handwriting").mkdir(parents=True)
-    assert list(record_checks._planned(with_fonts, str(tmp_path))) == []
-    assert asked == [f"{tmp_path}/fonts/handwriting"]
 
 
 @pytest.mark.parametrize("name", EDITS)
