@@ -98,12 +98,12 @@ def verdict(found: Difference | None, margin: float = 0.0) -> str:
     return CONFIRMED if low > -margin else NOT_CONFIRMED if high < -margin else UNDECIDED
 
 
-def verdict_of_epsilon(line: Mapping[str, str], certified: str = "–") -> str:
+def verdict_of_epsilon(line: Mapping[str, str], audited: str = "–") -> str:
     """Confirmed if the proven epsilon, under the relation of the claim, is at most the claimed one.
 
     Refuted if an audit certifies that the mechanisms leak more than what is claimed.
     """
-    if certified != "–" and float(certified) > float(line["claimed"]):
+    if audited != "–" and float(audited) > float(line["claimed"]):
         return REFUTED
     return CONFIRMED if float(line["proven"]) <= float(line["claimed"]) else NOT_CONFIRMED
 

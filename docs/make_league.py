@@ -9,11 +9,12 @@ Lines and places are those of results/tables/league_*.csv, values those of the r
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from docs.make_results import seconds_of
+from docs.make_results import ACCURACIES, seconds_of
 from docs.page_tables import page_with, table
 from dpgen_bench.runs.display import method_name
 from dpgen_bench.runs.records import Record, find_record
@@ -25,7 +26,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "league.md"
 BEGIN, END = "<!-- tables: made by docs/make_league.py -->", "<!-- end of the tables -->"
 LEAGUES = {"MNIST": "league_mnist", "Fashion-MNIST": "league_fashion_mnist"}
-ACCURACIES = ("acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct")
 HEADER = ("#", "method", "ε, add/remove", "seeds", "CNN", "MLP", "log. reg.", "CPU, s")
 NONE = "–"
 
@@ -106,9 +106,8 @@ def cells(line: Line) -> tuple[str, ...]:
     )
 
 
-def lines_at(name: str, epsilon: float) -> list[Line]:
-    """The lines of a league at one budget, with real data on top and what uses no records at the bottom."""
-    known = lines(name)
+def lines_at(known: Sequence[Line], epsilon: float) -> list[Line]:
+    """Those of a league's lines at one budget, with real data on top and what uses no records at the bottom."""
     ends = {bound: [line for line in known if end_of(line) == bound] for bound in (0.0, math.inf)}
     for several in ends.values():
         several.sort(key=lambda line: -max((each.mean for each in accuracies(line).values()), default=0.0))
@@ -117,9 +116,10 @@ def lines_at(name: str, epsilon: float) -> list[Line]:
 
 def league(title: str, name: str) -> str:
     """The tables of one data set in Markdown."""
-    budgets = sorted({float(line["epsilon_budget"]) for line in lines(name) if end_of(line) is None})
+    known = lines(name)
+    budgets = sorted({float(line["epsilon_budget"]) for line in known if end_of(line) is None})
     return "\n\n".join(
-        f"### {title}, ε = {budget:g}\n\n{table(HEADER, map(cells, lines_at(name, budget)))}" for budget in budgets
+        f"### {title}, ε = {budget:g}\n\n{table(HEADER, map(cells, lines_at(known, budget)))}" for budget in budgets
     )
 
 

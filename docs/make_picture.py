@@ -16,6 +16,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from docs import make_league
 from docs.make_league import NONE, ROOT, Line, accuracies, end_of, lines_at, records_of
 from dpgen_bench.runs.display import method_name, relation_name
 
@@ -34,7 +35,8 @@ COLUMNS |= dict(zip(METRICS.values(), (0.815, 0.91), strict=True))  # left ends,
 
 def lines() -> list[Line]:
     """The lines at `EPSILON` that have a place, between real data and what uses no records."""
-    return [line for line in lines_at("league_mnist", EPSILON) if end_of(line) is not None or line["place"] != NONE]
+    known = lines_at(make_league.lines("league_mnist"), EPSILON)
+    return [line for line in known if end_of(line) is not None or line["place"] != NONE]
 
 
 def texts(line: Line) -> dict[str, str]:

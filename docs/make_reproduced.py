@@ -14,7 +14,7 @@ import pandas as pd
 
 from docs.page_tables import page_with, table
 from dpgen_bench.runs.display import paper_name
-from dpgen_bench.tables.lines import tolerance_of
+from dpgen_bench.tables.lines import TOO_FAR, tolerance_of
 from dpgen_bench.tables.names import table_names
 from dpgen_bench.tables.rows import load_table
 from dpgen_bench.tables.spec import TableSpec
@@ -39,7 +39,7 @@ def counts(name: str) -> Counter[str]:
             continue
         spread = None if pd.isna(line["published_std"]) else float(line["published_std"])
         near = abs(line["difference"]) <= tolerance_of(line["metric"], line["published"], spread)
-        comparable = line["reproduction"] == "yes" or str(line["caveat"]).startswith("the difference exceeds")
+        comparable = line["reproduction"] == "yes" or str(line["caveat"]).startswith(TOO_FAR)
         kind = "as in the paper" if comparable else "otherwise"
         found[kind] += 1
         found[f"{kind}, near"] += near

@@ -84,6 +84,20 @@ def test_a_curve_says_what_it_shows(tmp_path: Path) -> None:
         assert words in together
 
 
+def test_a_curve_over_a_cost_has_points_at_mean_costs_and_round_ticks(tmp_path: Path) -> None:
+    """Seeds of 11 and 13, and of 111 and 113 seconds; runs without the cost are left out, and the caption says so."""
+    rows = n_d_rows(tmp_path)
+    for row, seconds in zip(rows[:2], (11.0, 111.0), strict=True):
+        for seed, folder in enumerate(row.folders):
+            folder.write_json("training.json", {"seconds": {"train": seconds + 2.0 * seed}})
+    assert [value_of(row, "seconds_total") for row in rows] == [12.0, 112.0, None]
+    plot = {"kind": "curve", "x": "seconds_total", "y": "fid", "series": "method.n_d", "log_x": True}
+    found, together = drawn(tmp_path, plot, rows)
+    assert {"training time (s)", "30", "100"} <= set(found)
+    assert not {"12", "112"} & set(found)
+    assert "Left out: 1 row without training time (s)." in together
+
+
 def test_bars_are_intervals_over_three_seeds_or_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """t(0.975; 2) = 4.302653: half the width is t s / sqrt(n) with s = 1; two seeds have no bar."""
     assert half_width([1.0, 2.0, 3.0]) == pytest.approx(4.302653 / math.sqrt(3.0), rel=1e-6)

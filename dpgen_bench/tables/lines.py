@@ -18,6 +18,7 @@ TO_BEST = "difference from the best"  # a leaderboard's column
 SERVER, CONDITIONAL = "ε against the server", "ε conditional"  # columns that are shown where a row has them
 PUBLIC_DATA = "public data"  # as above: what a method uses besides the records
 ILLEGIBLE = "not legible in the source"
+TOO_FAR = "the difference exceeds the tolerance"  # the caveat of a value that is comparable and no reproduction
 TOLERANCE = (
     "The tolerance is twice the printed spread or, where none or 0 is printed, 1.5 points of an accuracy and 10% of "
     "another value."
@@ -80,7 +81,7 @@ class Cell:
     def why_no_reproduction(self) -> str:
         """The caveat, or that the difference exceeds the tolerance; "" for a reproduction, or if a value is missing."""
         if self.is_comparable and not self.is_near:
-            return f"the difference exceeds the tolerance, {print_number(self.tolerance or 0.0, None)}"
+            return f"{TOO_FAR}, {print_number(self.tolerance or 0.0, None)}"
         return self.caveat
 
     @property
