@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import re
+
 import pytest
 import yaml
 
@@ -94,3 +97,35 @@ def test_of_a_metric_of_which_less_is_better_the_difference_is_turned(monkeypatc
     assert found.ci95 is not None
     assert 0.0 < found.ci95[0] < 10.0 < found.ci95[1]
     assert made.compared({"metric": "acc_mlp_pct"}).mean == pytest.approx(-10.0)
+
+
+COLUMNS = {"CNN": "acc_cnn_pct", "MLP": "acc_mlp_pct", "FID": "fid"}
+
+
+def noted(text: str) -> set[tuple[str, float]]:
+    """(column, value) of every value with a decimal in a note, whose metric is the last one named before it.
+
+    A difference and its interval, which follow "a difference" up to the end of the clause, are left out.
+    """
+    values = set()
+    for clause in re.split(r";|, a difference[^;]*", text):
+        parts = re.split(r"(CNN|MLP|FID)", clause)
+        for name, words in zip(parts[1::2], parts[2::2], strict=True):
+            values |= {(COLUMNS[name], float(value)) for value in re.findall(r"(?<![-+\d.])\d+\.\d\b", words)}
+    return values
+
+
+NOTES = {claim["claim"]: noted(claim["also"]) for claim in made.claims() if "also" in claim}
+
+
+@pytest.mark.parametrize("claim", [name for name, values in NOTES.items() if values])
+def test_the_values_of_a_note_are_means_of_a_table(claim: str) -> None:
+    lines = [line for path in (made.ROOT / "results" / "tables").glob("*.csv") for line in csv.DictReader(path.open())]
+    means = [(line["metric"], line["mean"]) for line in lines if re.fullmatch(r"[\d.]+", line.get("mean") or "")]
+    for column, value in NOTES[claim]:
+        assert any(metric == column and abs(float(mean) - value) < 0.0501 for metric, mean in means), (column, value)
+
+
+def test_values_of_a_note_are_found() -> None:
+    text = "MLP 43.8 on one and 48.7 on the other, a difference of -4.9 [-12.2, +2.5] ; CNN 50.1 at ε = 1"
+    assert noted(text) == {("acc_mlp_pct", 43.8), ("acc_mlp_pct", 48.7), ("acc_cnn_pct", 50.1)}
