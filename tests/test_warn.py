@@ -61,7 +61,7 @@ def test_clients_are_counted_if_the_unit_is_the_client():
 def test_shards_by_position_cause_a_warning_under_add_remove(relation, ids, warned):
     data, ledger = open_data(Budget(10.0, relation=relation), ids=ids)
     data.mechanism("critics", sample=OneShard(3), bound=PerRow(C=1.0, shape=(2, 1)), times=3)
-    assert ["by their position" in line for line in ledger.warnings] == [True] * warned
+    assert ["by their place" in line for line in ledger.warnings] == [True] * warned
     assert open_data(Budget(10.0))[1].warnings == []
 
 

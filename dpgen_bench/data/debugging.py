@@ -6,7 +6,7 @@ the bug, another on the other clients. `dpgen_bench.evaluate.inversion` then det
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
@@ -155,7 +155,7 @@ class DebuggingClients(Derived):
         assert records.clients is not None
         clients = new_number[records.clients]
         kept = clients >= 0
-        return Records(records.images[kept], records.labels[kept], clients[kept])
+        return replace(records.take(kept), clients=clients[kept])
 
     def identity(self) -> dict[str, Any]:
         identity: dict[str, Any] = {
@@ -209,7 +209,7 @@ def _invert_clients(records: Records, clients: np.ndarray) -> Records:
     has_bug = torch.isin(records.clients, torch.from_numpy(clients))
     images = records.images.clone()
     images[has_bug] = 255 - images[has_bug]
-    return Records(images, records.labels, records.clients)
+    return replace(records, images=images)
 
 
 @lru_cache(maxsize=2)

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -338,8 +338,8 @@ class Clients(Derived):
         owners = torch.from_numpy(self._owners(records.labels.numpy()))
         used = owners != partition.UNUSED
         if bool(used.all()):
-            return Records(records.images, records.labels, owners)
-        return Records(records.images[used], records.labels[used], owners[used])
+            return replace(records, clients=owners)
+        return replace(records.take(used), clients=owners[used])
 
     def _owners(self, labels: np.ndarray) -> np.ndarray:
         """The client of each record, int64 [n], or `partition.UNUSED`."""

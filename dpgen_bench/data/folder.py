@@ -6,7 +6,7 @@ import hashlib
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -26,7 +26,7 @@ from dpgen_bench.data.records import (
 )
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
-PREPROCESSING = 1
+PREPROCESSING = 2
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,10 @@ class ImageFolder(OwnData):
     layout an image is in the test split if the SHA-256 of its path below `path`, as a number in [0, 1), is below
     `test_fraction`: adding or removing a file does not move other files between the splits. Class names, the
     number of images and the number of channels count as public: set `channels` if one image must not decide for all.
+
+    If no two training images have the same file name (without their folders), ids of records are the places of the
+    names in their sorted order, so that an image which is exchanged for one of another class changes no other id.
+    Otherwise, ids are places in the order of paths, which such an exchange changes.
 
     Args:
         path: The folder.
@@ -87,7 +91,12 @@ class ImageFolder(OwnData):
         labels = [self.class_names.index(self._class_of(path)) for path in paths]
         with self._hint_at_check():
             images = read_images(paths, self.image_size, self._channels, self.crop)
-        return Records(images, torch.tensor(labels, dtype=torch.int64))
+        records = Records(images, torch.tensor(labels, dtype=torch.int64), keep_ids=())
+        numbered = paths if self._split_by_folders else self._files["train"] + self._files["test"]
+        places = {name: place for place, name in enumerate(sorted(path.name for path in numbered))}
+        if len(places) < len(numbered):
+            return records
+        return replace(records, ids=torch.tensor([places[path.name] for path in paths]), keep_ids=("replace_one",))
 
     def identity(self) -> dict[str, Any]:
         """See `DatasetSpec.identity`; `content` is a hash of each image's path below `path` and its bytes."""

@@ -30,6 +30,7 @@ from dpgen_bench.data.records import (
     check_split,
     check_test_fraction,
     content_hash,
+    numbered,
     split_by_pixels,
 )
 from dpgen_bench.utils.validation import closest
@@ -209,7 +210,7 @@ class Torchvision(DatasetSpec):
         classes = 1 + max(int(part.labels.max()) for part in records.values())
         names = names[first:] if len(names) - first >= classes else tuple(map(str, range(classes)))
         if "all" in records:
-            return split_by_pixels(records["all"], self.test_fraction), names
+            return split_by_pixels(numbered(records["all"]), self.test_fraction), names
         return {split: records[split] for split in SPLITS}, names
 
     def _expect_one_size(self, parts: Iterable[tuple[list[np.ndarray], list[int]]], place: Path) -> None:

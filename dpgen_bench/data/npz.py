@@ -21,11 +21,15 @@ from dpgen_bench.data.records import (
     check_split,
     check_test_fraction,
     content_hash,
+    numbered,
     split_by_pixels,
 )
+from dpgen_bench.privacy.events import RELATIONS
 
 PREPROCESSING = 1
 KINDS = ("images", "labels")
+# Each draw of records at random makes a random number for every id up to the largest.
+LARGEST_ID = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,10 @@ class Npz(OwnData):
     [n, c, h, w] with c = 1 or 3; labels are integers from 0, [n] or [n, 1]. An array `class_names` of strings names the
     classes; without it, their names are their numbers, and each of them has an image in one of the splits. The
     numbers of classes and of images count as public. The file is read when the image shape or the classes are needed.
+
+    An array `ids`, or `train_ids` if the file has a split, gives each record a permanent id: distinct integers [n] from
+    0 to 10,000,000, which no other record changes. Without it, the ids are places in the file, which stay the same if a
+    record is exchanged, and not if one is added or removed.
 
     Args:
         path: The file.
@@ -94,7 +102,8 @@ class Npz(OwnData):
             raise self.damaged_error(path, "it is no archive of numpy.savez, or it is incomplete")
         try:
             with np.load(path, allow_pickle=False) as file:
-                names = ("class_names", "images", "labels", *(f"{s}_{what}" for s in SPLITS for what in KINDS))
+                with_split = (f"{split}_{what}" for split in SPLITS for what in KINDS)
+                names = ("class_names", "images", "labels", "ids", "train_ids", *with_split)
                 return {name: file[name] for name in names if name in file.files}
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
             raise self.damaged_error(path, str(error)) from error
@@ -109,9 +118,10 @@ class Npz(OwnData):
         arrays, splits = self._arrays, dict[Split, Records]()
         expected = [f"{split}_{what}" for split in SPLITS for what in KINDS]
         if all(name in arrays for name in expected):
-            splits = {split: self._records(f"{split}_images", f"{split}_labels") for split in SPLITS}
+            splits = {split: self._records(f"{split}_") for split in SPLITS}
         elif "images" in arrays and "labels" in arrays:
-            splits = split_by_pixels(self._records("images", "labels"), self.test_fraction)
+            whole = self._records("")
+            splits = split_by_pixels(numbered(whole) if whole.ids is None else whole, self.test_fraction)
         else:
             raise self._content_error(f"it holds {sorted(arrays) or 'none of these arrays'}")
         for split, records in splits.items():
@@ -134,8 +144,9 @@ class Npz(OwnData):
                 "together, or name every class in an array class_names"
             )
 
-    def _records(self, images_name: str, labels_name: str) -> Records:
-        """The records of two arrays of the file, after a check of their shapes and types."""
+    def _records(self, prefix: str) -> Records:
+        """The records of the arrays whose names have this prefix, after a check of their shapes and types."""
+        images_name, labels_name = f"{prefix}images", f"{prefix}labels"
         images, labels = self._arrays[images_name], self._arrays[labels_name]
         if images.dtype != np.uint8 or images.ndim not in (3, 4):
             raise self._content_error(
@@ -155,8 +166,19 @@ class Npz(OwnData):
             )
         if len(labels) and int(labels.min()) < 0:
             raise self._content_error(f"{labels_name} has negative labels; count classes from 0")
-        pixels = torch.from_numpy(np.ascontiguousarray(images))
-        return Records(pixels, torch.from_numpy(labels.astype(np.int64)))
+        pixels, classes = torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels.astype(np.int64))
+        if (ids := self._arrays.get(f"{prefix}ids")) is None:
+            return Records(pixels, classes)
+        if ids.shape != labels.shape or not np.issubdtype(ids.dtype, np.integer):
+            raise self._content_error(
+                f"{prefix}ids is {ids.dtype} {ids.shape}; give one integer for each of the {len(images)} images"
+            )
+        if len(np.unique(ids)) != len(ids) or not 0 <= int(ids.min(initial=0)) <= int(ids.max(initial=0)) <= LARGEST_ID:
+            raise self._content_error(
+                f"{prefix}ids go from {ids.min()} to {ids.max()}, with {len(np.unique(ids))} of {len(ids)} distinct; "
+                f"number the records once, from 0 to at most {LARGEST_ID}, and keep these numbers"
+            )
+        return Records(pixels, classes, ids=torch.from_numpy(ids.astype(np.int64)), keep_ids=RELATIONS)
 
     def _content_error(self, problem: str) -> ValueError:
         """The error for a file with other arrays than expected; the caller raises it."""

@@ -20,7 +20,7 @@ from dpgen_bench.federation.settings import Settings
 from dpgen_bench.privacy.allowance import Allowance
 from dpgen_bench.privacy.batch import unit_range
 from dpgen_bench.privacy.bounds import Batch, Bound, PerRecord, PerRecordGradient, PerRow, Whole
-from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.events import RELATIONS, Budget, Relation
 from dpgen_bench.privacy.factors import PerRecordMoments, PerRecordProducts
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.mechanism import Mechanism
@@ -51,6 +51,8 @@ class PrivateData:
         services: The objects that all mechanisms of a run share, such as the ledger.
         ids: Record ids [n], distinct and non-negative; the default is 0..n-1. The randomness of a record is keyed by
             its id, so it does not change when other records are added or removed.
+        keep_ids: The relations under which all other records keep their ids, see `Records`; the default is both for
+            `ids`, and replace-one for 0..n-1.
         public_n: The public number of records; the default is the number of labels.
         clients: The client of each record [n], for `grouped`; None if the dataset has no clients.
         num_clients: N, the public number of clients 0..N-1, of which some may have no record.
@@ -69,6 +71,7 @@ class PrivateData:
         services: Services,
         *,
         ids: np.ndarray | None = None,
+        keep_ids: Sequence[Relation] | None = None,
         public_n: int | None = None,
         clients: np.ndarray | None = None,
         num_clients: int | None = None,
@@ -79,7 +82,7 @@ class PrivateData:
         self.__labels = labels.to(services.device)
         self.__ids = np.arange(len(labels)) if ids is None else np.asarray(ids)
         self.__device_ids = torch.as_tensor(self.__ids, dtype=torch.int64, device=services.device)
-        self._ids_are_positions = ids is None
+        self._keep_ids = (RELATIONS if ids is not None else ("replace_one",)) if keep_ids is None else tuple(keep_ids)
         if len(images) != len(labels) or len(np.unique(self.__ids)) != len(labels) or (self.__ids < 0).any():
             raise ValueError(
                 "expected as many images as labels and distinct record ids >= 0, got "
@@ -250,7 +253,7 @@ class PrivateData:
         if state is not None:
             entry = replace(entry, bound={**entry.bound, "private_state": state.name})
         self._services.ledger.approve(entry)
-        warn_of_settings(self._services.ledger, name, ids_are_positions=self._ids_are_positions)
+        warn_of_settings(self._services.ledger, name, self._keep_ids)
         return Mechanism(
             entry,
             bound,

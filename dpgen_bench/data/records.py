@@ -10,7 +10,7 @@ import hashlib
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -18,6 +18,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor
+
+from dpgen_bench.privacy.events import Relation
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
@@ -32,14 +34,21 @@ class Records:
             float32 on the same scale, if a protocol uses unrounded samples.
         labels: int64 [n], class numbers from 0.
         clients: int64 [n], the number from 0 of the client of each record; None if the dataset has no clients.
+        ids: int64 [n], distinct numbers from 0, by which random numbers belong to records, and records to shards; None:
+            the place of each record.
+        keep_ids: The neighbouring relations under which every other record keeps its id if one record is exchanged, or
+            is added or removed.
 
     Raises:
-        ValueError: For another dtype or shape, a negative label or client, or a pixel outside 0..255.
+        ValueError: For another dtype or shape, a negative label, client or id, an id that two records have, or a pixel
+            outside 0..255.
     """
 
     images: Tensor
     labels: Tensor
     clients: Tensor | None = None
+    ids: Tensor | None = None
+    keep_ids: tuple[Relation, ...] = ("replace_one",)
 
     def __post_init__(self) -> None:
         if self.images.dtype not in (torch.uint8, torch.float32) or self.images.ndim != 4:
@@ -50,7 +59,7 @@ class Records:
         # This form of the condition is false for NaN, too.
         if self.images.is_floating_point() and not bool(((self.images >= 0) & (self.images <= 255)).all()):
             raise ValueError("expected pixels within 0..255, got others (or NaN).")
-        for what, numbers in (("labels", self.labels), ("clients", self.clients)):
+        for what, numbers in (("labels", self.labels), ("clients", self.clients), ("ids", self.ids)):
             if numbers is None:
                 continue
             if numbers.dtype != torch.int64 or numbers.shape != self.images.shape[:1]:
@@ -60,9 +69,25 @@ class Records:
                 )
             if len(numbers) and int(numbers.min()) < 0:
                 raise ValueError(f"expected {what} from 0 upwards, got {int(numbers.min())}.")
+        if self.ids is not None and len(self.ids.unique()) != len(self.ids):
+            raise ValueError("expected an id of its own for each record, got some ids twice.")
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def take(self, chosen: Tensor) -> Records:
+        """The records of a mask, bool [n], that depends on what each record contains.
+
+        If ids are places, no relation keeps them: an exchanged record may join or leave the chosen ones, which changes
+        the place of each later one.
+        """
+        return Records(
+            self.images[chosen],
+            self.labels[chosen],
+            None if self.clients is None else self.clients[chosen],
+            None if self.ids is None else self.ids[chosen],
+            () if self.ids is None else self.keep_ids,
+        )
 
     @cached_property
     def images_hash(self) -> str:
@@ -78,11 +103,13 @@ class Records:
 
     @cached_property
     def content_hash(self) -> str:
-        """SHA-256 (hex) of the images, the labels and, if there are any, the clients."""
+        """SHA-256 (hex) of the images, the labels and, if there are any, the clients and the ids."""
         digest = hashlib.sha256(self.images_hash.encode())
         digest.update(np.ascontiguousarray(self.labels.cpu().numpy()).tobytes())
         if self.clients is not None:
             digest.update(b"clients" + np.ascontiguousarray(self.clients.cpu().numpy()).tobytes())
+        if self.ids is not None:
+            digest.update(b"ids" + np.ascontiguousarray(self.ids.cpu().numpy()).tobytes())
         return digest.hexdigest()
 
 
@@ -220,21 +247,24 @@ def check_test_fraction(test_fraction: float) -> None:
 
 
 def content_hash(splits: Mapping[Split, Records]) -> str:
-    """SHA-256 (hex) of the images and labels of both splits."""
+    """SHA-256 (hex) of the images, labels, clients and ids of both splits."""
     return hashlib.sha256("".join(splits[split].content_hash for split in SPLITS).encode()).hexdigest()
 
 
 def split_by_pixels(records: Records, test_fraction: float, salt: str = "") -> dict[Split, Records]:
     """A split of images by a hash of each image: equal images are in the same split, and no image moves for another.
 
-    A part of such a split is itself split in these proportions only with another `salt`.
+    Records keep their ids if they have some (`Records.take`). A part of such a split is itself split in these
+    proportions only with another `salt`.
     """
     ranks = [hash_rank(salt + hashlib.sha256(image.tobytes()).hexdigest()) for image in records.images.numpy()]
     test = torch.tensor([rank < test_fraction for rank in ranks], dtype=torch.bool)
-    return {
-        "train": Records(records.images[~test], records.labels[~test]),
-        "test": Records(records.images[test], records.labels[test]),
-    }
+    return {"train": records.take(~test), "test": records.take(test)}
+
+
+def numbered(records: Records) -> Records:
+    """The same records, whose ids are their places in these: a part of them has the same ids under replace-one."""
+    return replace(records, ids=torch.arange(len(records)))
 
 
 def check_split(split: str) -> None:

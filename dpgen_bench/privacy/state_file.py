@@ -110,14 +110,14 @@ class StateFile:
         """The slot that contains this version with a valid checksum; None if there is none."""
         for slot in np.flatnonzero(self.versions(shard) == version):
             assert self._rows is not None
-            if zlib.crc32(self._rows["row"][shard, slot].tobytes()) == self._rows["checksum"][shard, slot]:
+            if zlib.crc32(self._rows["row"][shard, slot].data) == self._rows["checksum"][shard, slot]:
                 return int(slot)
         return None
 
     def row(self, shard: int, slot: int) -> np.ndarray:
-        """A copy of the row of a slot that `find` returned."""
+        """A view of the row of a slot that `find` returned; it is valid until the next write."""
         assert self._rows is not None
-        return self._rows["row"][shard, slot].copy()
+        return self._rows["row"][shard, slot]
 
     def unpack(self, rows: np.ndarray, device: torch.device) -> Parts:
         """The tensors [g, ...] of rows [g, P]. Those with one number for each row stay on the host."""
@@ -150,11 +150,16 @@ class StateFile:
             for _, group in groupby(flat, key=lambda part: part.device)
             if (together := list(group))
         ]
-        return lambda: np.concatenate([copy().numpy() for copy in copies], axis=1)
+
+        def rows() -> np.ndarray:
+            arrays = [copy().numpy() for copy in copies]
+            return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
+
+        return rows
 
     def read(self, shard: int, slot: int, device: torch.device) -> Parts:
         """The tensors of a slot that `find` returned; see `unpack`."""
-        return {name: part[0] for name, part in self.unpack(self.row(shard, slot)[None], device).items()}
+        return {name: part[0] for name, part in self.unpack(np.array([self.row(shard, slot)]), device).items()}
 
     def write(self, shard: int, slot: int, version: int, parts: Parts) -> None:
         """Write the tensors of a slot; see `pack`."""
@@ -164,7 +169,7 @@ class StateFile:
         """Write a row of `pack` to a slot."""
         assert self._rows is not None
         self._rows["row"][shard, slot] = row
-        self._rows["checksum"][shard, slot] = zlib.crc32(row.tobytes())
+        self._rows["checksum"][shard, slot] = zlib.crc32(row.data)
         self._rows["version"][shard, slot] = version
 
     def flush(self) -> None:

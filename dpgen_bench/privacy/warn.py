@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 
 from dpgen_bench.privacy.accountants.calibration import LEAST_SHARE, is_nearly_spent
 from dpgen_bench.privacy.accountants.proven import NotCovered
+from dpgen_bench.privacy.events import RELATIONS, Relation
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.planning import own_shares
 from dpgen_bench.privacy.sampling import EveryShard, OneShard
 
+CHANGES: dict[Relation, str] = {
+    "add_remove": "adding or removing a record",
+    "replace_one": "exchanging a record for one of another content or class",
+}
 
-def warn_of_settings(ledger: Ledger, name: str, ids_are_positions: bool = False) -> None:
+
+def warn_of_settings(ledger: Ledger, name: str, keep_ids: Sequence[Relation] = RELATIONS) -> None:
     """Write the warnings about the newly approved entry `name`; none if the budget is infinite.
 
     Args:
-        ids_are_positions: whether a record's id is its place in the data set, so that it changes if an earlier record
-            is removed.
+        keep_ids: the relations under which all other records keep their ids, see `Records`.
     """
     budget, entry = ledger.budget, ledger.entries[name]
     if budget.without_privacy:
@@ -29,11 +35,12 @@ def warn_of_settings(ledger: Ledger, name: str, ids_are_positions: bool = False)
             "(epsilon, delta). Set privacy.delta well below 1/n."
         )
     of_shards = isinstance(entry.event.sampling, OneShard | EveryShard)
-    if ids_are_positions and budget.relation == "add_remove" and of_shards:
+    if of_shards and budget.relation not in keep_ids:
+        instead = "Set privacy.relation=replace_one, or give" if "replace_one" in keep_ids else "Give"
         ledger.warn(
-            f"{name!r} assigns records to shards by their position in the data set, so adding or removing a record "
-            "moves later ones to other shards. Epsilon under add_remove does not cover this: it holds for records that "
-            "keep their ids. Set privacy.relation=replace_one, or give records permanent ids."
+            f"{name!r} assigns records to shards by their place in the data set, so {CHANGES[budget.relation]} moves "
+            f"later ones to other shards. Epsilon under {budget.relation} does not cover this: it holds for records "
+            f"that keep their ids. {instead} records permanent ids (docs/extend/dataset.md#ids-of-records)."
         )
     if len(ledger.entries) > 1:
         _warn_of_small_rests(ledger)

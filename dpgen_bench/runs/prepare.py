@@ -125,6 +125,8 @@ def open_data(
         records.labels,
         dataset.num_classes,
         services,
+        ids=None if records.ids is None else records.ids.numpy(),
+        keep_ids=records.keep_ids,
         clients=None if records.clients is None else records.clients.numpy(),
         num_clients=dataset.num_clients,
         class_names=dataset.class_names,
