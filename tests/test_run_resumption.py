@@ -15,6 +15,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from dpgen_bench.runs import arithmetic
 from dpgen_bench.runs import prepare as prepare_run
 from dpgen_bench.runs.config import compose_config
 from dpgen_bench.runs.execute import RunFailed, execute
@@ -210,6 +211,12 @@ def test_a_run_killed_before_its_first_checkpoint_is_not_continued_with_another_
     with pytest.raises(RunFailed, match="expected the source of the method with which run"):
         execute(config(tmp_path, "privacy.noise=os"))
     assert (folder.path / "source").read_text() == source
+    monkeypatch.undo()
+    monkeypatch.setattr(arithmetic, "source_of_the_bench", lambda: "another")
+    with pytest.raises(
+        ValueError, match=r"expected dpgen_bench=\w+, .* got dpgen_bench=another: .* version"
+    ):
+        execute(config(tmp_path, "privacy.noise=os"))
     monkeypatch.undo()
     assert execute(config(tmp_path, "privacy.noise=os")).done
 

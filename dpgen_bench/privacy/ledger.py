@@ -15,6 +15,7 @@ from dpgen_bench.utils.files import write_atomic
 
 _IN_EACH_MODE = (
     "the number of records (of clients, if the unit is the client) is treated as public",
+    "test records: metrics compare samples with them, and metric values have no noise",
     "side channels such as running time and memory use",
     "hyperparameters chosen by looking at the results of other runs on the same records are not accounted for",
     "the sensitivity is that of sums in exact arithmetic; what floating-point summation of the clipped rows may add to "

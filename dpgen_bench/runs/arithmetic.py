@@ -1,16 +1,19 @@
-"""How the sums of a run are rounded, which a run with noise for release must keep when it continues.
+"""Software and settings that determine a run's sums, which a run with noise for release must keep when it continues.
 
 Releases after the last checkpoint of a run that was stopped or killed are made again, with the same noise. If their
-sums were rounded in another way, the two noisy values would differ by what no noise covers. Seeded noise promises
-nothing against someone who has the seed, so a run with it may continue in any way.
+sums were of other functions, or rounded in another way, the two noisy values would differ by what no noise covers.
+Seeded noise promises nothing against someone who has the seed, so a run with it may continue in any way.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import OmegaConf
 
@@ -19,14 +22,21 @@ from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.runtime import backend_of, number_of_processes
 from dpgen_bench.runs.store import ARITHMETIC, RunFolder
 from dpgen_bench.utils.files import make_private, write_atomic
+from dpgen_bench.utils.paths import METHODS, PACKAGE
+
+OTHER_SOURCE = " (a hash of the source of the bench: use the version that began the run)"
 
 
 def arithmetic(spec: RunSpec, device: torch.device) -> dict[str, Any]:
-    """The settings of a run, by name, that change its sums by rounding; with the number of threads of this process.
+    """What changes the sums of a run, by name: the bench's source, libraries, and settings that change the rounding.
 
-    Two processors may round differently with the same settings, which this does not see.
+    The number of threads is that of this process. Two processors may round differently with the same settings, which
+    this does not see. The source of a user's own method is checked by `expect_same_source`.
     """
     return {
+        "dpgen_bench": source_of_the_bench(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
         "runtime.processes": number_of_processes(spec.config),
         "runtime.padded": OmegaConf.select(spec.config, "runtime.padded"),
         "runtime.compile": backend_of(spec.config),
@@ -35,8 +45,18 @@ def arithmetic(spec: RunSpec, device: torch.device) -> dict[str, Any]:
     }
 
 
+@cache
+def source_of_the_bench() -> str:
+    """Hash of all source files of the harness and of its methods: networks and losses are a part of every release."""
+    digest = hashlib.sha256()
+    for folder in (PACKAGE, METHODS):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def expect_same_arithmetic(spec: RunSpec, folder: RunFolder, device: torch.device) -> None:
-    """Check that a run that continues with `privacy.noise=os` has the settings with which it made releases.
+    """Check that a run that continues with `privacy.noise=os` has the software and settings of its releases.
 
     Raises:
         ValueError: for other ones.
@@ -49,13 +69,13 @@ def expect_same_arithmetic(spec: RunSpec, folder: RunFolder, device: torch.devic
         needed, got = (" ".join(f"{name}={_text(of[name])}" for name in different) for of in (before, now))
         raise ValueError(
             f"expected {needed}, with which run {spec.id} made its releases, got {got}: with privacy.noise=os, "
-            "releases that are made again would have the same noise on sums that differ by rounding; continue it with "
-            f"{needed}."
+            f"releases that are made again would have the same noise on other sums; continue it with {needed}"
+            f"{OTHER_SOURCE if 'dpgen_bench' in different else ''}."
         )
 
 
 def record_arithmetic(spec: RunSpec, folder: RunFolder, device: torch.device) -> None:
-    """Record the settings of a run with `privacy.noise=os`, until it is finished (`expect_same_arithmetic`)."""
+    """Record what determines the sums of a run with `privacy.noise=os`, until it is finished."""
     if spec.config.privacy.noise != "os":
         return
     path = _file_of(folder)

@@ -304,11 +304,6 @@ def _train(
     warn_of_unused_shares(ledger)
     ctx.close()
     ledger.save()
-    errors = folder.path / "private" / "federation" / "errors.txt"
-    if errors.exists():
-        print(
-            f"run {spec.id}: programs of clients failed, and their answers count as zeros; the errors are in {errors}"
-        )
     if ledger.diagnostics == "unsafe":
         bounds = {name: mechanism.bound.C for name, mechanism in data.mechanisms.items()}
         draw_norms(folder.path / "private" / "diagnostics.jsonl", bounds, folder.path / "private" / "norms.png")

@@ -15,14 +15,14 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[1]
 # The folder that has the packages `dpgen_bench` and `methods`: a checkout, or site-packages.
-HOME = _PACKAGE.parent
+HOME = PACKAGE.parent
 # A wheel has the other folders within the package; see [tool.hatch.build.targets.wheel] in pyproject.toml.
-IS_CHECKOUT = not (_PACKAGE / "conf").is_dir()
-CONF = (HOME if IS_CHECKOUT else _PACKAGE) / "conf"
-PUBLISHED = HOME / "results" / "published" if IS_CHECKOUT else _PACKAGE / "published"
-RECORDS = HOME / "results" / "records" if IS_CHECKOUT else _PACKAGE / "records"
+IS_CHECKOUT = not (PACKAGE / "conf").is_dir()
+CONF = (HOME if IS_CHECKOUT else PACKAGE) / "conf"
+PUBLISHED = HOME / "results" / "published" if IS_CHECKOUT else PACKAGE / "published"
+RECORDS = HOME / "results" / "records" if IS_CHECKOUT else PACKAGE / "records"
 
 METHODS = HOME / "methods"
 
