@@ -12,6 +12,8 @@ import textwrap
 
 import matplotlib
 
+from dpgen_bench.runs.listing import format_epsilon
+
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
@@ -57,7 +59,7 @@ def texts(line: Line) -> dict[str, str]:
 
 def epsilon_text(value: str) -> str:
     """An epsilon of the CSV with three digits."""
-    return value if value == NONE else "∞" if value == "inf" else f"{float(value):.3g}"
+    return value if value == NONE else "∞" if value == "inf" else format_epsilon(float(value))
 
 
 def grids() -> list[np.ndarray]:

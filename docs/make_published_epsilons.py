@@ -28,6 +28,7 @@ from dpgen_bench.privacy.sampling import Full, OneShard
 from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.display import counted, relation_name
 from dpgen_bench.runs.identity import NOT_ARGUMENTS
+from dpgen_bench.runs.listing import format_epsilon
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.runs.records import read_record, record_paths
 from dpgen_bench.runs.values import mean_values
@@ -176,7 +177,7 @@ def cell_of(found: Sequence[Found]) -> str:
 def shown(value: str) -> str:
     """An epsilon with three digits."""
     number = float(value)
-    return "none" if math.isinf(number) else f"{number:.3g}" if number < 1000 else f"{number:,.0f}"
+    return "none" if math.isinf(number) else format_epsilon(number)
 
 
 def rows() -> list[tuple[str, ...]]:

@@ -8,11 +8,18 @@ from pathlib import Path
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ("---",) * len(header), *rows))
+    lines = (header, ("---",) * len(header), *rows)
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |" for cells in lines)
 
 
 def page_with(page: Path, begin: str, made: str, end: str) -> str:
-    """The text of a page with `made` between the marks `begin` and `end`."""
-    before, _, rest = page.read_text().partition(begin)
-    _, _, after = rest.partition(end)
-    return f"{before}{begin}\n\n{made}\n\n{end}{after}"
+    """The text of a page with `made` between the marks `begin` and `end`.
+
+    Raises:
+        ValueError: Unless the page has both marks once, in this order.
+    """
+    text = page.read_text()
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"expected {begin!r} and then {end!r} in {page}, once each; restore these marks.")
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n\n{made}\n\n{end}{rest.partition(end)[2]}"

@@ -25,6 +25,8 @@ LINES = {
     "import torchvision; torchvision.datasets.MNIST('x')": "torchvision.datasets.MNIST",
     "from sklearn.datasets import load_digits": "import sklearn.datasets.load_digits",
     "from dpgen_bench.data.datasets import Mnist": "import dpgen_bench.data.datasets.Mnist",
+    "from dpgen_bench.data.npz import Npz": "import dpgen_bench.data.npz.Npz",
+    "from dpgen_bench.runs.building import build_dataset": "import dpgen_bench.runs.building.build_dataset",
     "import subprocess": "import subprocess",
     "import os; x = os.environ['HOME']": "os.environ",
     "import socket": "import socket",

@@ -52,7 +52,7 @@ def certified_entry(result: MethodAudit, run: str, seed: int) -> dict[str, Any]:
 
 def why_nothing_is_certified(ledger: Ledger) -> str:
     """Why there is nothing to audit in a run with this ledger, in a few words; "" if it can be audited."""
-    own = [entry.event for entry in ledger.entries.values() if entry.inherited_from is None]
+    own = [entry.event for entry in ledger.own.values()]
     if ledger.unit != "record":
         return f"its unit is the {ledger.unit}, whose mechanisms are not replayed"
     if not own:

@@ -18,6 +18,7 @@ from dpgen_bench.audit.bounds import epsilon_from_counts, gaussian_epsilon, gaus
 from dpgen_bench.audit.laws import Law, Movement, draw_ratios, gaussian_mu, law_of
 from dpgen_bench.privacy.events import Event, Relation
 from dpgen_bench.privacy.expect import expect_integer
+from dpgen_bench.utils.json_numbers import to_json
 
 CONFIDENCE = 0.95
 _CANDIDATES = 400  # thresholds that are compared on the pilot trials
@@ -99,7 +100,7 @@ class Certificate:
     def to_dict(self) -> dict[str, Any]:
         """JSON values, for the record of an attack; infinities as text."""
         values = {"level": "c", **asdict(self), "mechanisms": list(self.mechanisms)}
-        return {key: str(v) if isinstance(v, float) and math.isinf(v) else v for key, v in values.items()}
+        return to_json(values)
 
 
 def certify(

@@ -30,6 +30,7 @@ from dpgen_bench.runs.measure import is_for_release
 from dpgen_bench.runs.plan import plan_spec
 from dpgen_bench.runs.store import Store
 from dpgen_bench.testing.bench import Bench, DataSet
+from dpgen_bench.utils.json_numbers import to_json
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,8 @@ class MethodAudit:
         return {
             "relation": self.relation,
             "delta": self.delta,
-            "proven": _finite(self.proven),
-            "claimed": _finite(self.claimed),
+            "proven": to_json(self.proven),
+            "claimed": to_json(self.claimed),
             "claimed_relation": self.claimed_relation,
             "neighbours": list(self.pair.names),
             "moved": {
@@ -112,16 +113,12 @@ class MethodAudit:
         }
 
 
-def _finite(value: float | None) -> float | str | None:
-    return str(value) if value is not None and math.isinf(value) else value
-
-
 def _furthest(replayed: Replayed, name: str, which: Relation) -> dict[str, Any] | None:
     found = replayed.furthest(name, which)
     if found is None:
         return None
     moved, pair = found
-    return {"distance": moved.distance, "declared": _finite(moved.declared), "neighbours": list(pair.names)}
+    return {"distance": moved.distance, "declared": to_json(moved.declared), "neighbours": list(pair.names)}
 
 
 def run_spec(results: Path, run: str) -> RunSpec:
@@ -205,7 +202,7 @@ def audit_method(
             f"expected a method that protects single records, got {spec.config.method.name}, whose unit is the "
             "client: its mechanisms are not replayed. Describe them in a case (docs/audit.md)."
         )
-    own = {name: entry for name, entry in ledger.entries.items() if entry.inherited_from is None}
+    own = ledger.own
     if not own:
         raise ValueError(f"expected a method that uses records, got {spec.config.method.name}, which makes no release.")
     ledger.entries = own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+import loky
 import numpy as np
 import torch
 from PIL import Image, ImageOps
@@ -127,7 +127,7 @@ def count_channels(paths: Sequence[Path]) -> int:
         with _opened(path) as file:
             return is_grey(file)
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(max_workers=loky.cpu_count()) as pool:
         try:
             return 1 if all(pool.map(grey, paths)) else 3
         finally:
@@ -144,7 +144,7 @@ def unreadable(paths: Sequence[Path]) -> list[BadImage]:
             return error
         return None
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(max_workers=loky.cpu_count()) as pool:
         return [error for error in pool.map(problem, paths) if error is not None]
 
 
@@ -155,7 +155,7 @@ def read_images(paths: Sequence[Path], size: int, channels: int, crop: Crop) -> 
         BadImage: For the first file, in order, that cannot be read.
     """
     images = np.empty((len(paths), channels, size, size), dtype=np.uint8)
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(max_workers=loky.cpu_count()) as pool:
         decoded = pool.map(lambda path: read_image(path, size, channels, crop), paths)
         try:
             for row, image in zip(images, decoded, strict=True):

@@ -120,6 +120,7 @@ class PretrainingContext(Context):
 
     def __init__(self, outer: Context, services: Services) -> None:
         self.seed, self.device, self.generator, self.scale = outer.seed, outer.device, outer.generator, outer.scale
+        self.precision = outer.precision
         self._public, self._loop, self._releases = outer._public, outer._loop, outer._releases
         self._outer, self._images = outer, services
         self.networks: dict[str, nn.Module] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Literal
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, OneClient, sampling_from_dict
 from dpgen_bench.utils.files import write_atomic
+from dpgen_bench.utils.json_numbers import to_json
 
 _IN_EACH_MODE = (
     "the number of records (of clients, if the unit is the client) is treated as public",
@@ -103,8 +103,8 @@ class Entry:
     def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            "bound": _plain(self.bound),
-            "sensitivity": _plain(asdict(self.event.sensitivity)),
+            "bound": to_json(self.bound),
+            "sensitivity": to_json(asdict(self.event.sensitivity)),
             "sampling": self.event.sampling.to_dict(),
             "std": self.event.std,
             "times": self.event.times,
@@ -200,6 +200,11 @@ class Ledger:
             raise ValueError(f"expected privacy.noise in {sorted(NOISE_MODES)}, got {self.noise!r}.")
         if self.diagnostics not in ("off", "unsafe"):
             raise ValueError(f"expected privacy.diagnostics off or unsafe, got {self.diagnostics!r}.")
+
+    @property
+    def own(self) -> dict[str, Entry]:
+        """The entries by name, without those that were inherited."""
+        return {name: entry for name, entry in self.entries.items() if entry.inherited_from is None}
 
     @property
     def events(self) -> list[Event]:
@@ -322,8 +327,7 @@ class Ledger:
         settled = [failure for failure in self.failures if failure.statement is None]
         if settled:
             self.failures = [replace(each, statement=each.statement or statement) for each in self.failures]
-            settled_reasons = {failure.reason for failure in settled}
-            self.unproven = [reason for reason in self.unproven if reason not in settled_reasons]
+            self.unproven = [reason for reason in self.unproven if reason not in {each.reason for each in settled}]
             self.epsilon = None
             self.save()
         return settled
@@ -348,7 +352,7 @@ class Ledger:
         """The content of ledger.json."""
         return {
             "unit": self.unit,
-            "budget": _plain(asdict(self.budget)),
+            "budget": to_json(asdict(self.budget)),
             "records": self.records,
             "noise": {"mode": self.noise, "meaning": NOISE_MODES[self.noise]},
             "diagnostics": self.diagnostics,
@@ -394,8 +398,3 @@ class Ledger:
         """Write the ledger to its file, atomically; a ledger without a path is in memory only."""
         if self.path is not None:
             write_atomic(self.path, json.dumps(self.to_dict(), indent=2))
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` with infinities as text that float() reads, because JSON has no infinity."""
-    return {k: str(v) if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}

@@ -76,7 +76,7 @@ def expect_no_release(ledger: Ledger, name: str) -> None:
     Its noise, its sampling or its number of releases could depend on what was released, and composition with such
     adaptive parameters is proven for Rényi DP, but not for all accountants (docs/accounting.md, assumption A1).
     """
-    used = [earlier for earlier, entry in ledger.entries.items() if entry.executed and entry.inherited_from is None]
+    used = [earlier for earlier, entry in ledger.own.items() if entry.executed]
     if used:
         raise ValueError(
             f"expected all mechanisms to be requested before the first release, got a request for {name!r} after "
@@ -204,16 +204,15 @@ def _takes_the_rest(ledger: Ledger, request: Request) -> bool:
 
 def own_shares(ledger: Ledger) -> dict[str, float]:
     """Shares of the run's own mechanisms by name."""
-    own = (entry for entry in ledger.entries.values() if entry.inherited_from is None)
-    return {entry.name: entry.share for entry in own if entry.share is not None}
+    return {name: entry.share for name, entry in ledger.own.items() if entry.share is not None}
 
 
 def _remedy(ledger: Ledger, request: Request) -> str:
     """A sentence for an error: which mechanisms use the budget, and how to leave a part of it for the request."""
-    entries = list(ledger.entries.values())
-    took_rest = [e for e in entries if e.inherited_from is None and e.share is None and e.calibrated != "nothing"]
-    stated = [e for e in entries if e.inherited_from is None and e.calibrated == "nothing"]
-    inherited = sorted({e.inherited_from for e in entries if e.inherited_from is not None})
+    own = ledger.own.values()
+    took_rest = [entry for entry in own if entry.share is None and entry.calibrated != "nothing"]
+    stated = [entry for entry in own if entry.calibrated == "nothing"]
+    inherited = sorted({entry.inherited_from for entry in ledger.entries.values() if entry.inherited_from is not None})
     if took_rest:
         name = took_rest[-1].name
         here = "no `share` here" if request.share is None else f"share={request.share:g} here"

@@ -65,7 +65,7 @@ def warn_of_unused_shares(ledger: Ledger) -> None:
     Only then is it known that no other mechanism takes the rest.
     """
     shares = own_shares(ledger)
-    own = [entry for entry in ledger.entries.values() if entry.inherited_from is None]
+    own = ledger.own.values()
     took_the_rest = any(entry.share is None and entry.calibrated != "nothing" for entry in own)
     if not shares or took_the_rest or math.isinf(ledger.budget.limit):
         return

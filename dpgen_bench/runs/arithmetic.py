@@ -95,5 +95,4 @@ def _text(value: Any) -> str:
 def has_released(folder: RunFolder) -> bool:
     """Whether the run itself, and not the run that it continues, made a release."""
     path = folder.path / "ledger.json"
-    entries = Ledger.load(path).entries.values() if path.exists() else ()
-    return any(entry.executed and entry.inherited_from is None for entry in entries)
+    return path.exists() and any(entry.executed for entry in Ledger.load(path).own.values())

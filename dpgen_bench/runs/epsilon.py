@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.utils.json_numbers import to_json
 
 
 def account_run(spec: RunSpec, folder: RunFolder) -> None:
@@ -65,9 +67,29 @@ def _proven(ledger: Ledger, events: Sequence[Event]) -> tuple[float | str | None
     if ledger.unproven:
         return "inf", {"reason": "; ".join(ledger.unproven)}
     try:
-        return _as_json(epsilon(events, budget.delta, budget.relation, budget.accountant)), {}
+        return to_json(epsilon(events, budget.delta, budget.relation, budget.accountant)), {}
     except NotCovered as failure:
         return "inf", {"reason": str(failure)}
+
+
+def spent_by(ledger: Ledger, executed: Mapping[str, int]) -> float:
+    """Proven epsilon of a ledger's inherited entries and of the releases made so far; infinite if nothing is proven.
+
+    It describes one moment of a run, for displays. It does not lower the epsilon of the run, whose allowances were
+    approved in full.
+
+    Args:
+        executed: the number of releases of each mechanism.
+    """
+    if ledger.unproven:
+        return math.inf
+    made = [replace(entry.event, times=executed[name]) for name, entry in ledger.own.items() if executed.get(name)]
+    inherited = [entry.event for entry in ledger.entries.values() if entry.inherited_from]
+    budget = ledger.budget
+    try:
+        return epsilon([*inherited, *made], budget.delta, budget.relation, budget.accountant)
+    except NotCovered:  # possible only with an infinite budget
+        return math.inf
 
 
 def _value_or_error(compute: Callable[[], Any]) -> Any:
@@ -76,8 +98,3 @@ def _value_or_error(compute: Callable[[], Any]) -> Any:
         return compute()
     except Exception as error:
         return f"failed: {type(error).__name__}: {error}"
-
-
-def _as_json(value: float | None) -> float | str | None:
-    """The value with infinity as "inf", because JSON has no infinity."""
-    return "inf" if value is not None and math.isinf(value) else value

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.evaluate.protocol import build_metrics
 from dpgen_bench.method import Context, fit_method
-from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.processes import NotDivisible, Processes
@@ -24,7 +22,7 @@ from dpgen_bench.privacy.warn import warn_of_unused_shares
 from dpgen_bench.runs.arithmetic import expect_same_arithmetic, record_arithmetic
 from dpgen_bench.runs.config import RunSpec, build_spec, check_evaluation, compose_config
 from dpgen_bench.runs.diagnostics import draw_norms
-from dpgen_bench.runs.epsilon import account_run
+from dpgen_bench.runs.epsilon import account_run, spent_by
 from dpgen_bench.runs.failures import PrivateFailure, failures_to_settle, keep_private, settle_failures
 from dpgen_bench.runs.kept import extract, kept_steps, kept_steps_measured
 from dpgen_bench.runs.measure import measure
@@ -201,6 +199,7 @@ def _config_to_measure(config: DictConfig, overrides: list[str]) -> DictConfig:
     _, texts = split_config_dir(overrides)
     by_key = {text.lstrip("+~").split("=", 1)[0]: text for text in texts if not text.startswith("-")}
     paths = {key: by_key[key] for key in ("dataset.path", "dataset.root") if key in by_key}
+    parser = OverridesParser.create()
     allowed = ("protocol", "runtime", "data_root")
     if refused := [key for key in by_key if key.split(".")[0] not in allowed and key not in paths]:
         raise ValueError(
@@ -217,7 +216,7 @@ def _config_to_measure(config: DictConfig, overrides: list[str]) -> DictConfig:
     if "root" in config.dataset:  # the data may have moved since the run was trained
         config.dataset.root = composed.data_root
     for key, text in paths.items():
-        OmegaConf.update(config, key, text.split("=", 1)[1])
+        OmegaConf.update(config, key, parser.parse_override(text).value())
     OmegaConf.resolve(config)
     check_evaluation(config)
     check_runtime(config)
@@ -246,21 +245,16 @@ def _train(
     made_by = {} if overrides is None else {"overrides": without_local_paths(overrides)}
     folder.write_json("environment.json", {**describe_environment(device), **made_by})
     _write_dataset(spec, folder)
-    ledger = open_ledger(spec, folder)
+    records = spec.dataset().load("train")
+    ledger = open_ledger(spec, folder, len(records))
     expect_same_source(spec, folder, ledger)
     _announce_warnings(spec, ledger)
-    data, services = open_data(spec, folder, ledger, device, processes)
+    data, services = open_data(spec, folder, ledger, records, device, processes)
     runtime = spec.config.runtime
 
     def spent() -> str:
         """Epsilon of the releases made so far, for the progress bar."""
-        done = [replace(mechanism.event, times=mechanism.executed) for mechanism in data.mechanisms.values()]
-        inherited = [entry.event for entry in ledger.entries.values() if entry.inherited_from]
-        budget = ledger.budget
-        try:
-            now = epsilon([*inherited, *done], budget.delta, budget.relation, budget.accountant)
-        except NotCovered:  # possible only with an infinite budget; the display must not end the run
-            now = math.inf
+        now = spent_by(ledger, {name: mechanism.executed for name, mechanism in data.mechanisms.items()})
         return f"ε spent {now:.3g}"
 
     ctx = context_of(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from dpgen_bench.generator import Generator, NetGenerator
 from dpgen_bench.nets.spectral import settle_spectral
-from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.config import RunSpec
+from dpgen_bench.runs.epsilon import spent_by
 from dpgen_bench.runs.measurements import Measurement, Protocol
 from dpgen_bench.runs.store import ReadableRun, RunFolder
 from dpgen_bench.training.checkpoint import Checkpoint, PhaseState, load_checkpoint
+from dpgen_bench.utils.json_numbers import to_json
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ def extract(folder: RunFolder, step: int) -> RunFolder:
     net = _with_weights(generator.net, kept.stateful[name], prefix)
     step_folder.path.mkdir(parents=True, exist_ok=True)
     NetGenerator(_settle(net) if is_settled else net, **generator.config()).save(step_folder.path)
-    step_folder.write_json("step.json", {"step": step, "epsilon": _spent(folder, kept.executed)})
+    spent = spent_by(Ledger.load(folder.path / "ledger.json"), kept.executed)
+    step_folder.write_json("step.json", {"step": step, "epsilon": to_json(spent)})
     return step_folder
 
 
@@ -152,28 +154,6 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Tensor]) -> bool:
     return all(
         isinstance(one[key], Tensor) and torch.equal(one[key].cpu(), value.cpu()) for key, value in other.items()
     )
-
-
-def _spent(folder: RunFolder, executed: Mapping[str, int]) -> float | str:
-    """Proven epsilon of the releases up to a step, by the number executed of each mechanism; "inf" if none is proven.
-
-    It describes that step only. It does not lower the epsilon of the run, whose allowances were approved in full.
-    """
-    ledger = Ledger.load(folder.path / "ledger.json")
-    if ledger.unproven:
-        return "inf"
-    inherited = [entry.event for entry in ledger.entries.values() if entry.inherited_from]
-    own = [
-        replace(entry.event, times=executed[name])
-        for name, entry in ledger.entries.items()
-        if not entry.inherited_from and executed.get(name)
-    ]
-    budget = ledger.budget
-    try:
-        spent = epsilon([*inherited, *own], budget.delta, budget.relation, budget.accountant)
-    except NotCovered:
-        return "inf"
-    return "inf" if math.isinf(spent) else spent
 
 
 def _number(value: Any) -> float:

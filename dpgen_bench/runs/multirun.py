@@ -129,6 +129,8 @@ def _is_alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
+    except PermissionError:  # a process of another user
+        return True
     return True
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -28,6 +27,7 @@ from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.validation import file_problem
 from dpgen_bench.runs.values import mean_values
 from dpgen_bench.training.cost import cost_values
+from dpgen_bench.utils.json_numbers import to_json
 from dpgen_bench.utils.validation import suggestion
 
 # The keys of a run, always in this order; `null` stands for what is unknown or does not exist.
@@ -93,7 +93,7 @@ def overview(folder: RunFolder, version_of: Callable[[type], int | str] = method
         "metrics": {str(each["protocol"]["name"]): mean_values(each) for each in measurements},
         "path": str(folder.path),
     }
-    plain = _plain(values)
+    plain = to_json(values)
     assert isinstance(plain, dict)
     return plain
 
@@ -171,17 +171,6 @@ def _duration(folder: RunFolder, state: str, status: Mapping[str, Any]) -> float
     return cost_values(folder.read_json("training.json")).get("seconds_total")
 
 
-def _plain(value: Any) -> Any:
-    """The value with texts for infinite numbers and NaN."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
 def select(runs: Iterable[Overview], filters: Sequence[str]) -> list[Overview]:
     """The runs that match every filter KEY=VALUE, where commas separate several values and * stands for any text.
 
@@ -231,7 +220,7 @@ def _text(value: Any) -> str:
 
 
 def ordered(runs: Sequence[Overview], key: str, reverse: bool = False) -> list[Overview]:
-    """The runs in the order of a key or a metric; those without a value come last.
+    """The runs in the order of a key or a metric; those without a value, or with NaN, come last.
 
     Raises:
         ValueError: for a key that is neither one of `KEYS` nor a metric of a run.
@@ -248,6 +237,10 @@ def ordered(runs: Sequence[Overview], key: str, reverse: bool = False) -> list[O
             return run[name]
         return next((values[name] for values in (run["metrics"] or {}).values() if name in values), None)
 
+    def has_value(run: Overview) -> bool:
+        value = value_of(run)
+        return value is not None and value == value  # NaN has no place in an order
+
     def rank(value: Any) -> tuple[bool, float, str]:
         """Numbers in their order, texts such as "inf" that are numbers among them, then other texts."""
         try:
@@ -255,6 +248,6 @@ def ordered(runs: Sequence[Overview], key: str, reverse: bool = False) -> list[O
         except (TypeError, ValueError):
             return True, 0.0, str(value)
 
-    present = [run for run in runs if value_of(run) is not None]
-    missing = [run for run in runs if value_of(run) is None]
+    present = [run for run in runs if has_value(run)]
+    missing = [run for run in runs if not has_value(run)]
     return [*sorted(present, key=lambda run: rank(value_of(run)), reverse=reverse), *missing]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dpgen_bench.data.private import PrivateData
+from dpgen_bench.data.records import Records
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.journal import Journal
 from dpgen_bench.privacy.key import Key
@@ -22,12 +23,16 @@ from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.utils.files import write_atomic
 
 
-def open_ledger(spec: RunSpec, folder: RunFolder) -> Ledger:
-    """The run's ledger: the stored one if the run is resumed, else a new one that inherits the parent's releases."""
+def open_ledger(spec: RunSpec, folder: RunFolder, records: int) -> Ledger:
+    """The run's ledger: the stored one if the run is resumed, else a new one that inherits the parent's releases.
+
+    Args:
+        records: the number of training records.
+    """
     path = folder.path / "ledger.json"
     if path.exists():
         return Ledger.load(path)
-    ledger = new_ledger(spec, len(spec.dataset().load("train")))
+    ledger = new_ledger(spec, records)
     ledger.path = path
     ledger.save()
     return ledger
@@ -43,7 +48,7 @@ def expect_same_source(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> None
         ValueError: if releases were made and the source has changed.
     """
     path, now = folder.path / "source", source_fingerprint(type(build_plugin(spec.config)))
-    has_released = any(entry.executed and entry.inherited_from is None for entry in ledger.entries.values())
+    has_released = any(entry.executed for entry in ledger.own.values())
     before = path.read_text() if path.exists() else ""
     if has_released and before and before != now:
         raise ValueError(
@@ -90,17 +95,23 @@ def inherited_ledger(spec: RunSpec) -> Ledger | None:
 
 
 def open_data(
-    spec: RunSpec, folder: RunFolder, ledger: Ledger, device: torch.device, processes: Processes | None = None
+    spec: RunSpec,
+    folder: RunFolder,
+    ledger: Ledger,
+    records: Records,
+    device: torch.device,
+    processes: Processes | None = None,
 ) -> tuple[PrivateData, Services]:
     """The private data of a run, and the services (ledger, key, journal, state) that its mechanisms share.
 
     Args:
+        records: the training records.
         processes: those that divide the draws of the run. All but number 0 only read the journal.
     """
     dataset = spec.dataset()
-    records = dataset.load("train")
     if dataset.unaccounted is not None:
         ledger.mark_unproven(dataset.unaccounted)
+    # What no other user of the machine may read: the journal of releases, private state, errors of clients.
     private = folder.path / "private"
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     private.chmod(0o700)
@@ -155,7 +166,7 @@ def _key(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> Key:
         return Key.seeded(f"run:{spec.id}")
     path = folder.path / "private" / "noise.key"
     if not path.exists():
-        if any(entry.inherited_from is None for entry in ledger.entries.values()):
+        if ledger.own:
             raise ValueError(
                 f"expected the noise key {path}, with which run {spec.id} made releases, but it is missing; training "
                 "again would spend its epsilon a second time. Restore its folder, or use another seed for a new run."

@@ -269,7 +269,8 @@ def _help(
             processes.wait()
             ledger = Ledger.load(folder.path / "ledger.json")
             ledger.path = None  # process 0 writes it
-            data, services = open_data(spec, folder, ledger, device, processes)
+            records = spec.dataset().load("train")
+            data, services = open_data(spec, folder, ledger, records, device, processes)
             ctx = context_of(spec, folder, device, services, reads_only=True)
             processes.wait()
             fit_method(spec.method(), data, ctx)

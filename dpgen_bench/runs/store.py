@@ -34,6 +34,7 @@ from dpgen_bench.utils.validation import suggestion
 
 REMOVED = "REMOVED"  # marks a folder of which only the ledger is kept, see `runs.removal`
 ARITHMETIC = "arithmetic.json"  # a private file of a run that is not finished, see `runs.arithmetic`
+READING_S = 0.1  # another reader of the status holds the lock for less
 PHASES = {"prepare": "preparation", "train": "training", "account": "accounting", "measure": "measurement"}
 
 
@@ -258,10 +259,12 @@ class RunFolder(ReadableRun):
         if not self.path.exists():
             return "empty"
         try:
-            with self.locked(timeout_s=0.0):
+            with self.locked(timeout_s=READING_S):
                 stored = self.read_json("status.json").get("status", "empty")
         except RunBusy:
             return "running"
+        except OSError:  # a folder that cannot be written to, in which no run goes on
+            stored = self.read_json("status.json").get("status", "empty")
         return "interrupted" if stored == "running" else stored
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dpgen_bench.utils.source import own_modules
 
-# The reason for a warning, by the name that is used or imported.
+# The reason for a warning, by the name that is used or imported; none for a part of a suspect package that is harmless.
 SUSPECTS = {
     "open": "reads or writes files",
     "print": "prints, and output is public",
@@ -25,11 +25,9 @@ SUSPECTS = {
     "sklearn.datasets": "loads data of its own",
     "datasets": "loads data of its own",
     "tensorflow_datasets": "loads data of its own",
-    "dpgen_bench.data.datasets": "loads data of its own",
-    "dpgen_bench.data.federations": "loads data of its own",
-    "dpgen_bench.data.folder": "loads data of its own",
-    "dpgen_bench.data.fetch": "loads data of its own",
-    "dpgen_bench.runs.config.build_dataset": "loads data of its own",
+    "dpgen_bench.data": "loads data of its own",
+    **dict.fromkeys(("dpgen_bench.data.private", "dpgen_bench.data.records", "dpgen_bench.data.fonts"), ""),
+    "dpgen_bench.runs": "loads data of its own",
     "pickle": "reads or writes objects",
     "joblib": "reads or writes objects",
     "shelve": "reads or writes objects",
@@ -192,11 +190,11 @@ class _Reader:
 
 
 def _suspect(name: str) -> str | None:
-    """The reason for a warning about `name` or a module that contains it; None if there is none."""
+    """The reason for a warning about `name`, or else a module that contains it; None if there is none."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
-        if why := SUSPECTS.get(".".join(parts[:length])):
-            return why
+        if (why := SUSPECTS.get(".".join(parts[:length]))) is not None:
+            return why or None
     return None
 
 

@@ -158,7 +158,7 @@ def _cached_accounting() -> Iterator[None]:
     original, cache = Accountant.epsilon, {}
 
     def epsilon(self: Accountant, events: Sequence[Event], delta: float, relation: Relation) -> float:
-        key = (self.name, tuple(events), delta, relation)
+        key = (self, tuple(events), delta, relation)  # a search uses coarser accountants of the same name
         if key not in cache:
             cache[key] = original(self, events, delta, relation)
         return cache[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ class Log:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "ab")  # noqa: SIM115 (stays open for the run)
         self._file.truncate(length)
+        self._file.seek(0, os.SEEK_END)  # the position stays behind the new end otherwise, and `flush` returns it
         self._tracker.start()
 
     def write(self, row: dict[str, Any]) -> None:

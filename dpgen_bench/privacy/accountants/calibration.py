@@ -41,6 +41,8 @@ def round_up(value: float, digits: int = SIGNIFICANT_DIGITS) -> float:
 def _overdraft(accountant: Accountant, budget: Budget, events: Sequence[Event]) -> float:
     """log(epsilon / budget), at least log(1e-3): positive over the budget, and smooth enough for interpolation."""
     used = accountant.epsilon(events, budget.delta, budget.relation)
+    if budget.limit == 0.0:
+        return math.inf if used > 0.0 else math.log(1e-3)
     return math.log(max(used / budget.limit, 1e-3))
 
 
@@ -186,6 +188,8 @@ def is_nearly_spent(budget: Budget, spent: Sequence[Event]) -> bool:
     """Whether `spent` leaves less than 1 % of the budget: no room for a Gaussian mechanism of 1 % of its mu²."""
     if math.isinf(budget.limit) or not spent:
         return False
+    if budget.limit == 0.0:
+        return True
     own = ACCOUNTANTS[budget.accountant]
     return own.epsilon([*spent, _gaussian(budget, LEAST_SHARE)], budget.delta, budget.relation) > budget.limit
 

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,9 +18,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import loky
+
 from dpgen_bench.privacy.accountants.proven import ACCOUNTANTS, Composition, NotCovered
 from dpgen_bench.privacy.events import RELATIONS, Event, Relation
 from dpgen_bench.utils.cache import add_values, read_values
+from dpgen_bench.utils.json_numbers import to_json
 from dpgen_bench.utils.paths import environment_of_children
 
 Table = dict[str, dict[str, float | str]]
@@ -64,7 +66,7 @@ def epsilon_table(
         if not isinstance(assumed, float):
             jobs["conditional", label] = _Cell(Composition.of(assumed, "add_remove"), delta, "add_remove", "pld")
     # A worker only waits for its process, so threads are enough. One per core, so that time limits mean the same.
-    with ThreadPoolExecutor(max_workers=max(1, os.cpu_count() or 1)) as workers:
+    with ThreadPoolExecutor(max_workers=loky.cpu_count()) as workers:
         answers = workers.map(lambda cell: cell.answer(timeout_s, known), jobs.values())
         cells = dict(zip(jobs, answers, strict=True))
     if cache is not None:
@@ -185,8 +187,7 @@ def _compute(composition: Composition, delta: float, relation: Relation, name: s
 def _format_cell(answer: Mapping[str, Any]) -> float | str:
     """The answer of a `_Cell` as the table shows it: epsilon, "inf", the exceeded time limit, or why there is none."""
     if "epsilon" in answer:
-        value = float(answer["epsilon"])
-        return "inf" if math.isinf(value) else value
+        return to_json(float(answer["epsilon"]))
     if "over" in answer:
         return f"over {answer['over']:g} s"
     return f"not available: {answer.get('reason', answer.get('failed'))}"
