@@ -19,7 +19,7 @@ from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.runs.config import CONF, compose_config
-from dpgen_bench.runs.release import sample_run
+from dpgen_bench.runs.sample_command import sample_run
 from dpgen_bench.runs.samples import draw_samples
 from dpgen_bench.runs.store import RunFolder
 

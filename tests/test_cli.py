@@ -169,10 +169,11 @@ def test_the_readmes_method_conforms_and_runs(tmp_path):
 
 def test_the_readme_names_files_that_exist():
     readme = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
-    for name in re.findall(r"experiment=([\w/]+)", readme):
-        assert (CONF / "experiment" / f"{name}.yaml").exists(), name
-    for name in re.findall(r"\]\(([\w./]+)\)", readme):
-        assert (ROOT / name).exists(), name
+    presets, files = re.findall(r"experiment=([\w/]+)", readme), re.findall(r"\]\(([\w./]+)\)", readme)
+    assert presets
+    assert files
+    assert [name for name in presets if not (CONF / "experiment" / f"{name}.yaml").exists()] == []
+    assert [name for name in files if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize(

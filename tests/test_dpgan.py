@@ -316,6 +316,7 @@ def test_the_clipped_sum_obeys_its_bound() -> None:
     """Records and fakes together: |exact| <= C (|S| + b)."""
     watcher = Watcher()
     fit(build(DPGAN, **{**TINY, "steps": 4, "sigma": 1.0}, clip_norm=1e-3), private(watcher=watcher))
+    assert watcher.releases
     for drawn, _, exact in watcher.releases:
         norm = math.sqrt(sum(float((g.double() ** 2).sum()) for g in exact.values()))
         assert norm <= 1e-3 * (len(drawn) + 4) * (1 + 1e-6)

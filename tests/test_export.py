@@ -19,7 +19,7 @@ from dpgen_bench.cli import main
 from dpgen_bench.runs import export as module
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.export import FILES
-from dpgen_bench.runs.release import NotForRelease
+from dpgen_bench.runs.sample_command import NotForRelease
 from dpgen_bench.runs.store import RunFolder
 from tests.run_toys import config
 

@@ -23,7 +23,7 @@ from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.execute import RunFailed, execute
 from dpgen_bench.runs.listing import is_unbounded
 from dpgen_bench.runs.overview import overview, row
-from dpgen_bench.runs.release import NotForRelease, sample_run
+from dpgen_bench.runs.sample_command import NotForRelease, sample_run
 from dpgen_bench.runs.store import RunFolder, Store
 from tests import toys
 from tests.failure_toys import SECRET

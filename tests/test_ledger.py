@@ -18,7 +18,7 @@ from dpgen_bench.report.runs import ledger_panel, read_runs
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.listing import is_unbounded
 from dpgen_bench.runs.plan import plan
-from dpgen_bench.runs.release import NotForRelease, sample_run
+from dpgen_bench.runs.sample_command import NotForRelease, sample_run
 from dpgen_bench.runs.soundness import budget_problem, release_problems
 from dpgen_bench.runs.spent import read_spent
 from dpgen_bench.runs.store import Store

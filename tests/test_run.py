@@ -16,7 +16,7 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
 from dpgen_bench.runs.execute import RunFailed, evaluate_run, execute
 from dpgen_bench.runs.plan import plan
-from dpgen_bench.runs.release import NotForRelease, sample_run
+from dpgen_bench.runs.sample_command import NotForRelease, sample_run
 from dpgen_bench.runs.store import Store
 from tests.run_toys import config, contents, prepare, undisturbed_run
 

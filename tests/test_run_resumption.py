@@ -213,9 +213,7 @@ def test_a_run_killed_before_its_first_checkpoint_is_not_continued_with_another_
     assert (folder.path / "source").read_text() == source
     monkeypatch.undo()
     monkeypatch.setattr(arithmetic, "source_of_the_bench", lambda: "another")
-    with pytest.raises(
-        ValueError, match=r"expected dpgen_bench=\w+, .* got dpgen_bench=another: .* version"
-    ):
+    with pytest.raises(ValueError, match=r"expected dpgen_bench=\w+, .* got dpgen_bench=another: .* version"):
         execute(config(tmp_path, "privacy.noise=os"))
     monkeypatch.undo()
     assert execute(config(tmp_path, "privacy.noise=os")).done

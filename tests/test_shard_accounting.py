@@ -20,10 +20,10 @@ from scipy.stats import norm
 
 from dpgen_bench.privacy.accountants.claims import memoryless, memoryless_event, wor_rdp
 from dpgen_bench.privacy.accountants.participations import (
+    capped_law,
     log_delta_gaussian,
     mixture_delta,
     mixture_epsilon,
-    participations_law,
     shard_rdp,
     shift_law,
 )
@@ -56,7 +56,7 @@ def test_delta_of_a_gaussian_against_arithmetic_of_300_digits(eps, mu) -> None:
 
 @given(st.integers(2, 50), st.integers(1, 5000), st.sampled_from([1e-14, 1e-6, 1e-2]))
 def test_the_law_of_participations_omits_at_most_the_stated_probability(shards, times, tail) -> None:
-    participations, probabilities, beyond = participations_law(shards, times, tail)
+    participations, probabilities, beyond = capped_law(1 / shards, times, times, tail)
     assert beyond <= tail
     assert probabilities.sum() + beyond == pytest.approx(1.0, abs=1e-11)
     assert participations[-1] in (0, times) or stats.binom.sf(participations[-1] - 1, times, 1 / shards) > tail

@@ -15,7 +15,7 @@ from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Full, OneClient, Poisson
 from dpgen_bench.runs.config import build_spec, compose_config, identify, population_of
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.release import sample_run
+from dpgen_bench.runs.sample_command import sample_run
 from dpgen_bench.runs.spent import describe_total, print_spent, read_spent, total
 from dpgen_bench.runs.store import Store
 from dpgen_bench.runs.validation import folder_problem

@@ -195,7 +195,7 @@ def evaluate(options: argparse.Namespace) -> int:
 def sample(options: argparse.Namespace) -> int:
     """Write images of a run."""
     Store(options.results).find(options.run)  # raises for an unknown run
-    from dpgen_bench.runs.release import sample_run
+    from dpgen_bench.runs.sample_command import sample_run
 
     sample_run(
         options.results,

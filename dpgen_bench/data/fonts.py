@@ -47,9 +47,10 @@ class FontSettings(Checked):
     characters: str | None
 
     def read_glyphs(self, class_names: Sequence[str]) -> Glyphs:
-        """
+        """The characters of the classes, drawn with these fonts; see the function `read_glyphs`.
+
         Raises:
-            ValueError: as the function `read_glyphs`, for another number of characters than classes, and for fonts with
+            ValueError: as that function, for another number of characters than classes, and for fonts with
                 another digest.
         """
         characters = class_names if self.characters is None else tuple(self.characters)
@@ -125,7 +126,8 @@ def read_glyphs(folder: str | None, characters: tuple[str, ...]) -> Glyphs:
 
 
 def expect_characters(names: Sequence[str]) -> None:
-    """
+    """Check that each name of a class is a character that fonts can draw.
+
     Raises:
         ValueError: unless each name is one visible character.
     """

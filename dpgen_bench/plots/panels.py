@@ -112,9 +112,9 @@ class Grid:
 
 
 def _line_name(row: TableRow, series: Sequence[str], extra: Sequence[str]) -> str:
+    """The name of a line in the legend. A setting that a method does not have is not in the name."""
     if series and not extra:
         return ", ".join(text_at(row, key) for key in series)
-    """The name of a line in the legend. A setting that a method does not have is not in the name."""
     settings = [key for key in series if key not in ALWAYS and value_of(row, key) is not None]
     parts = [f"{label_of(key, plain=True)} = {text_at(row, key)}" for key in settings]
     parts += [text_at(row, key) for key in (*series, *extra) if key in ALWAYS]

@@ -23,7 +23,7 @@ from dpgen_bench.generator import EXPORTED_CONFIG, EXPORTED_WEIGHTS, WEIGHTS, Ge
 from dpgen_bench.runs.card import write_card
 from dpgen_bench.runs.listing import is_unbounded
 from dpgen_bench.runs.measure import is_for_release
-from dpgen_bench.runs.release import expect_for_release
+from dpgen_bench.runs.sample_command import expect_for_release
 from dpgen_bench.runs.samples import class_grid
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.utils.errors import without_paths

@@ -66,11 +66,6 @@ def one_shard(shards: int, multiplier: float, times: int) -> Participations:
     return Participations(1.0 / shards, multiplier, times, times)
 
 
-def participations_law(shards: int, times: int, tail: float) -> tuple[np.ndarray, np.ndarray, float]:
-    """`capped_law` of `OneShard`: Binomial(times, 1 / shards)."""
-    return capped_law(1.0 / shards, times, times, tail)
-
-
 def capped_law(rate: float, times: int, cap: int, tail: float) -> tuple[np.ndarray, np.ndarray, float]:
     """The law of min(Binomial(times, rate), cap), truncated.
 
