@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, overload
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +22,7 @@ from dpgen_bench.training.precision import expect_possible, public_computation, 
 from dpgen_bench.training.public import PublicRecord
 from dpgen_bench.training.signals import Preempted
 from dpgen_bench.utils.execution import Precision
+from dpgen_bench.utils.randomness import seed_everything
 from dpgen_bench.utils.upload import upload
 from dpgen_bench.utils.validation import check_types
 
@@ -66,13 +65,6 @@ class Scale:
         check_types(Scale, vars(self), "scale")
         if self.max_steps is not None and self.max_steps < 1:
             raise ValueError(f"expected scale.max_steps of at least 1, or null for no cap, got {self.max_steps}.")
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the public randomness of a run: initialisation, latents and labels, but neither sampling nor noise."""
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
 
 
 class Context:

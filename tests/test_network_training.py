@@ -15,9 +15,10 @@ from dpgen_bench.data.datasets import Mnist
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate import networks
 from dpgen_bench.evaluate.architectures import DpganNet, Linear, PaperMlp
-from dpgen_bench.evaluate.metric import EvalContext, seeded
+from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.evaluate.networks import FittedNetwork, Network
 from dpgen_bench.evaluate.training import class_logits, count_correct
+from dpgen_bench.utils.randomness import seeded
 
 
 @pytest.fixture(scope="module")

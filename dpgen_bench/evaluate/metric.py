@@ -21,20 +21,17 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dpgen_bench.data.records import DatasetSpec, MissingData, Records, Split
+from dpgen_bench.utils.randomness import seeded
 
 log = logging.getLogger(__name__)
 
@@ -177,18 +174,3 @@ def check_pair(samples: Records, real_test: Records, num_classes: int) -> None:
 def hash_images(images: Tensor) -> str:
     """`Records.images_hash` of images [n, c, h, w]: the same for the same pixels."""
     return Records(images, torch.zeros(len(images), dtype=torch.int64)).images_hash
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed Python's, NumPy's and PyTorch's global generators inside the block, and restore them after it."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)  # noqa: NPY002
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002

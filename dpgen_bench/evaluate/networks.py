@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.architectures import NETS
 from dpgen_bench.evaluate.augmentation import AUGMENTATIONS
-from dpgen_bench.evaluate.metric import EvalContext, seeded
+from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.evaluate.training import class_logits, count_correct, placed, train_epoch
+from dpgen_bench.utils.randomness import seeded
 
 # Raise it when trained networks give other predictions for the same settings, so that cached ones are not used.
 REVISION = 1

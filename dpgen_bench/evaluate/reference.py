@@ -15,8 +15,9 @@ from torch import Tensor
 
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.classifiers import Classifier, fingerprint
-from dpgen_bench.evaluate.metric import EvalContext, hash_images, seeded
+from dpgen_bench.evaluate.metric import EvalContext, hash_images
 from dpgen_bench.utils.cache import Arrays, cached_arrays
+from dpgen_bench.utils.randomness import seeded
 
 log = logging.getLogger(__name__)
 

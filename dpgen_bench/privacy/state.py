@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -23,6 +22,7 @@ from dpgen_bench.privacy.state_file import Parts, StateFile
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
 from dpgen_bench.training.precision import private_computation
 from dpgen_bench.utils.files import make_private, write_atomic
+from dpgen_bench.utils.randomness import kept
 
 Start = Callable[[list[tuple[Tensor, Tensor]], list[torch.Generator]], Parts]
 
@@ -274,20 +274,12 @@ class PrivateState:
 def public_randomness_untouched(what: str) -> Iterator[None]:
     """Raise GlobalRandomness if the block draws from a global generator of PyTorch, NumPy or Python.
 
-    All later draws of that generator would depend on records, so its state is restored first.
+    All later draws of that generator would depend on records, so its state is restored first, also if the block raises
+    another error.
     """
-
-    def snapshot() -> tuple[object, ...]:
-        """The states of the three generators in a form that can be compared."""
-        _, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002, the global generator is meant
-        return torch.get_rng_state().numpy().tobytes(), np.asarray(words).tobytes(), rest, random.getstate()
-
-    before, states = snapshot(), (torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002
-    yield
-    if snapshot() != before:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        random.setstate(states[2])
+    with kept() as changed:
+        yield
+    if changed[0]:
         raise GlobalRandomness(f"{what} drew from a global random generator; draw from the argument `rng` instead.")
 
 

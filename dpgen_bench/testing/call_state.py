@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.bounds import Bound
+from dpgen_bench.utils.randomness import global_randomness, restore_global_randomness
 
 LIBRARIES = ("torch", "numpy", "dpgen_bench")  # packages whose objects a function of a plugin does not change
 
@@ -31,16 +31,14 @@ def restored(fn: Callable[..., Any], bound: Bound) -> Iterator[Callable[[torch.d
     tensors = {id(t): t for module in modules for t in (*module.parameters(), *module.buffers())}
     saved = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
     states = [(stream, stream.get_state()) for stream in streams]
-    global_states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    global_states = global_randomness()
 
     def restore(dtype: torch.dtype | None) -> None:
         for tensor, before in saved:
             tensor.data = before.to(dtype, copy=True) if dtype and before.is_floating_point() else before.clone()
         for stream, state in states:
             stream.set_state(state)
-        torch.set_rng_state(global_states[0])
-        np.random.set_state(global_states[1])  # noqa: NPY002
-        random.setstate(global_states[2])
+        restore_global_randomness(global_states)
 
     try:
         yield restore

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from dpgen_bench.utils.files import atomic
+from dpgen_bench.utils.randomness import global_randomness, restore_global_randomness
 
 
 @dataclass(frozen=True)
@@ -64,31 +63,14 @@ class Checkpoint:
 
 
 def public_randomness(generator: torch.Generator) -> dict[str, Any]:
-    """States of the context's generator and of the global generators of PyTorch, NumPy and Python.
-
-    They are plain tensors, numbers and lists, because checkpoints are loaded without unpickling code.
-    """
-    kind, key, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    version, internal, gauss_next = random.getstate()
-    return {
-        "context": generator.get_state(),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (kind, torch.from_numpy(np.asarray(key).astype(np.int64)), position, has_gauss, gauss),
-        "python": (version, list(internal), gauss_next),
-    }
+    """States of the context's generator and of the global ones, see `global_randomness`."""
+    return {"context": generator.get_state(), **global_randomness()}
 
 
 def restore_randomness(state: dict[str, Any], generator: torch.Generator) -> None:
     """Set all public generators to the states that `public_randomness` returned."""
     generator.set_state(state["context"])
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    kind, key, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((kind, key.numpy().astype(np.uint32), position, has_gauss, gauss))
-    version, internal, gauss_next = state["python"]
-    random.setstate((version, tuple(internal), gauss_next))
+    restore_global_randomness(state)
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep_as: str | None = None) -> None:
