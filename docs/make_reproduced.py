@@ -15,8 +15,8 @@ import pandas as pd
 from docs.page_tables import page_with, table
 from dpgen_bench.runs.display import paper_name
 from dpgen_bench.tables.lines import TOO_FAR, tolerance_of
+from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.names import table_names
-from dpgen_bench.tables.rows import load_table
 from dpgen_bench.tables.spec import TableSpec
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,8 +13,10 @@ from omegaconf import OmegaConf
 from dpgen_bench.runs.compose import compose_cached
 from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.store import Store
+from dpgen_bench.tables.expand import lines_of, parent_ids
 from dpgen_bench.tables.lines import BuiltTable
-from dpgen_bench.tables.rows import TableRow, lines_of, load_table, parent_ids, rows_of
+from dpgen_bench.tables.load import load_table
+from dpgen_bench.tables.rows import TableRow, rows_of
 from dpgen_bench.tables.spec import TableSpec, parse_table
 
 RUN = "experiment=demo/dp_merf privacy.epsilon=10 scale=paper"  # any run that is quick to describe

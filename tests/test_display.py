@@ -16,9 +16,9 @@ from dpgen_bench.runs.display import (
     metric_name,
     metric_with_value,
 )
+from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.names import table_names
 from dpgen_bench.tables.published import METRICS as PUBLISHED
-from dpgen_bench.tables.rows import load_table
 from dpgen_bench.utils.own_folders import using
 
 

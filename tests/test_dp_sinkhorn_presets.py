@@ -21,8 +21,8 @@ from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.runs.compose import compose_cached
 from dpgen_bench.runs.config import CONF, build_spec, compose_config
 from dpgen_bench.runs.plan import plan
+from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.published import published_rows
-from dpgen_bench.tables.rows import load_table
 from dpgen_bench.tables.spec import RowSpec
 
 FOLDER = CONF / "experiment" / "dp_sinkhorn"

@@ -19,7 +19,8 @@ from dpgen_bench.privacy.sampling import OneShard, Poisson
 from dpgen_bench.runs.compose import compose_cached
 from dpgen_bench.runs.config import CONF, build_spec, compose_config
 from dpgen_bench.runs.plan import plan
-from dpgen_bench.tables.rows import jobs_of, lines_of, load_table
+from dpgen_bench.tables.expand import jobs_of, lines_of
+from dpgen_bench.tables.load import load_table
 from methods.gs_wgan import GSWGAN
 from tests.defaults import build, comment
 

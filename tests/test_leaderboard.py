@@ -14,8 +14,8 @@ from dpgen_bench.runs.display import direction
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame
+from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.ranking import Standing, signed, standings
-from dpgen_bench.tables.rows import load_table
 from dpgen_bench.tables.spec import LeaderboardSpec
 from tests.table_toys import every_column, measured, table_of, table_rows
 

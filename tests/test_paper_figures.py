@@ -11,9 +11,11 @@ from dpgen_bench.plots.draw import WITHOUT_RUNS, config_keys, draw
 from dpgen_bench.plots.parts import check_keys
 from dpgen_bench.privacy.accountants.claims import classical_rdp
 from dpgen_bench.runs.config import CONF, RunSpec, build_spec, compose_config
+from dpgen_bench.tables.expand import jobs_of, lines_of, parent_ids
+from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.names import table_names
 from dpgen_bench.tables.plot_spec import CurveSpec, PrivacyUtilitySpec, StepsSpec
-from dpgen_bench.tables.rows import TableRow, jobs_of, lines_of, load_table, parent_ids
+from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import TableSpec
 
 DPGAN = [1, 2, 4, 5, 6, *range(14, 25)]

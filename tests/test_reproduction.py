@@ -9,9 +9,11 @@ import pytest
 
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.assembly import assemble
+from dpgen_bench.tables.expand import spec_of_job
 from dpgen_bench.tables.formats import long_frame
 from dpgen_bench.tables.lines import tolerance_of
-from dpgen_bench.tables.rows import differing_settings, load_table, spec_of_job
+from dpgen_bench.tables.load import load_table
+from dpgen_bench.tables.rows import differing_settings
 from tests.table_toys import ROW, RUN, a_table, line_for, measured
 
 VALUES = {"fid": {"fid": 260.0}, "cnn": {"acc_cnn_pct": 40.0}}

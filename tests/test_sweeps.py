@@ -25,8 +25,8 @@ from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.overrides import parse_override, quote_value
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables import sweeps
+from dpgen_bench.tables.expand import expand
 from dpgen_bench.tables.jobs import Job, plan_sweep
-from dpgen_bench.tables.rows import expand
 from dpgen_bench.tables.spec import parse_table
 from dpgen_bench.tables.sweeps import check_overrides, multiruns
 from dpgen_bench.training.signals import STOP_SIGNALS

@@ -15,9 +15,10 @@ from dpgen_bench.runs.overview import overview, row
 from dpgen_bench.runs.statistics import t_interval
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables.assembly import assemble
+from dpgen_bench.tables.expand import expand, jobs_of, lines_of, parent_ids, spec_of_job
 from dpgen_bench.tables.formats import long_frame
+from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.names import table_names
-from dpgen_bench.tables.rows import expand, jobs_of, lines_of, load_table, parent_ids, spec_of_job
 from tests.table_toys import every_column, fake_run, table_of, write_demo
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from dpgen_bench.tables import rows
+from dpgen_bench.tables.expand import lines_of
 from dpgen_bench.tables.grid import expand_rows
+from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.names import table_names
 from dpgen_bench.tables.spec import parse_table
 
@@ -69,12 +70,12 @@ def test_a_tables_grid_is_expanded_when_it_is_loaded(tmp_path, monkeypatch: pyte
     entry = {"for": {"p": [1, 2]}, "of": {"variant": "p={p}"}, "run": "method.p={p}"}
     OmegaConf.save(OmegaConf.create({"title": "T", "protocol": "quick", "rows": [entry]}), tmp_path / "table/t.yaml")
     monkeypatch.setattr("dpgen_bench.tables.names.CONF", tmp_path)
-    assert rows.lines_of(rows.load_table("t")) == ["method.p=1 protocol=quick", "method.p=2 protocol=quick"]
+    assert lines_of(load_table("t")) == ["method.p=1 protocol=quick", "method.p=2 protocol=quick"]
 
 
 @pytest.mark.parametrize("name", table_names())
 def test_every_table_has_known_keys_and_types(name: str) -> None:
-    rows.load_table(name)
+    load_table(name)
 
 
 @pytest.mark.parametrize(
@@ -144,4 +145,4 @@ def test_a_file_that_is_no_table_is_refused_when_it_is_loaded(text: str, message
     (tmp_path / "table" / "t.yaml").write_text(text)
     monkeypatch.setattr("dpgen_bench.tables.names.CONF", tmp_path)
     with pytest.raises(ValueError, match=message):
-        rows.load_table("t")
+        load_table("t")

@@ -21,8 +21,8 @@ from dpgen_bench.tables.formats import long_frame, show, to_markdown
 from dpgen_bench.tables.latex import MOST_LINES, PREAMBLE, to_latex
 from dpgen_bench.tables.layout import MOST_COLUMNS, WIDTH, Layout, lay_out
 from dpgen_bench.tables.lines import TO_BEST, BuiltTable
+from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.names import table_names
-from dpgen_bench.tables.rows import load_table
 from tests.table_toys import ROW, RUN, a_table, measured, table_of
 
 NOWHERE = Path("no such folder of results")

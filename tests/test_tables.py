@@ -14,11 +14,13 @@ from dpgen_bench.runs.config import build_spec, compose_config
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables import formats
 from dpgen_bench.tables.assembly import assemble
+from dpgen_bench.tables.expand import jobs_of, lines_of, parent_ids
 from dpgen_bench.tables.formats import long_frame, to_csv, to_markdown
 from dpgen_bench.tables.latex import to_latex
 from dpgen_bench.tables.layout import lay_out
+from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.names import table_names
-from dpgen_bench.tables.rows import TableRow, jobs_of, lines_of, load_table, parent_ids
+from dpgen_bench.tables.rows import TableRow
 from tests.table_toys import ROW, RUN, a_table, every_column, line_for, measured, paper_table, table_of
 
 

@@ -229,7 +229,9 @@ def tables(options: argparse.Namespace) -> int:
     for name in names:
         table_file(name)  # raises for an unknown name
     from dpgen_bench.report.written import write_table
-    from dpgen_bench.tables.rows import has_quick_runs, load_table, scales_to_build
+    from dpgen_bench.tables.expand import scales_to_build
+    from dpgen_bench.tables.load import load_table
+    from dpgen_bench.tables.rows import has_quick_runs
 
     for name in names:
         load_table(name)  # raises for an unknown name before anything is written

@@ -22,12 +22,13 @@ from dpgen_bench.report.runs import Run, panel, read_runs
 from dpgen_bench.report.text import plain, templates
 from dpgen_bench.runs.display import counted, method_name
 from dpgen_bench.tables.assembly import build
+from dpgen_bench.tables.expand import scales_to_build
 from dpgen_bench.tables.layout import lay_out
 from dpgen_bench.tables.lines import BuiltTable
+from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.names import table_names
 from dpgen_bench.tables.naming import REAL
 from dpgen_bench.tables.ranking import COMPARISON
-from dpgen_bench.tables.rows import load_table, scales_to_build
 from dpgen_bench.utils.errors import describe_error
 from dpgen_bench.utils.files import write_atomic
 

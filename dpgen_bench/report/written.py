@@ -13,7 +13,7 @@ from dpgen_bench.tables.formats import expect_formats, show, to_csv, to_markdown
 from dpgen_bench.tables.latex import to_latex
 from dpgen_bench.tables.layout import lay_out
 from dpgen_bench.tables.lines import BuiltTable
-from dpgen_bench.tables.rows import load_table
+from dpgen_bench.tables.load import load_table
 from dpgen_bench.utils.files import write_atomic
 
 

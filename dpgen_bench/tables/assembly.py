@@ -12,6 +12,7 @@ from hydra.errors import HydraException
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.display import dataset_name, method_name, relation_name
 from dpgen_bench.runs.listing import describe_dataset, is_changed, setting_of
+from dpgen_bench.tables.expand import check_scale, line_of, parent_ids, sweep_lines
 from dpgen_bench.tables.leaderboard import ranked
 from dpgen_bench.tables.lines import (
     CONDITIONAL,
@@ -24,18 +25,11 @@ from dpgen_bench.tables.lines import (
     Line,
     tolerance_of,
 )
+from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.published import NAMING_FIELDS, PublishedRow, published_rows
 from dpgen_bench.tables.ranking import COMPARISON
 from dpgen_bench.tables.reproduction import caveat_of, caveats_of_runs, check_caveats, stated_caveats
-from dpgen_bench.tables.rows import (
-    TableRow,
-    check_scale,
-    line_of,
-    load_table,
-    parent_ids,
-    rows_of,
-    sweep_lines,
-)
+from dpgen_bench.tables.rows import TableRow, rows_of
 from dpgen_bench.tables.spec import RowSpec, TableSpec
 from dpgen_bench.utils.validation import suggestion
 

@@ -12,7 +12,7 @@ from dpgen_bench.runs.measurements import Protocol, is_component
 from dpgen_bench.runs.records import readable_run
 from dpgen_bench.runs.store import ReadableRun, RunFolder, Store
 from dpgen_bench.runs.validation import problem_of
-from dpgen_bench.tables.rows import expand, lines_of, parent_overrides, spec_of_job, with_parents
+from dpgen_bench.tables.expand import expand, lines_of, parent_overrides, spec_of_job, with_parents
 from dpgen_bench.tables.spec import TableSpec
 
 DAMAGED = "damaged: "

@@ -131,11 +131,8 @@ def why_unranked(row: TableRow, by: str, unit: str) -> str:
     """Why a measured line has no place; "" if it has one, or if no run of it is measured."""
     if not row.measured:
         return ""
-    ledgers = [
-        (spec.seed, folder.read_json("ledger.json"), spec.config.privacy)
-        for spec, folder in zip(row.specs, row.folders, strict=True)
-        if folder in row.measured
-    ]
+    specs = [spec for spec, folder in zip(row.specs, row.folders, strict=True) if folder in row.measured]
+    ledgers = [(spec.seed, ledger, spec.config.privacy) for spec, ledger in zip(specs, row.ledgers, strict=True)]
     return why_no_place(ledgers, _values(row, by), len(row.folders), by, unit)
 
 

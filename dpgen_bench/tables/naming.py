@@ -140,14 +140,13 @@ def proven_under(row: TableRow, relation: Relation) -> float | None:
 
     None without a run, or if the ledger of none has a number for it.
     """
-    epsilons = [run.read_json("ledger.json").get("epsilon") or {} for run in row.measured]
-    found = [each.get("table", {}).get(relation, {}).get(each.get("accountant")) for each in epsilons]
+    found = [each.get("table", {}).get(relation, {}).get(each.get("accountant")) for each in row.epsilons]
     return max((float(value) for value in found if isinstance(value, float | int)), default=None)
 
 
 def certified(row: TableRow | None) -> dict[str, Any]:
     """What audits certified for a row's settings: of its runs' values the least; {} if no run was audited."""
-    return least_certified(run.read_json("ledger.json").get("epsilon") for run in row.measured) if row else {}
+    return least_certified(row.epsilons) if row else {}
 
 
 def certified_of(line: Line) -> str:

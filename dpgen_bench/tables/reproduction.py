@@ -9,8 +9,9 @@ from pathlib import Path
 from dpgen_bench.runs.listing import current_protocol
 from dpgen_bench.runs.measurements import sampling_settings
 from dpgen_bench.runs.statistics import Summary
+from dpgen_bench.tables.expand import line_of
 from dpgen_bench.tables.published import METRICS, PublishedRow
-from dpgen_bench.tables.rows import TableRow, differing_settings, line_of, rows_of
+from dpgen_bench.tables.rows import TableRow, differing_settings, rows_of
 from dpgen_bench.tables.spec import RowSpec, TableSpec
 
 # `reported_in` begins so for values that the paper's authors measured themselves.

@@ -20,7 +20,7 @@ from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
 from dpgen_bench.runs.listing import make_console, setting_of
 from dpgen_bench.runs.overrides import parse_override, quote_value
 from dpgen_bench.tables.jobs import Job, plan_sweep
-from dpgen_bench.tables.rows import load_table
+from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.sweep_progress import SweepProgress
 from dpgen_bench.training.signals import STOP_SIGNALS
 from dpgen_bench.utils.own_folders import own_folders

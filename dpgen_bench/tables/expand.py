@@ -1,0 +1,174 @@
+"""The multirun lines of a table, at the papers' scale or in minutes, and the runs that they stand for."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from dpgen_bench.runs.compose import compose_cached
+from dpgen_bench.runs.config import SEEDS, RunSpec, build_spec, compose_config
+from dpgen_bench.tables.spec import RowSpec, TableSpec
+from dpgen_bench.utils.own_folders import own_folders
+from dpgen_bench.utils.validation import suggestion
+
+SCALES = ("paper", "quick")
+QUICK_PROTOCOL = "standard_1k_cpu"  # the protocol of a table's quick runs if its yaml does not name one
+
+
+def expand(sweep: str) -> list[list[str]]:
+    """The overrides of each job of a multirun line: every combination of its choices, as in Hydra's basic sweeper."""
+    choices = []
+    for override in OverridesParser.create().parse_overrides(sweep.split()):
+        key = override.get_key_element()
+        if override.is_sweep_override():
+            choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        else:
+            choices.append([key if override.is_delete() else f"{key}={override.get_value_element_as_str()}"])
+    return [list(job) for job in itertools.product(*choices)]
+
+
+def parent_overrides(table: TableSpec, scale: str = "paper") -> dict[str, list[str]]:
+    """The overrides of the table's `parents`, from which other runs restart, by name.
+
+    Raises:
+        ValueError: if the line of a parent stands for more than one run.
+    """
+    overrides = {}
+    for name, line in table.parents.items():
+        jobs = expand(line)
+        if len(jobs) != 1:
+            raise ValueError(
+                f"expected the line of one run for the parent {name!r}, got {len(jobs)} runs: {line}. Give each "
+                "setting one value."
+            )
+        overrides[name] = [*with_table_protocol(table, jobs[0]), *(["scale=quick"] if scale == "quick" else [])]
+    return overrides
+
+
+def parent_ids(table: TableSpec, results: Path, scale: str = "paper") -> dict[str, str]:
+    """Ids of the table's `parents` by name; raises what `parent_overrides` does."""
+    overrides = parent_overrides(table, scale)
+    return {name: spec_of_job(each, results).id for name, each in overrides.items()}
+
+
+def lines_of(table: TableSpec, scale: str = "paper") -> list[str]:
+    """The multirun lines of the table at that scale, of its printed rows and of its own, with their protocol.
+
+    At scale quick the line of a printed row is its `quick`, or else its `run` with scale=quick; so are all others.
+    """
+    check_scale(scale)
+    entries = [line for entry in table.rows if (line := line_of(table, entry, scale))]
+    return [*entries, *sweep_lines(table, scale)]
+
+
+def sweep_lines(table: TableSpec, scale: str = "paper") -> list[str]:
+    """The multirun lines of runs that answer no printed row, with their protocol."""
+    return [_at_scale(table, sweep, scale) for sweep in table.sweeps]
+
+
+def scales_to_build(table: TableSpec, quick_runs: bool) -> tuple[str, ...]:
+    """The scales at which a table can have values; only these are built, because building composes each run.
+
+    Args:
+        quick_runs: whether there are runs of scale quick.
+    """
+    has_stand_ins = any(entry.quick for entry in table.rows)
+    return SCALES if has_stand_ins or quick_runs else SCALES[:1]
+
+
+def line_of(table: TableSpec, entry: RowSpec, scale: str) -> str | None:
+    """The multirun line of one entry of `rows`; None if the entry has no run."""
+    check_scale(scale)
+    if scale == "quick" and entry.quick:
+        return " ".join(_with_protocol(entry.quick.split(), _quick_protocol(table)))
+    return _at_scale(table, entry.run, scale) if entry.run else None
+
+
+def check_scale(scale: str) -> None:
+    """
+    Raises:
+        ValueError: for anything but `paper` or `quick`.
+    """
+    if scale not in SCALES:
+        raise ValueError(f"expected scale={' or scale='.join(SCALES)}, got {scale!r}.")
+
+
+def _at_scale(table: TableSpec, line: str, scale: str) -> str:
+    if scale == "paper":
+        return " ".join(with_table_protocol(table, line.split()))
+    overrides = line.split()
+    # In a paper's table a protocol that a line names is the paper's, which takes too long at scale quick.
+    if table.published or not _names_protocol(overrides):
+        overrides = [each for each in overrides if not each.startswith("protocol")]
+    return " ".join([*_with_protocol(overrides, _quick_protocol(table)), "scale=quick"])
+
+
+def _quick_protocol(table: TableSpec) -> str:
+    return table.quick.protocol or QUICK_PROTOCOL
+
+
+def with_table_protocol(table: TableSpec, overrides: Sequence[str]) -> list[str]:
+    """The overrides with the table's protocol, unless they name one."""
+    return _with_protocol(overrides, table.protocol)
+
+
+def _with_protocol(overrides: Sequence[str], protocol: str) -> list[str]:
+    return [*overrides] if _names_protocol(overrides) else [*overrides, f"protocol={protocol}"]
+
+
+def _names_protocol(overrides: Sequence[str]) -> bool:
+    return any(each.startswith("protocol=") for each in overrides)
+
+
+def jobs_of(line: str, parents: dict[str, str]) -> list[list[str]]:
+    """The overrides of each job of a line, with the ids of parents in place of their names.
+
+    Raises:
+        ValueError: for a name that `parents` lacks.
+    """
+    return expand(with_parents(line, parents))
+
+
+def with_parents(line: str, parents: dict[str, str]) -> str:
+    """The line with the ids of parents in place of their names.
+
+    Raises:
+        ValueError: for a name that `parents` lacks.
+    """
+    for name in re.findall(r"@([A-Za-z]\w*)", line):
+        if name not in parents:
+            names = ", ".join(sorted(parents)) or "there are none"
+            raise ValueError(
+                f"expected after @ the name of a parent of the table ({names}), got @{name}"
+                f"{suggestion(name, parents)}; correct the name, or add the parent under `parents`."
+            )
+        line = re.sub(rf"@{name}\b", f'"{parents[name]}"', line)  # quoted: some ids look like numbers
+    return line
+
+
+def spec_of_job(overrides: Sequence[str], results: Path) -> RunSpec:
+    """The run that the overrides of a job describe. A run from which it restarts need not exist yet."""
+    seeds = [each.split("=", 1)[1] for each in overrides if re.fullmatch(r"seed=\d+", each)]
+    others = tuple(each for each in overrides if not re.fullmatch(r"seed=\d+", each))
+    seed = int(seeds[-1]) if seeds else None
+    if seed is not None and seed >= SEEDS:  # refused there
+        return build_spec(compose_config(overrides), planned=True)
+    spec = _without_seed(others, str(results), own_folders())
+    seed = spec.seed if seed is None else seed
+    config = copy.deepcopy(spec.config)
+    config.seed = seed
+    return RunSpec(config, {**spec.training, "seed": seed})
+
+
+@cache
+def _without_seed(overrides: tuple[str, ...], results: str, _: tuple[Path, ...]) -> RunSpec:
+    """The run of these overrides with the default seed, which no other setting depends on; cached for `own_folders`."""
+    config = compose_cached(overrides)
+    config.results = results
+    return build_spec(config, planned=True)
