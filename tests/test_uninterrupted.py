@@ -11,10 +11,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.privacy.uninterrupted import STOPPING, Uninterrupted
+from dpgen_bench.privacy.uninterrupted import Uninterrupted
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.store import Store
-from dpgen_bench.training.signals import Preempted
+from dpgen_bench.training.signals import STOP_SIGNALS, Preempted
 from tests.run_toys import config, in_child
 
 pytestmark = pytest.mark.usefixtures("one_thread_of_torch")
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread_of_torch")
 def received():
     """The numbers of the signals that reached their handlers, in order; SIGINT has Python's handler."""
     numbers: list[int] = []
-    before = {number: signal.getsignal(number) for number in STOPPING}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, frame: numbers.append(number))
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -94,7 +94,7 @@ def test_ignored_signals_stay_ignored_and_default_handlers_run_after_the_block(t
     assert [path.name for path in tmp_path.iterdir()] == ["inside"]
 
 
-@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_inside_a_private_function_never_marks_the_run(tmp_path, number):
     flag = tmp_path / "flag"
     flag.write_text(str(int(number)))

@@ -12,8 +12,8 @@ from torch.func import functional_call
 
 from dpgen_bench.privacy.batch import Batch
 from dpgen_bench.privacy.gradients import clipped_gradient_sum
-from dpgen_bench.privacy.gradients.rounding import full_float32
 from dpgen_bench.privacy.record_rng import tensor_of_words
+from dpgen_bench.training.precision import products_in
 from dpgen_bench.utils.compiled import Compiled, backend
 from dpgen_bench.utils.upload import upload
 
@@ -68,7 +68,7 @@ class CompiledSums:
         totals: dict[str, Tensor] = {}
         for start in range(0, len(real), batch.padding.at_once):
             part = slice(start, start + batch.padding.at_once)
-            with full_float32():
+            with products_in("ieee"):
                 sums = self._graphs[fn](tensors, tuple(row[part] for row in rows), real[part], words)
             totals = {name: totals[name] + value if totals else value for name, value in sums.items()}
         return totals

@@ -9,11 +9,11 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+from dpgen_bench.training.signals import STOP_SIGNALS
 
 
 class Uninterrupted:
-    """A context in which the signals of `STOPPING` (Ctrl-C among them) wait; on exit their own handlers get them.
+    """A context in which the `STOP_SIGNALS` (Ctrl-C among them) wait; on exit their own handlers get them.
 
     Signals in a nested context wait for the end of the outer one. Outside the main thread the context does nothing,
     because Python calls handlers and raises KeyboardInterrupt in the main thread only.
@@ -27,7 +27,7 @@ class Uninterrupted:
     def __enter__(self) -> Uninterrupted:
         if threading.current_thread() is threading.main_thread():
             try:
-                for number in STOPPING:
+                for number in STOP_SIGNALS:
                     handler = signal.getsignal(number)
                     if handler is not None and handler != signal.SIG_IGN:  # None: a handler that Python cannot restore
                         self._before[number] = handler

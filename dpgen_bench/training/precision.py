@@ -50,7 +50,7 @@ def private_computation() -> Iterator[None]:
             for device in ("cpu", "cuda"):
                 if torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, enabled=False))
-            stack.enter_context(_products("ieee"))
+            stack.enter_context(products_in("ieee"))
             yield
     finally:
         _private.depth = depth
@@ -59,7 +59,7 @@ def private_computation() -> Iterator[None]:
 @contextmanager
 def public_computation(precision: Precision, device: torch.device) -> Iterator[None]:
     """Round the factors of products on an accelerator as `precision` says, within the block."""
-    with _products("tf32" if precision == "tf32" else "ieee") if device.type == "cuda" else ExitStack():
+    with products_in("tf32" if precision == "tf32" else "ieee") if device.type == "cuda" else ExitStack():
         yield
 
 
@@ -107,8 +107,11 @@ def _as_float32(value: Any) -> Any:
 
 
 @contextmanager
-def _products(rounding: Literal["ieee", "tf32"]) -> Iterator[None]:
-    """Set how the factors of float32 products and convolutions are rounded: not at all, or to TF32 (GPUs only)."""
+def products_in(rounding: Literal["ieee", "tf32"]) -> Iterator[None]:
+    """Set how the factors of float32 products and convolutions are rounded: not at all, or to TF32 (GPUs only).
+
+    The error margins of `privacy.gradients` are valid for "ieee" alone.
+    """
     settings: list[Any] = [torch.backends.mkldnn.conv, torch.backends.mkldnn.matmul] if rounding == "ieee" else []  # type: ignore[attr-defined]
     if torch.cuda.is_available():
         settings += [torch.backends.cudnn.conv, torch.backends.cuda.matmul]  # type: ignore[attr-defined]

@@ -24,9 +24,9 @@ from dpgen_bench.privacy.gradients.rounding import (
     PER_TERM,
     cancellation,
     expect_full_precision,
-    full_float32,
     upper_norm,
 )
+from dpgen_bench.training.precision import products_in
 
 _NUMBERS_IN_FLOAT64 = 2**23  # of per-record gradients in memory at the same time: 64 MiB
 SUPPORTED = "Linear, Conv2d, ConvTranspose2d and Embedding"
@@ -116,7 +116,7 @@ def clipped_sum(
     recorder.refuse_use_outside_layers(losses, parameters)
     layer_gradients, finite = _layer_gradients(recorder, losses, copies, include)
 
-    with full_float32():
+    with products_in("ieee"):
         if include is not None and fast_in_float64(losses.device):
             return _clip_and_add_without_branches(parameters, layer_gradients, finite, max_norm, losses.dtype)
         return _clip_and_add(parameters, layer_gradients, finite, max_norm, losses.dtype, include)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from dpgen_bench.privacy.gradients.capture import Recorder, own_trainable, refuse_hidden_weights
-from dpgen_bench.privacy.gradients.rounding import BASE, SMALLEST_FACTOR, expect_full_precision, full_float32
+from dpgen_bench.privacy.gradients.rounding import BASE, SMALLEST_FACTOR, expect_full_precision
+from dpgen_bench.training.precision import products_in
 
 if TYPE_CHECKING:
     from opacus.grad_sample import GradSampleModule
@@ -167,6 +168,6 @@ def clipped_sum(
         if len(tiny_factor):
             scale = exact_factors[tiny_factor].view(-1, *[1] * (sample.dim() - 1))
             sample[tiny_factor] = (sample[tiny_factor].double() * scale).to(sample.dtype)
-        with full_float32():
+        with products_in("ieee"):
             sums[name] += (factors @ sample.flatten(1)).view_as(sums[name])
     return sums, norms.to(losses.dtype)

@@ -23,9 +23,6 @@ which is the same margin, BASE + PER_TERM sqrt(kappa), for every kappa.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
@@ -59,22 +56,3 @@ def cancellation(squared: Tensor, terms: Tensor) -> Tensor:
 def upper_norm(squared: Tensor, terms: Tensor) -> Tensor:
     """N_up >= N [b], float64, for squared = N² from float64 Gram matrices and terms = S²."""
     return (squared.clamp_min(0.0) + ERROR_IN_FLOAT64 * terms).sqrt() * (1.0 + BASE) + PER_TERM * terms.sqrt()
-
-
-@contextmanager
-def full_float32() -> Iterator[None]:
-    """Compute float32 products without TF32 and bfloat16, for whose precision the margins are not valid."""
-    settings = (
-        torch.backends.cudnn.conv,  # type: ignore[attr-defined]
-        torch.backends.cuda.matmul,
-        torch.backends.mkldnn.conv,  # type: ignore[attr-defined]
-        torch.backends.mkldnn.matmul,  # type: ignore[attr-defined]
-    )
-    before = [setting.fp32_precision for setting in settings]
-    for setting in settings:
-        setting.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        for setting, precision in zip(settings, before, strict=True):
-            setting.fp32_precision = precision
