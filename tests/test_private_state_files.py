@@ -209,10 +209,12 @@ def test_one_file_holds_all_shards(tmp_path):
     rows.write(999, 0, 5, {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7.0)})
     rows.flush()
     again = StateFile(tmp_path, shards=1000, slots=1)
-    assert again.find(999, 5) == 0
+    slot, row = again.find(999, 5)
+    assert (slot, row.tolist()) == (0, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0])
     assert again.find(999, 4) is None
     assert list(again.versions(3)) == [0]
-    parts = again.read(999, 0, torch.device("cpu"))
+    parts = again.read(999, 5, torch.device("cpu"))
+    assert again.read(999, 4, torch.device("cpu")) is None
     assert torch.equal(parts["a"], torch.arange(6.0).reshape(2, 3))
     assert float(parts["b"]) == 7.0
     assert sum(path.suffix == ".npy" for path in tmp_path.iterdir()) == 1
@@ -227,12 +229,12 @@ def test_rows_of_a_group_are_those_of_its_shards_and_later_changes_of_the_tensor
     for shard, row in enumerate(packed()):
         rows.write_row(shard, 0, 1, row)
     for shard in range(3):
-        one = rows.read(shard, 0, torch.device("cpu"))
+        one = rows.read(shard, 1, torch.device("cpu"))
         assert one["step"] == shard
         assert one["step"].shape == ()
         assert one["w"].tolist() == [[4.0 * shard, 4.0 * shard + 1.0], [4.0 * shard + 2.0, 4.0 * shard + 3.0]]
         assert one["b"].tolist() == [1.0]
-    group = rows.unpack(np.stack([rows.row(shard, 0) for shard in range(3)]), torch.device("cpu"))
+    group = rows.unpack(np.stack([rows.find(shard, 1)[1] for shard in range(3)]), torch.device("cpu"))
     assert {name: part.shape for name, part in group.items()} == {"step": (3,), "w": (3, 2, 2), "b": (3, 1)}
 
 
@@ -241,3 +243,26 @@ def test_numbers_of_shards_stay_on_the_host():
     layout = {"step": torch.zeros(2), "w": torch.zeros(2, 3)}
     parts = rows.unpack(rows.pack(layout)(), torch.device("meta"))
     assert {name: part.device.type for name, part in parts.items()} == {"step": "cpu", "w": "meta"}
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_a_row_that_was_read_does_not_change_with_later_writes(tmp_path, in_file):
+    rows = StateFile(tmp_path if in_file else None, shards=2, slots=2)
+    rows.write(1, 0, 1, {"a": torch.ones(3)})
+    _, row = rows.find(1, 1)
+    state = rows.read(1, 1, torch.device("cpu"))
+    rows.write(1, 0, 2, {"a": torch.zeros(3)})
+    rows.write(1, 1, 3, {"a": torch.full((3,), 5.0)})
+    assert row.tolist() == state["a"].tolist() == [1.0, 1.0, 1.0]
+    state["a"] += 1.0
+    assert [rows.find(1, version)[1].tolist() for version in (2, 3)] == [[0.0] * 3, [5.0] * 3]
+    assert rows.find(1, 1) is None
+
+
+def test_a_row_that_cannot_be_written_whole_is_an_error_and_leaves_its_old_version(tmp_path, monkeypatch):
+    rows = StateFile(tmp_path, shards=1, slots=1)
+    rows.write(0, 0, 1, {"a": torch.ones(3)})
+    monkeypatch.setattr(os, "pwrite", lambda *arguments: 4)
+    with pytest.raises(OSError, match=r"transfer 12 bytes .*got 4.*disk is full"):
+        rows.write(0, 0, 2, {"a": torch.zeros(3)})
+    assert rows.versions(0).tolist() == [1]

@@ -314,7 +314,9 @@ class Client:
                 expect_parts(parts)
                 self._first.write(0, 0, 1, parts)
                 self._first.flush()
-            return self._first.read(0, 0, self._setup.device)
+            state = self._first.read(0, 1, self._setup.device)
+            assert state is not None
+            return state
 
     def _lock(self) -> AbstractContextManager[Any]:
         if self._cache is None:

@@ -86,8 +86,8 @@ class Memory:
 
     def state(self, point: Point) -> Parts:
         """The state of a point that `before` returned."""
-        slot = self._rows.find(0, point.row) if point.row else None
-        return self._first() if slot is None else self._rows.read(0, slot, self._device)
+        state = self._rows.read(0, point.row, self._device) if point.row else None
+        return self._first() if state is None else state
 
     def check(self, after: Parts) -> None:
         """Raise ValueError unless a state has float32 tensors, of the names and shapes that earlier states had."""
@@ -115,8 +115,8 @@ class Memory:
         if after:
             numbers = self._rows.versions(0)
             row = int(numbers.max()) + 1  # if a number were used twice, a point could refer to two states
-            slot = self._rows.find(0, kept.row) if kept.row else None
-            self._rows.write(0, 0 if slot is None else 1 - slot, row, after)
+            found = self._rows.find(0, kept.row) if kept.row else None
+            self._rows.write(0, 0 if found is None else 1 - found[0], row, after)
         self._points = [kept, Point(round_ + 1, history, row)]
         if self._folder is not None:
             write_atomic(self._folder / "points.json", json.dumps([asdict(point) for point in self._points]))

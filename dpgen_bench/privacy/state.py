@@ -214,7 +214,7 @@ class PrivateState:
         """The states of these shards before release `index`, [g, ...] by name."""
         self._finish()
         stored = [self._before(shard, index) for shard in shards]
-        return stored[0][0].unpack(np.stack([file.row(*place) for file, *place in stored]), self._services.device)
+        return stored[0][0].unpack(np.stack([row for _, row in stored]), self._services.device)
 
     def _keep_group(self, shards: range, index: int, after: Parts) -> None:
         """Store the states that release `index` leaves to these shards, [g, ...] by name.
@@ -238,27 +238,29 @@ class PrivateState:
             kept = int(np.argmax(np.where(versions <= self._committed, versions, -1)))
             self._later.write_row(shard, 1 - kept, index + 1, row)
 
-    def _before(self, shard: int, index: int) -> tuple[StateFile, int, int]:
-        """Where the state of a shard before release `index` is: after the last earlier release that drew it, or first.
+    def _before(self, shard: int, index: int) -> tuple[StateFile, np.ndarray]:
+        """The state of a shard before release `index`, after the last earlier release that drew it, or the first one.
 
         Returns:
-            the file, the shard, and the slot.
+            the file and the row.
         """
         last = index - 1
         if self._visits is not None:
             last = int(np.flatnonzero(np.append(True, self._visits[:index] == shard))[-1]) - 1
         if last < 0:
-            if self._first.find(shard, 1) is None:
+            file, found = self._first, self._first.find(shard, 1)
+            if found is None:
                 self._start_group(shard // self.stack)
-            return self._first, shard, 0
-        slot = self._later.find(shard, last + 1)
-        if slot is None:
+                file, found = self._first, self._first.find(shard, 1)
+        else:
+            file, found = self._later, self._later.find(shard, last + 1)
+        if found is None:
             raise RuntimeError(
                 f"private state {self.name!r}: expected the state of shard {shard} after release {last}, "
                 "got none: the run's private/ folder does not fit its checkpoint. Restore the folder, or delete the "
                 "run's folder and start again, which with privacy.noise=os spends its epsilon a second time."
             )
-        return self._later, shard, slot
+        return file, found[1]
 
     def flush(self) -> None:
         """Write everything to disk, before a checkpoint that needs it."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,6 +51,9 @@ class StateFile:
     needed any more. A row that differs from what was written (a damaged disk, a power cut) fails its checksum and
     counts as missing.
 
+    Versions and checksums are mapped into memory. Rows are not: a row that is overwritten there would first be read,
+    page by page, which takes most of the time if the states of thousands of shards exceed the memory.
+
     Raises:
         ValueError: if the file cannot be read, or is of another shape.
     """
@@ -57,6 +62,7 @@ class StateFile:
         self.folder, self.shards, self.slots = folder, shards, slots
         self.layout: Layout | None = None
         self._rows: np.ndarray | None = None
+        self._file: io.FileIO | None = None
         if folder is not None and (folder / "layout.json").exists():
             try:
                 shapes = json.loads((folder / "layout.json").read_text())
@@ -92,6 +98,7 @@ class StateFile:
         try:
             np.lib.format.open_memmap(path, "r")  # refuses a truncated file, which "r+" would extend
             self._rows = np.lib.format.open_memmap(path, "r+")
+            self._file = io.FileIO(path, "r+")
             if (self._rows.dtype, self._rows.shape) != (kind, shape):
                 raise ValueError(f"{self._rows.shape} rows of {self._rows.dtype}, not {shape} of {kind}")
         except (OSError, ValueError) as error:
@@ -106,18 +113,22 @@ class StateFile:
         """The versions of a shard, int64 [slots]; 0 for an empty slot."""
         return np.zeros(self.slots, np.int64) if self._rows is None else self._rows["version"][shard]
 
-    def find(self, shard: int, version: int) -> int | None:
-        """The slot that contains this version with a valid checksum; None if there is none."""
-        for slot in np.flatnonzero(self.versions(shard) == version):
-            assert self._rows is not None
-            if zlib.crc32(self._rows["row"][shard, slot].data) == self._rows["checksum"][shard, slot]:
-                return int(slot)
-        return None
+    def find(self, shard: int, version: int) -> tuple[int, np.ndarray] | None:
+        """The slot that contains this version with a valid checksum, and a copy of its row, float32 [P].
 
-    def row(self, shard: int, slot: int) -> np.ndarray:
-        """A view of the row of a slot that `find` returned; it is valid until the next write."""
-        assert self._rows is not None
-        return self._rows["row"][shard, slot]
+        Returns:
+            None if there is no such slot.
+        """
+        for slot in map(int, np.flatnonzero(self.versions(shard) == version)):
+            assert self._rows is not None
+            row = np.empty(self._rows.dtype["row"].shape, np.float32)
+            if self._file is None:
+                row[:] = self._rows["row"][shard, slot]
+            else:
+                self._expect_whole(os.preadv(self._file.fileno(), [row.data.cast("B")], self._place(shard, slot)), row)
+            if zlib.crc32(row.data) == self._rows["checksum"][shard, slot]:
+                return slot, row
+        return None
 
     def unpack(self, rows: np.ndarray, device: torch.device) -> Parts:
         """The tensors [g, ...] of rows [g, P]. Those with one number for each row stay on the host."""
@@ -157,9 +168,10 @@ class StateFile:
 
         return rows
 
-    def read(self, shard: int, slot: int, device: torch.device) -> Parts:
-        """The tensors of a slot that `find` returned; see `unpack`."""
-        return {name: part[0] for name, part in self.unpack(np.array([self.row(shard, slot)]), device).items()}
+    def read(self, shard: int, version: int, device: torch.device) -> Parts | None:
+        """The tensors of a version, see `find` and `unpack`; None if it is missing or damaged."""
+        found = self.find(shard, version)
+        return None if found is None else {name: part[0] for name, part in self.unpack(found[1][None], device).items()}
 
     def write(self, shard: int, slot: int, version: int, parts: Parts) -> None:
         """Write the tensors of a slot; see `pack`."""
@@ -168,11 +180,31 @@ class StateFile:
     def write_row(self, shard: int, slot: int, version: int, row: np.ndarray) -> None:
         """Write a row of `pack` to a slot."""
         assert self._rows is not None
-        self._rows["row"][shard, slot] = row
+        if self._file is None:
+            self._rows["row"][shard, slot] = row
+        else:
+            self._expect_whole(os.pwrite(self._file.fileno(), row.data.cast("B"), self._place(shard, slot)), row)
         self._rows["checksum"][shard, slot] = zlib.crc32(row.data)
         self._rows["version"][shard, slot] = version
+
+    def _place(self, shard: int, slot: int) -> int:
+        """Where the numbers of a row are in the file, in bytes from its beginning."""
+        assert isinstance(self._rows, np.memmap)
+        kind = self._rows.dtype
+        assert kind.fields is not None
+        return self._rows.offset + (shard * self.slots + slot) * kind.itemsize + int(kind.fields["row"][1])
+
+    def _expect_whole(self, transferred: int, row: np.ndarray) -> None:
+        """Raise OSError unless all bytes of a row were transferred."""
+        if transferred != row.nbytes:
+            raise OSError(
+                f"expected to transfer {row.nbytes} bytes of the private state {self.folder}, got {transferred}: the "
+                "disk is full, or the file was cut; make room, or delete the folder."
+            )
 
     def flush(self) -> None:
         """Write everything to disk."""
         if isinstance(self._rows, np.memmap):
             self._rows.flush()
+        if self._file is not None:
+            os.fsync(self._file.fileno())
