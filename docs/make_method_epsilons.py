@@ -31,7 +31,8 @@ from dpgen_bench.audit.methods import audit_method, method_spec
 from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.accountants.table import claimed_epsilon
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.display import dataset_name, relation_name
 from dpgen_bench.runs.listing import NOT_AUDITED, epsilon_number, format_certified, format_epsilon, least_certified
 from dpgen_bench.runs.plan import plan

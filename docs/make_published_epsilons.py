@@ -25,7 +25,8 @@ from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.accountants.table import claimed_epsilon
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, OneShard
-from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.display import counted, relation_name
 from dpgen_bench.runs.identity import NOT_ARGUMENTS
 from dpgen_bench.runs.listing import format_epsilon

@@ -24,7 +24,8 @@ from dpgen_bench.generator import EXPORTED_WEIGHTS, WEIGHTS, Generator
 from dpgen_bench.privacy.accountants.table import epsilon_table
 from dpgen_bench.privacy.events import RELATIONS, Event
 from dpgen_bench.privacy.expect import expect_integer
-from dpgen_bench.runs.config import build_dataset, compose_config
+from dpgen_bench.runs.building import build_dataset
+from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.export import export_run
 from dpgen_bench.runs.listing import epsilon_number

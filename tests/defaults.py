@@ -10,7 +10,7 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from dpgen_bench.method import Method
-from dpgen_bench.runs.config import CONF
+from dpgen_bench.utils.paths import CONF
 
 T = TypeVar("T")
 

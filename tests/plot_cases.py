@@ -12,7 +12,8 @@ import numpy as np
 from omegaconf import OmegaConf
 from safetensors.numpy import save_file
 
-from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import RunSpec, build_spec
 from dpgen_bench.runs.measurements import Measurement
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables.rows import TableRow

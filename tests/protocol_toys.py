@@ -8,7 +8,8 @@ import torch
 from omegaconf import OmegaConf
 
 from dpgen_bench.generator import NetGenerator
-from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import RunSpec, build_spec
 from dpgen_bench.runs.measure import measure
 from dpgen_bench.runs.store import RunFolder, Store
 from tests.toys import Painter

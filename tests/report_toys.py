@@ -12,7 +12,8 @@ from safetensors.numpy import save_file
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.ledger import Entry
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import RunSpec, build_spec
 from dpgen_bench.runs.statistics import summarise
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables.lines import BuiltTable, Cell, Line

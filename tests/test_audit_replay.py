@@ -28,8 +28,9 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import EveryShard, Full, OneShard, Poisson
 from dpgen_bench.privacy.shards import PerShard
-from dpgen_bench.runs.config import build_spec, compose_config
-from dpgen_bench.runs.listing import describe_certified, epsilon_entry, format_certified
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
+from dpgen_bench.runs.listing import describe_certified, epsilon_entry
 from dpgen_bench.runs.plan import plan_spec
 from dpgen_bench.testing.bench import Bench
 from dpgen_bench.testing.checks import TOLERANCE
@@ -359,21 +360,6 @@ def test_what_was_certified_is_written_into_the_ledger_of_a_run(tmp_path, capsys
 def test_a_run_that_was_not_audited_has_no_certified_epsilon():
     assert describe_certified({"proven": 1.0}) == "not audited"
     assert describe_certified({"certified": {"epsilon": None, "reason": "why"}}) == "not audited: why"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "not audited"),
-        (0.0, "≥ 0"),
-        (0.64999, "≥ 0.649"),
-        (0.72, "≥ 0.72"),
-        (0.0009999, "≥ 0.000999"),
-        (9.999, "≥ 9.99"),
-    ],
-)
-def test_a_lower_bound_is_rounded_down(value, text):
-    assert format_certified(value) == text
 
 
 @pytest.mark.slow

@@ -11,12 +11,14 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from dpgen_bench.generator import BLOCK, Generator, NetGenerator, batch_sizes
-from dpgen_bench.runs.config import CONF, RunSpec, build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import RunSpec, build_spec
 from dpgen_bench.runs.execute import evaluate_run, execute
 from dpgen_bench.runs.measure import measure
 from dpgen_bench.runs.measurements import Measurements
 from dpgen_bench.runs.samples import draw_samples
 from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.utils.paths import CONF
 from tests.test_generator import Bare
 from tests.toys import Painter
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dpgen_bench.runs.config import CONF
+from dpgen_bench.utils.paths import CONF
 from tests.behaviour import CASES, Case, computed, difference, stored
 
 

@@ -7,10 +7,10 @@ import pytest
 from dpgen_bench import __version__
 from dpgen_bench.cli import main
 from dpgen_bench.runs.catalogue import GROUPS, LONGEST, catalogue
-from dpgen_bench.runs.config import CONF
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.names import table_names
 from dpgen_bench.utils.own_folders import using
+from dpgen_bench.utils.paths import CONF
 from dpgen_bench.utils.validation import suggestion
 
 

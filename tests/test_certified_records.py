@@ -19,7 +19,8 @@ from dpgen_bench.cli import main
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import OneClient
 from dpgen_bench.runs import record_checks
-from dpgen_bench.runs.config import compose_config, identify
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import identify
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.recording import make_record, write_record
 from dpgen_bench.runs.records import Record, read_record, record_paths

@@ -18,7 +18,9 @@ from dpgen_bench.privacy.compiled_sums import CompiledSums
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import RunSpec, build_method, compose_config
+from dpgen_bench.runs.building import build_method
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.testing.suite import random_data
 from dpgen_bench.utils import compiled
 from tests import toys

@@ -13,8 +13,8 @@ from dpgen_bench.privacy import bounds
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Invalidated
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.runs.config import CONF
 from dpgen_bench.testing import ConformanceError, check_method
+from dpgen_bench.utils.paths import CONF
 from tests import toys
 
 SMALL = {"image_shape": (1, 8, 8), "num_classes": 3}

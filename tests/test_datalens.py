@@ -24,7 +24,8 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.shards import PerShard
-from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 from methods.datalens import DataLens
 from tests.defaults import build
 

@@ -12,18 +12,10 @@ import torch
 import torchvision
 from sklearn.datasets import load_digits
 
-from dpgen_bench.data.datasets import (
-    CelebaGender,
-    Cifar10,
-    Digits,
-    FashionMnist,
-    ImageFolder,
-    MissingData,
-    Mnist,
-    Records,
-    enlarge_8_to_28,
-)
+from dpgen_bench.data.datasets import CelebaGender, Cifar10, Digits, FashionMnist, Mnist, enlarge_8_to_28
 from dpgen_bench.data.fetch import FetchFailed, fetch
+from dpgen_bench.data.folder import ImageFolder
+from dpgen_bench.data.records import MissingData, Records
 
 # Records
 

@@ -16,6 +16,7 @@ from dpgen_bench.runs.display import (
     metric_name,
     metric_with_value,
 )
+from dpgen_bench.runs.listing import format_certified
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.names import table_names
 from dpgen_bench.tables.published import METRICS as PUBLISHED
@@ -82,3 +83,18 @@ def test_names_of_ones_own(tmp_path):
     assert method_name("mine") == "mine"
     with using([tmp_path]):
         assert (method_name("mine"), method_name("other")) == ("My method", "other")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "not audited"),
+        (0.0, "≥ 0"),
+        (0.64999, "≥ 0.649"),
+        (0.72, "≥ 0.72"),
+        (0.0009999, "≥ 0.000999"),
+        (9.999, "≥ 9.99"),
+    ],
+)
+def test_a_lower_bound_is_rounded_down(value, text):
+    assert format_certified(value) == text

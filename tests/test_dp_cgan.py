@@ -20,7 +20,7 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import compose_config
+from dpgen_bench.runs.compose import compose_config
 from methods import dp_cgan
 from methods.dp_cgan import DPCGAN
 from tests.adam import expect_first_step_of_adam

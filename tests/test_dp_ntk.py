@@ -20,7 +20,9 @@ from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Observer, Services
-from dpgen_bench.runs.config import build_method, build_spec, compose_config
+from dpgen_bench.runs.building import build_method
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 from methods.dp_ntk import DPNTK
 from tests.adam import expect_first_step_of_adam
 from tests.defaults import build

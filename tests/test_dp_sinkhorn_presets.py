@@ -18,14 +18,14 @@ from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.bounds import PerRow, Whole
 from dpgen_bench.privacy.events import Budget, Event
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.runs.compose import compose_cached
-from dpgen_bench.runs.config import CONF, build_spec, compose_config
+from dpgen_bench.runs.compose import compose_cached, compose_config
+from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.published import published_rows
 from dpgen_bench.tables.spec import RowSpec
+from dpgen_bench.utils.paths import CONF
 
-FOLDER = CONF / "experiment" / "dp_sinkhorn"
 SHAPES = {"mnist": (1, 28, 28), "fashion_mnist": (1, 28, 28), "celeba_gender": (3, 32, 32)}
 RECORDS = {"mnist": 60_000, "fashion_mnist": 60_000, "celeba_gender": 162_770}  # D.1
 
@@ -275,7 +275,7 @@ def proven(expected: dict[str, Any]) -> float:
 
 def test_every_preset_is_where_a_row_starts_from() -> None:
     used = {row.run_overrides[0].removeprefix("experiment=dp_sinkhorn/") for row in ROWS}
-    assert {path.stem for path in FOLDER.iterdir()} == used
+    assert {path.stem for path in (CONF / "experiment" / "dp_sinkhorn").iterdir()} == used
 
 
 def test_every_row_of_the_tables_is_here() -> None:

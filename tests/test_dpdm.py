@@ -25,7 +25,8 @@ from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.record_rng import RecordRng
 from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 from methods.dpdm import DPDM
 from tests.adam import expect_first_step_of_adam
 from tests.defaults import build, check_settings

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torchvision
 
-from dpgen_bench.data.datasets import MissingData
 from dpgen_bench.data.federations import Clients, Emnist, FederatedEmnist
 from dpgen_bench.data.fetch import fetch
+from dpgen_bench.data.records import MissingData
 
 # Federated EMNIST, on generated files
 

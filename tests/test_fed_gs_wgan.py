@@ -28,8 +28,10 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import OneClient, Sampling
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import CONF, build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 from dpgen_bench.testing import ConformanceError, check_method
+from dpgen_bench.utils.paths import CONF
 from methods import fed_gs_wgan
 from methods.fed_gs_wgan import CriticClient, FedGSWGAN
 from tests import toys

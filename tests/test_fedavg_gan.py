@@ -32,8 +32,10 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import FixedSize, Poisson
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import CONF, build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 from dpgen_bench.testing import ConformanceError, check_method
+from dpgen_bench.utils.paths import CONF
 from methods import fedavg_gan
 from methods.fedavg_gan import DiscriminatorClient, FedAvgGAN
 from tests import toys

@@ -12,8 +12,9 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
-from dpgen_bench.data.datasets import Digits, MissingData, Mnist, Records
+from dpgen_bench.data.datasets import Digits, Mnist
 from dpgen_bench.data.federations import Clients, Emnist, FederatedEmnist
+from dpgen_bench.data.records import MissingData, Records
 from dpgen_bench.utils.validation import check_types
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,7 +17,7 @@ from dpgen_bench.cli import main
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator, make_net
 from dpgen_bench.method import Context
-from dpgen_bench.runs.config import compose_config
+from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.store import RunFailed, RunFolder, Store
 from dpgen_bench.training.signals import Preempted

@@ -25,7 +25,8 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.votes import Votes
-from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.testing import check_method
 from methods.public_fonts import PublicFonts

@@ -25,7 +25,8 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.votes import Votes
-from dpgen_bench.runs.config import build_method, compose_config
+from dpgen_bench.runs.building import build_method
+from dpgen_bench.runs.compose import compose_config
 from methods.g_pate import GPATE
 from tests.defaults import build
 from tests.toys import Watcher

@@ -16,11 +16,12 @@ from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.bounds import PerRow, Whole
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.sampling import OneShard, Poisson
-from dpgen_bench.runs.compose import compose_cached
-from dpgen_bench.runs.config import CONF, build_spec, compose_config
+from dpgen_bench.runs.compose import compose_cached, compose_config
+from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.tables.expand import jobs_of, lines_of
 from dpgen_bench.tables.load import load_table
+from dpgen_bench.utils.paths import CONF
 from methods.gs_wgan import GSWGAN
 from tests.defaults import build, comment
 

@@ -6,7 +6,7 @@ import csv
 
 import pytest
 
-from dpgen_bench.runs.config import CONF
+from dpgen_bench.utils.paths import CONF
 from tests.defaults import comment
 
 # Table 1: Inception Score, FID, accuracies of MLP and CNN, average accuracy, calibrated accuracy in percent.

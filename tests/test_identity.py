@@ -17,7 +17,8 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.runs import prepare
-from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.identity import is_stale, method_version, resolved_arguments, source_fingerprint
 
 

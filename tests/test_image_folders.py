@@ -13,15 +13,9 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from PIL import Image
 
-from dpgen_bench.data.datasets import (
-    CelebaGender,
-    Cifar10,
-    Digits,
-    FashionMnist,
-    ImageFolder,
-    MissingData,
-    Mnist,
-)
+from dpgen_bench.data.datasets import CelebaGender, Cifar10, Digits, FashionMnist, Mnist
+from dpgen_bench.data.folder import ImageFolder
+from dpgen_bench.data.records import MissingData
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 

@@ -15,7 +15,7 @@ from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.inversion import Inversion, inverted_score, mean_intensity, verdict
 from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.evaluate.protocol import build_metrics
-from dpgen_bench.runs.config import compose_config
+from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.tables.load import load_table
 from tests.table_toys import table_rows
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from dpgen_bench.runs.config import CONF
 from dpgen_bench.runs.display import direction
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.tables.assembly import assemble
@@ -17,6 +16,7 @@ from dpgen_bench.tables.formats import long_frame
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.ranking import Standing, signed, standings
 from dpgen_bench.tables.spec import LeaderboardSpec
+from dpgen_bench.utils.paths import CONF
 from tests.table_toys import every_column, measured, table_of, table_rows
 
 SHARED = "privacy.relation=replace_one privacy.accountant=pld privacy.delta=1e-5"

@@ -23,7 +23,7 @@ from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import CONF
+from dpgen_bench.utils.paths import CONF
 from tests.defaults import check_settings, named
 
 WITHOUT_RECORDS = {"public_fonts", "uniform_noise"}  # they learn nothing: the lower end of a leaderboard

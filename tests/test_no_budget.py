@@ -18,7 +18,8 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Full, Poisson
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.overview import overview, row
 from dpgen_bench.runs.soundness import budget_problem

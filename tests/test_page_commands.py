@@ -14,9 +14,9 @@ import pytest
 
 from dpgen_bench.cli.parser import build_parser
 from dpgen_bench.runs.compose import compose_cached, compose_config
-from dpgen_bench.runs.config import CONF
 from dpgen_bench.runs.overrides import parse_override
 from dpgen_bench.tables.load import load_table
+from dpgen_bench.utils.paths import CONF
 from tests.test_page_examples import PAGES, ROOT, page_id, write_files
 
 NOT_CODE = re.compile(r"^```(?:python|yaml|bibtex|mermaid|text).*?^```", re.MULTILINE | re.DOTALL)

@@ -10,13 +10,15 @@ import pytest
 from dpgen_bench.plots.draw import WITHOUT_RUNS, config_keys, draw
 from dpgen_bench.plots.parts import check_keys
 from dpgen_bench.privacy.accountants.claims import classical_rdp
-from dpgen_bench.runs.config import CONF, RunSpec, build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import RunSpec, build_spec
 from dpgen_bench.tables.expand import jobs_of, lines_of, parent_ids
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.names import table_names
 from dpgen_bench.tables.plot_spec import CurveSpec, PrivacyUtilitySpec, StepsSpec
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import TableSpec
+from dpgen_bench.utils.paths import CONF
 
 DPGAN = [1, 2, 4, 5, 6, *range(14, 25)]
 FIGURES = [

@@ -13,13 +13,14 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.runs.compose import compose_cached
-from dpgen_bench.runs.config import CONF, RunSpec, build_spec, hashed_privacy
+from dpgen_bench.runs.config import RunSpec, build_spec, hashed_privacy
 from dpgen_bench.runs.listing import current_protocol
 from dpgen_bench.tables.expand import expand
 from dpgen_bench.tables.grid import expand_rows
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.published import PAPERS, PUBLISHED, PublishedRow, published_rows
 from dpgen_bench.tables.spec import RowSpec, TableSpec
+from dpgen_bench.utils.paths import CONF
 from tests.defaults import comment
 
 FILES = {  # how a paper's yamls are called

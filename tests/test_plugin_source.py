@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from hydra.utils import get_class
 
-from dpgen_bench.runs.config import CONF, compose_config
+from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.testing.source import read_plugin
+from dpgen_bench.utils.paths import CONF
 
 LINES = {
     "with open('x') as f: pass": "open",

@@ -18,7 +18,8 @@ from dpgen_bench.evaluate.fidelity import Fid
 from dpgen_bench.evaluate.metric import NotMeasured
 from dpgen_bench.method import Context
 from dpgen_bench.privacy import bounds, state
-from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 from dpgen_bench.training.precision import networks_in, private_computation
 from tests.scaling.fits import fit
 

@@ -27,7 +27,9 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import build_method, build_spec, compose_config
+from dpgen_bench.runs.building import build_method
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.listing import setting_of
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.tables.lines import Line

@@ -18,7 +18,7 @@ from PIL import Image
 from dpgen_bench.cli import main
 from dpgen_bench.report.runs import read_runs
 from dpgen_bench.runs import record_checks
-from dpgen_bench.runs.config import compose_config
+from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.runs.epsilon import epsilons
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.pictures import MOST_BYTES

@@ -27,7 +27,8 @@ from dpgen_bench.privacy.sampling import EveryShard, Full, OneShard, Poisson
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.shards import PerShard
 from dpgen_bench.runs import processes as division
-from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.devices import further_devices, jobs_at_once
 from dpgen_bench.runs.execute import RunFailed, execute
 from dpgen_bench.runs.store import Store

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from dpgen_bench.runs import arithmetic
 from dpgen_bench.runs import prepare as prepare_run
-from dpgen_bench.runs.config import compose_config
+from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.runs.execute import RunFailed, execute
 from dpgen_bench.runs.store import RunBusy, Store
 from dpgen_bench.training.signals import STOP_SIGNALS, Preempted, StopSignals

@@ -13,7 +13,8 @@ from dpgen_bench import cli
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Full, OneClient, Poisson
-from dpgen_bench.runs.config import build_spec, compose_config, identify, population_of
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec, identify, population_of
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.sample_command import sample_run
 from dpgen_bench.runs.spent import describe_total, print_spent, read_spent, total

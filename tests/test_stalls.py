@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpgen_bench.runs.config import CONF
+from dpgen_bench.utils.paths import CONF
 from dpgen_bench.utils.upload import upload
 from tests.stalls import ACCELERATOR, counted, stalls_of_a_step
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from dpgen_bench.cli import main
-from dpgen_bench.runs.config import compose_config
+from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.overrides import parse_override, quote_value
 from dpgen_bench.runs.store import RunFolder, Store

@@ -10,7 +10,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.report.written import to_html, write_table
-from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.store import Store
 from dpgen_bench.tables import formats
 from dpgen_bench.tables.assembly import assemble

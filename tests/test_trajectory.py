@@ -12,7 +12,8 @@ import torch
 from dpgen_bench.generator import Generator
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.execute import evaluate_run, execute
 from dpgen_bench.runs.kept import extract, trajectory
 from dpgen_bench.runs.store import RunFolder, Store

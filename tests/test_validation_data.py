@@ -13,7 +13,8 @@ from dpgen_bench.data.federations import Clients
 from dpgen_bench.data.npz import Npz
 from dpgen_bench.data.records import Records, Split
 from dpgen_bench.data.validation import Validation
-from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 from dpgen_bench.utils.paths import HOME
 
 pytestmark = pytest.mark.slow

@@ -319,7 +319,7 @@ def fetch(options: argparse.Namespace) -> int:
     """Download a dataset, or list what is wrong with its files."""
     config = compose_config(overrides_of(options))
     from dpgen_bench.data.fetch import describe, fetch
-    from dpgen_bench.runs.config import build_dataset
+    from dpgen_bench.runs.building import build_dataset
 
     if options.check and OmegaConf.is_missing(config.dataset, "image_size"):
         config.dataset.image_size = 32  # whether a file can be read does not depend on it

@@ -16,21 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpgen_bench.data.folder import ImageFolder
 from dpgen_bench.data.images import BadImage, Crop, check_crop, read_images
-from dpgen_bench.data.records import DatasetSpec, MissingData, Records, Split, check_split, hash_rank
-
-__all__ = [
-    "CelebaGender",
-    "Cifar10",
-    "DatasetSpec",
-    "Digits",
-    "FashionMnist",
-    "ImageFolder",
-    "MissingData",
-    "Mnist",
-    "Records",
-]
+from dpgen_bench.data.records import DatasetSpec, Records, Split, check_split, hash_rank
 
 PREPROCESSING = 1
 

@@ -18,7 +18,8 @@ from dpgen_bench.plots.parts import (
     proven_text,
     row_name,
 )
-from dpgen_bench.runs.config import build_dataset, compose_config
+from dpgen_bench.runs.building import build_dataset
+from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.runs.diagnostics import read_norms
 from dpgen_bench.runs.display import counted, dataset_name
 from dpgen_bench.runs.store import RunFolder

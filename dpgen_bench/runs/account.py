@@ -17,7 +17,8 @@ from dpgen_bench.privacy.accountants.table import Table, claimed_epsilon, condit
 from dpgen_bench.privacy.events import RELATIONS, Event, Sensitivity, budget_text
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson, Sampling
-from dpgen_bench.runs.config import build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.display import relation_name
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.utils.console import Console

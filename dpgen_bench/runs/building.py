@@ -10,7 +10,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.data.datasets import DatasetSpec
+from dpgen_bench.data.records import DatasetSpec
 from dpgen_bench.method import Method
 from dpgen_bench.pretraining.pretrained import VERSION as PRETRAINING_VERSION
 from dpgen_bench.pretraining.pretrained import FirstStage, Pretrained

@@ -11,10 +11,12 @@ import torch
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.data.datasets import DatasetSpec
+from dpgen_bench.data.records import DatasetSpec
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.key import Key
-from dpgen_bench.runs.config import RunSpec, build_dataset, build_method, compose_config
+from dpgen_bench.runs.building import build_dataset, build_method
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.display import relation_name
 from dpgen_bench.testing.bench import DataSet
 from dpgen_bench.testing.errors import ConformanceError

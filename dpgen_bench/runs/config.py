@@ -14,20 +14,22 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dpgen_bench.data.datasets import DatasetSpec
+from dpgen_bench.data.records import DatasetSpec
 from dpgen_bench.federation.settings import Settings, settings
 from dpgen_bench.method import Method, Scale
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs.building import build_dataset as build_dataset
-from dpgen_bench.runs.building import build_method as build_method
-from dpgen_bench.runs.building import build_plugin as build_plugin
-from dpgen_bench.runs.building import check_complete, first_stage_identity, has_first_stage
-from dpgen_bench.runs.compose import compose_config as compose_config
+from dpgen_bench.runs.building import (
+    build_dataset,
+    build_method,
+    build_plugin,
+    check_complete,
+    first_stage_identity,
+    has_first_stage,
+)
 from dpgen_bench.runs.identity import method_version, resolved_arguments
 from dpgen_bench.runs.runtime import check_runtime, precision_of
 from dpgen_bench.runs.store import Store
-from dpgen_bench.utils.paths import CONF as CONF
 
 # Increased when a change of the harness changes what training produces; ids of older runs then differ.
 TRAINING_VERSION = 2

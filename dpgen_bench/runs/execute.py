@@ -20,7 +20,8 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.processes import NotDivisible, Processes
 from dpgen_bench.privacy.warn import warn_of_unused_shares
 from dpgen_bench.runs.arithmetic import expect_same_arithmetic, record_arithmetic
-from dpgen_bench.runs.config import RunSpec, build_spec, check_evaluation, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import RunSpec, build_spec, check_evaluation
 from dpgen_bench.runs.diagnostics import draw_norms
 from dpgen_bench.runs.epsilon import account_run, spent_by
 from dpgen_bench.runs.failures import PrivateFailure, failures_to_settle, keep_private, settle_failures

@@ -13,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
 from dpgen_bench.privacy.ledger import unproven_reasons
-from dpgen_bench.runs.config import CONF, RunSpec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.display import metric_label, metric_with_value, relation_name
 from dpgen_bench.runs.measurements import Measurement, Protocol
 from dpgen_bench.runs.statistics import format_value, summarise
@@ -21,6 +22,7 @@ from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.runs.values import mean_values, metric_values, notes, unmeasured
 from dpgen_bench.utils.console import Console
 from dpgen_bench.utils.own_folders import own_files, own_folders
+from dpgen_bench.utils.paths import CONF
 
 MAIN_METRICS = ("fid", "inception_score", "acc_cnn_pct", "acc_mlp_pct", "acc_logreg_pct", "acc_avg_pct")
 

@@ -11,7 +11,8 @@ from dpgen_bench.privacy.allowance import Observer
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import RunSpec, build_spec
 from dpgen_bench.runs.prepare import inherited_ledger, new_ledger
 
 

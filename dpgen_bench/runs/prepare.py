@@ -16,7 +16,8 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.processes import Processes
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state_file import StatePlace
-from dpgen_bench.runs.config import RunSpec, build_plugin, population_of
+from dpgen_bench.runs.building import build_plugin
+from dpgen_bench.runs.config import RunSpec, population_of
 from dpgen_bench.runs.identity import source_fingerprint
 from dpgen_bench.runs.runtime import precision_of
 from dpgen_bench.runs.store import RunFolder, Store

@@ -25,7 +25,8 @@ from PIL import Image
 
 from dpgen_bench.data.records import MissingData
 from dpgen_bench.privacy.ledger import Entry, Ledger
-from dpgen_bench.runs.config import build_spec, compose_config, identify
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import build_spec, identify
 from dpgen_bench.runs.epsilon import epsilons
 from dpgen_bench.runs.listing import current_protocol, epsilon_number
 from dpgen_bench.runs.measurements import is_part, protocol_hash

@@ -16,7 +16,8 @@ from dpgen_bench.privacy import isolation
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.config import RunSpec, build_dataset, build_method
+from dpgen_bench.runs.building import build_dataset, build_method
+from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.testing.suite import random_data
 from dpgen_bench.training.loop import Loop
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from dpgen_bench.runs.config import build_method, compose_config
+from dpgen_bench.runs.building import build_method
+from dpgen_bench.runs.compose import compose_config
 from tests.bench._counts import FLOPS, Counter
 from tests.bench._fit import fit_observed
 from tests.bench._machine import machine

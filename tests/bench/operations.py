@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from docs.make_results import LEAGUE, ROOT, cost_line
-from dpgen_bench.runs.config import build_dataset, compose_config
+from dpgen_bench.runs.building import build_dataset
+from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.runs.records import Record, read_record, record_paths
 from tests.bench._counts import Counter
 from tests.bench._fit import fit_observed

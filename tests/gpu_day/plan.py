@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from dpgen_bench.runs.config import RunSpec, build_spec, compose_config
+from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.runs.config import RunSpec, build_spec
 from dpgen_bench.runs.overrides import quote_value
 from dpgen_bench.runs.records import record_file
 from dpgen_bench.runs.store import RunFolder, Store
