@@ -20,7 +20,7 @@ from dpgen_bench.plots.parts import (
 )
 from dpgen_bench.runs.building import build_dataset
 from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.diagnostics import read_norms
+from dpgen_bench.runs.diagnostics import draw_norms_of, read_norms
 from dpgen_bench.runs.display import counted, dataset_name
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.tables.plot_spec import BiasVarianceSpec, NormsSpec
@@ -28,10 +28,7 @@ from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import TableSpec
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-
-MOST = 1000  # releases that one line shows
+    pass
 
 
 def norms(spec: NormsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:
@@ -62,7 +59,7 @@ def norms(spec: NormsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
         return None
     figure = Figure(figsize=(TWO_COLUMNS, 0.2 + 2.3 * len(shown)), layout="constrained")
     for panels, (row, folder, name, releases) in zip(figure.subplots(len(shown), 2, squeeze=False), shown, strict=True):
-        _draw_norms(panels, releases, _clipping_norm(folder, name))
+        draw_norms_of(panels, releases, _clipping_norm(folder, name), COLOURS[0])
         title = f"{row_name(row, table, spec.series)}: {name}"
         panels[0].set_title(f"{textwrap.fill(title, 48)}\n{proven_text(folder)}", fontsize=8)
     how = "Computed from training records, which no ε covers: for public data only. First seed of each row."
@@ -72,30 +69,6 @@ def norms(spec: NormsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Pictur
     runs = {id(row): folder for row, folder, _, _ in shown}
     drawn = {i: [runs[key]] for i, key in enumerate(rows_shown)}
     return finished(figure, table, list(rows_shown.values()), drawn, how)
-
-
-def _draw_norms(panels: Sequence[Axes], releases: dict[int, np.ndarray], C: float) -> None:
-    course, histogram = panels
-    values = np.concatenate(list(releases.values()))
-    values = values[np.isfinite(values)]
-    numbers = list(releases)[:: math.ceil(len(releases) / MOST)]
-    low, middle, high = (np.array([np.quantile(releases[t], q) for t in numbers]) for q in (0.1, 0.5, 0.9))
-    course.fill_between(
-        numbers, low, high, color=COLOURS[0], alpha=0.25, linewidth=0, label="10% to 90% of a release's rows"
-    )
-    course.plot(numbers, middle, color=COLOURS[0], linewidth=0.9, label="median")
-    course.set(xlabel="release", ylabel="norm before clipping")
-    histogram.hist(values, bins=60, color=COLOURS[0])
-    histogram.set(xlabel="norm before clipping", ylabel="rows")
-    clipped = f", {np.mean(values > C):.0%} clipped" if math.isfinite(C) and len(values) else ""
-    median = f"median {np.median(values):.3g}" if len(values) else "none finite"
-    histogram.set_title(f"{len(values):,} rows; {median}{clipped}", fontsize=8)
-    if math.isfinite(C):
-        look: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 0.9}
-        course.axhline(C, label=f"C = {C:g}", **look)
-        histogram.axvline(C, **look)
-    course.set_ylim(bottom=0.0)
-    course.legend()
 
 
 def _clipping_norm(folder: RunFolder, mechanism: str) -> float:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST = 1000  # releases that one line shows
 
 
 def draw_norms(diagnostics: Path, bounds: dict[str, float], picture: Path) -> bool:
@@ -28,27 +35,42 @@ def draw_norms(diagnostics: Path, bounds: dict[str, float], picture: Path) -> bo
     if not norms:
         return False
     figure = Figure(figsize=(10.0, 3.4 * len(norms)), layout="constrained")
-    panels = figure.subplots(len(norms), 2, squeeze=False)
-    for (name, rows), (over_releases, histogram) in zip(norms.items(), panels, strict=True):
-        C, values = bounds[name], np.concatenate(list(rows.values()))
-        values = values[np.isfinite(values)]
-        releases = np.array(list(rows))
-        low, middle, high = (np.array([np.quantile(row, q) for row in rows.values()]) for q in (0.1, 0.5, 0.9))
-        over_releases.fill_between(releases, low, high, alpha=0.3, linewidth=0, label="10% to 90% of a release's rows")
-        over_releases.plot(releases, middle, linewidth=0.8, label="median")
-        over_releases.set(xlabel="release", ylabel="norm before clipping", title=name)
-        histogram.hist(values, bins=60)
-        histogram.set(
-            xlabel="norm before clipping", ylabel="rows", title=f"{len(values):,} rows; {_summary(values, C)}"
-        )
-        if np.isfinite(C):
-            over_releases.axhline(C, color="black", linestyle="--", linewidth=0.8, label=f"C = {C:g}")
-            histogram.axvline(C, color="black", linestyle="--", linewidth=0.8)
-        over_releases.set_ylim(bottom=0.0)
-        over_releases.legend()
+    for (name, releases), panels in zip(norms.items(), figure.subplots(len(norms), 2, squeeze=False), strict=True):
+        draw_norms_of(panels, releases, bounds[name])
+        panels[0].set_title(name)
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=110)
     return True
+
+
+def draw_norms_of(panels: Sequence[Axes], releases: Mapping[int, np.ndarray], C: float, colour: str = "C0") -> None:
+    """Draw the norms of one mechanism's rows over its releases, and their histogram.
+
+    Args:
+        panels: two of them.
+        releases: float [rows] by the number of the release; at most `MOST` of them are drawn, evenly spaced.
+        C: clipping norm; inf if nothing is clipped.
+    """
+    course, histogram = panels
+    values = np.concatenate(list(releases.values()))
+    values = values[np.isfinite(values)]
+    numbers = list(releases)[:: math.ceil(len(releases) / MOST)]
+    low, middle, high = (np.array([np.quantile(releases[t], q) for t in numbers]) for q in (0.1, 0.5, 0.9))
+    band = "10% to 90% of a release's rows"
+    course.fill_between(numbers, low, high, color=colour, alpha=0.25, linewidth=0, label=band)
+    course.plot(numbers, middle, color=colour, linewidth=0.9, label="median")
+    course.set(xlabel="release", ylabel="norm before clipping")
+    histogram.hist(values, bins=60, color=colour)
+    histogram.set(xlabel="norm before clipping", ylabel="rows")
+    clipped = f", {np.mean(values > C):.0%} clipped" if math.isfinite(C) and len(values) else ""
+    median = f"median {np.median(values):.3g}" if len(values) else "none finite"
+    histogram.set_title(f"{len(values):,} rows; {median}{clipped}", fontsize="small")
+    if math.isfinite(C):
+        look: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 0.9}
+        course.axhline(C, label=f"C = {C:g}", **look)
+        histogram.axvline(C, **look)
+    course.set_ylim(bottom=0.0)
+    course.legend()
 
 
 def read_norms(diagnostics: Path) -> dict[str, dict[int, np.ndarray]]:
@@ -62,8 +84,3 @@ def read_norms(diagnostics: Path) -> dict[str, dict[int, np.ndarray]]:
         if row.get("norms_before_clipping"):
             norms.setdefault(row["mechanism"], {})[row["release"]] = np.array(row["norms_before_clipping"], float)
     return {name: dict(sorted(rows.items())) for name, rows in norms.items()}
-
-
-def _summary(values: np.ndarray, C: float) -> str:
-    median = f"median {np.median(values):.3g}" if len(values) else "none finite"
-    return f"{median}, {np.mean(values > C):.0%} clipped" if np.isfinite(C) and len(values) else median
