@@ -42,7 +42,7 @@ TWO = "runtime.processes=2"
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch):
     """So that the tests pass on a machine with one core, too."""
-    monkeypatch.setattr(division, "cpu_count", lambda: max(2, cpu_count()))
+    monkeypatch.setattr(division, "usable_cores", lambda: max(2, cpu_count()))
 
 
 def dpgan(results: Path, *overrides: str):
@@ -156,7 +156,7 @@ def test_a_gpu_for_each_process_is_needed(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", [1000, 10**20])
 def test_more_processes_than_cores_are_refused_without_a_folder(tmp_path, monkeypatch, number):
-    monkeypatch.setattr(division, "cpu_count", lambda: 4)
+    monkeypatch.setattr(division, "usable_cores", lambda: 4)
     message = f"expected at most as many runtime.processes as cores on a CPU, got {number} on a machine with 4; use"
     with pytest.raises(ValueError, match=message):
         execute(config(tmp_path, f"runtime.processes={number}"))

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-import loky
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
+
+from dpgen_bench.utils.environment import usable_cores
 
 Crop = Literal["none", "center"]
 WIDE_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
@@ -127,7 +128,7 @@ def count_channels(paths: Sequence[Path]) -> int:
         with _opened(path) as file:
             return is_grey(file)
 
-    with ThreadPoolExecutor(max_workers=loky.cpu_count()) as pool:
+    with ThreadPoolExecutor(max_workers=usable_cores()) as pool:
         try:
             return 1 if all(pool.map(grey, paths)) else 3
         finally:
@@ -144,7 +145,7 @@ def unreadable(paths: Sequence[Path]) -> list[BadImage]:
             return error
         return None
 
-    with ThreadPoolExecutor(max_workers=loky.cpu_count()) as pool:
+    with ThreadPoolExecutor(max_workers=usable_cores()) as pool:
         return [error for error in pool.map(problem, paths) if error is not None]
 
 
@@ -155,7 +156,7 @@ def read_images(paths: Sequence[Path], size: int, channels: int, crop: Crop) -> 
         BadImage: For the first file, in order, that cannot be read.
     """
     images = np.empty((len(paths), channels, size, size), dtype=np.uint8)
-    with ThreadPoolExecutor(max_workers=loky.cpu_count()) as pool:
+    with ThreadPoolExecutor(max_workers=usable_cores()) as pool:
         decoded = pool.map(lambda path: read_image(path, size, channels, crop), paths)
         try:
             for row, image in zip(images, decoded, strict=True):

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from loky import cpu_count
 from loky.backend.context import get_context
 
 from dpgen_bench.method import fit_method
@@ -38,6 +37,7 @@ from dpgen_bench.runs.runtime import backend_of, number_of_processes
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.training.signals import end_with
 from dpgen_bench.utils import compiled
+from dpgen_bench.utils.environment import usable_cores
 from dpgen_bench.utils.files import append_private
 
 
@@ -64,10 +64,10 @@ def expect_possible_division(spec: RunSpec, device: torch.device) -> None:
             f"expected a GPU for each of runtime.processes={number}, got runtime.device={runtime.device} on a machine "
             f"with {number_of_devices()}; use runtime.device=auto and at most as many processes as GPUs."
         )
-    if device.type != "cuda" and number > cpu_count():
+    if device.type != "cuda" and number > usable_cores():
         raise ValueError(
             f"expected at most as many runtime.processes as cores on a CPU, got {number} on a machine with "
-            f"{cpu_count()}; use fewer."
+            f"{usable_cores()}; use fewer."
         )
 
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr, logsumexp
-from scipy.stats import binom
 
 
 class Participations(NamedTuple):
@@ -74,6 +73,7 @@ def capped_law(rate: float, times: int, cap: int, tail: float) -> tuple[np.ndarr
         which is at most `tail`. Numbers below the first, also of probability at most `tail`, count as the first; that
         can only increase delta.
     """
+    from scipy.stats import binom  # not at the top of the module: it takes half a second, and most runs need none
 
     def first(holds: Callable[[int], bool]) -> int:
         low, high = 0, times
@@ -194,6 +194,8 @@ def participations_rdp(participations: Participations, order: float) -> float:
 @lru_cache(maxsize=16)  # `participations_rdp` is called for each order
 def _log_probabilities(rate: float, times: int, cap: int) -> np.ndarray:
     """log P(min(Binomial(times, rate), cap) = h) for h = 0..cap, float64 [cap + 1]; read-only."""
+    from scipy.stats import binom
+
     logs = binom.logpmf(np.arange(cap + 1), times, rate)
     logs[-1] = binom.logsf(cap - 1, times, rate)
     logs.setflags(write=False)

@@ -18,11 +18,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import loky
-
 from dpgen_bench.privacy.accountants.proven import ACCOUNTANTS, Composition, NotCovered
 from dpgen_bench.privacy.events import RELATIONS, Event, Relation
 from dpgen_bench.utils.cache import add_values, read_values
+from dpgen_bench.utils.environment import usable_cores
 from dpgen_bench.utils.json_numbers import to_json
 from dpgen_bench.utils.paths import environment_of_children
 
@@ -66,7 +65,7 @@ def epsilon_table(
         if not isinstance(assumed, float):
             jobs["conditional", label] = _Cell(Composition.of(assumed, "add_remove"), delta, "add_remove", "pld")
     # A worker only waits for its process, so threads are enough. One per core, so that time limits mean the same.
-    with ThreadPoolExecutor(max_workers=loky.cpu_count()) as workers:
+    with ThreadPoolExecutor(max_workers=usable_cores()) as workers:
         answers = workers.map(lambda cell: cell.answer(timeout_s, known), jobs.values())
         cells = dict(zip(jobs, answers, strict=True))
     if cache is not None:
