@@ -368,6 +368,7 @@ def test_order_average_and_words() -> None:
     assert order_of(["b", 10, 2.0, math.inf, None, 2, "a"]) == [2, 10, math.inf, "a", "b", None]
     assert averaged(np.array([1.0, 0.0, 0.0]), 0.5).tolist() == [1.0, 0.5, 0.25]
     assert averaged(np.array([0.3, 0.7]), 0.0).tolist() == [0.3, 0.7]
+    assert averaged(np.array([1.0, math.inf, 0.0]), 0.5).tolist() == [1.0, math.inf, math.inf]
     assert [epsilon_text(value) for value in (0.99999, 9.9635, 610.3, 999.7, 1352.9, math.inf)] == [
         "1",
         "9.96",

@@ -27,6 +27,7 @@ LINES = {
     "from sklearn.datasets import load_digits": "import sklearn.datasets.load_digits",
     "from dpgen_bench.data.datasets import Mnist": "import dpgen_bench.data.datasets.Mnist",
     "from dpgen_bench.data.npz import Npz": "import dpgen_bench.data.npz.Npz",
+    "from dpgen_bench import run": "import dpgen_bench.run",
     "from dpgen_bench.runs.building import build_dataset": "import dpgen_bench.runs.building.build_dataset",
     "import subprocess": "import subprocess",
     "import os; x = os.environ['HOME']": "os.environ",
@@ -39,7 +40,8 @@ LINES = {
     "x = (lambda: 0).__closure__": ".__closure__",
     "def f(data): return data._ledger": "._ledger",
     "from pathlib import Path; Path('x').write_text('y')": ".write_text",
-    "import sys; sys.stdout.write('x')": "sys.stdout",
+    "import sys; sys.stdout.write('x')": "sys.stdout.write",
+    "import dpgen_bench.data.npz; x = dpgen_bench.data.npz.Npz": "dpgen_bench.data.npz.Npz",
     "import torch.utils._python_dispatch": "import torch.utils._python_dispatch",
     "from torch.overrides import TorchFunctionMode": "import torch.overrides.TorchFunctionMode",
     "import dpgen_bench.privacy.mechanism as m; m.add_noise = None": "dpgen_bench.privacy.mechanism.add_noise is set",
@@ -78,7 +80,9 @@ def test_methods_of_the_bench_raise_no_warning(name):
 def test_own_private_names_and_public_names_of_others_give_no_warning(tmp_path, monkeypatch):
     path = tmp_path / "suspect.py"
     path.write_text(
-        "class Plugin:\n    def fit(self, data):\n        self._net = data.n\n        return super()._fit, self._net\n"
+        "import dpgen_bench.data.private\n\n\nclass Plugin:\n"
+        "    def fit(self, data: dpgen_bench.data.private.PrivateData):\n"
+        "        self._net = data.n\n        return super()._fit, self._net\n"
     )
     assert read_plugin(load(path, monkeypatch).Plugin) == []
 

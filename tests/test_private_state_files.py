@@ -263,6 +263,6 @@ def test_a_row_that_cannot_be_written_whole_is_an_error_and_leaves_its_old_versi
     rows = StateFile(tmp_path, shards=1, slots=1)
     rows.write(0, 0, 1, {"a": torch.ones(3)})
     monkeypatch.setattr(os, "pwrite", lambda *arguments: 4)
-    with pytest.raises(OSError, match=r"transfer 12 bytes .*got 4.*disk is full"):
+    with pytest.raises(OSError, match=r"write 12 bytes .*got 4.*disk is full"):
         rows.write(0, 0, 2, {"a": torch.zeros(3)})
     assert rows.versions(0).tolist() == [1]

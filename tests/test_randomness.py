@@ -20,8 +20,13 @@ DRAWS: dict[str, Callable[[], float]] = {
     "python, one of two": lambda: random.gauss(0.0, 1.0),
 }
 
+CASES = [
+    *(pytest.param(draw, id=name) for name, draw in DRAWS.items()),
+    pytest.param(lambda: float(torch.rand((), device="cuda")), id="cuda", marks=pytest.mark.gpu),
+]
 
-@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+
+@pytest.mark.parametrize("draw", CASES)
 def test_a_draw_is_found_and_its_generator_restored(draw):
     with seeded(1):
         draw()
@@ -37,7 +42,7 @@ def test_a_draw_is_found_and_its_generator_restored(draw):
         assert changed == [False]
 
 
-@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize("draw", CASES)
 @pytest.mark.parametrize("error", [GlobalRandomness, ZeroDivisionError])
 def test_private_code_that_draws_is_refused_and_public_randomness_is_as_before(draw, error):
     """Also if it raises another error, which a method may catch."""

@@ -159,3 +159,24 @@ def test_a_run_warns_of_shards_of_records_that_do_not_keep_their_ids(relation, k
     else:
         (warning,) = ledger.warnings
         assert re.search(words, warning)
+
+
+SPLIT = {
+    f"{split}_{what}": part for split in ("train", "test") for what, part in (("images", IMAGES), ("labels", LABELS))
+}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (
+            {"images": IMAGES, "labels": LABELS, "train_ids": np.arange(60)},
+            "holds train_ids and has no split; name .* ids",
+        ),
+        ({**SPLIT, "ids": np.arange(60)}, "holds ids and has a split; name the array train_ids"),
+    ],
+)
+def test_ids_that_would_be_ignored_are_refused(arrays, message, tmp_path):
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(ValueError, match=message):
+        Npz(str(tmp_path / "own.npz")).load("train")

@@ -11,7 +11,7 @@ from dpgen_bench.cli import main
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs import identity, overview, spent
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.overview import KEYS, overviews, row
+from dpgen_bench.runs.overview import KEYS, ordered, overviews, row
 from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.training import progress
 from tests.run_toys import config
@@ -73,6 +73,18 @@ def test_runs_are_sorted_by_a_metric(results, capsys):
     assert accuracies() == [10.0, 80.0, 90.0]
     assert accuracies("--reverse") == [90.0, 80.0, 10.0]
     assert [run["method"] for run in listed(capsys, results, "--sort=method")] == ["dp_merf", "dp_merf", "dpgan"]
+
+
+def test_runs_with_nan_are_the_last_ones():
+    """Values of an overview are JSON's, so NaN is text there."""
+    runs = [{"metrics": {"quick": {"loss": value}}} for value in (3.0, "nan", 0.5, "inf")] + [{"metrics": {}}]
+    assert [run["metrics"].get("quick", {}).get("loss") for run in ordered(runs, "loss")] == [
+        0.5,
+        3.0,
+        "inf",
+        "nan",
+        None,
+    ]
 
 
 @pytest.mark.parametrize(

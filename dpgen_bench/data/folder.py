@@ -38,9 +38,9 @@ class ImageFolder(OwnData):
     `test_fraction`: adding or removing a file does not move other files between the splits. Class names, the
     number of images and the number of channels count as public: set `channels` if one image must not decide for all.
 
-    If no two training images have the same file name (without their folders), ids of records are the places of the
-    names in their sorted order, so that an image which is exchanged for one of another class changes no other id.
-    Otherwise, ids are places in the order of paths, which such an exchange changes.
+    If no two images (with train/ and test/, no two training images) have the same file name without their folders, ids
+    of records are the places of the names in their sorted order, so that an image which is exchanged for one of another
+    class changes no other id. Otherwise, ids are places in the order of paths, which such an exchange changes.
 
     Args:
         path: The folder.

@@ -117,7 +117,13 @@ class Npz(OwnData):
         """The records of both splits."""
         arrays, splits = self._arrays, dict[Split, Records]()
         expected = [f"{split}_{what}" for split in SPLITS for what in KINDS]
-        if all(name in arrays for name in expected):
+        has_split = all(name in arrays for name in expected)
+        other, own = ("ids", "train_ids") if has_split else ("train_ids", "ids")
+        if other in arrays:
+            raise self._content_error(
+                f"it holds {other} and has {'a' if has_split else 'no'} split; name the array {own}"
+            )
+        if has_split:
             splits = {split: self._records(f"{split}_") for split in SPLITS}
         elif "images" in arrays and "labels" in arrays:
             whole = self._records("")

@@ -76,10 +76,10 @@ class Records:
         return len(self.labels)
 
     def take(self, chosen: Tensor) -> Records:
-        """The records of a mask, bool [n], that depends on what each record contains.
+        """The records that a mask, bool [n], selects; the mask may depend on what each record contains.
 
-        If ids are places, no relation keeps them: an exchanged record may join or leave the chosen ones, which changes
-        the place of each later one.
+        Without ids, no relation keeps those of the result: an exchanged record may join or leave it, which changes the
+        place of each later one.
         """
         return Records(
             self.images[chosen],
@@ -263,7 +263,7 @@ def split_by_pixels(records: Records, test_fraction: float, salt: str = "") -> d
 
 
 def numbered(records: Records) -> Records:
-    """The same records, whose ids are their places in these: a part of them has the same ids under replace-one."""
+    """The same records with their places as ids, which every part of them keeps."""
     return replace(records, ids=torch.arange(len(records)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +26,6 @@ from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.tables.plot_spec import BiasVarianceSpec, NormsSpec
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import TableSpec
-
-if TYPE_CHECKING:
-    pass
 
 
 def norms(spec: NormsSpec, table: TableSpec, rows: Sequence[TableRow]) -> Picture | None:

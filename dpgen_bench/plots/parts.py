@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from omegaconf import OmegaConf
 
 from dpgen_bench.privacy.events import budget_text
@@ -257,7 +256,10 @@ def round_ticks(panel: Axes, log: bool) -> None:
 
 def averaged(values: np.ndarray, decay: float) -> np.ndarray:
     """Exponential moving average that starts at the first value: a_t = decay a_(t-1) + (1 - decay) v_t."""
-    return pd.Series(values).ewm(alpha=1.0 - decay, adjust=False).mean().to_numpy()
+    out = np.empty_like(values)
+    for t, value in enumerate(values):  # pandas would leave out NaN and infinity, and so hide that a loss diverged
+        out[t] = value if t == 0 else decay * out[t - 1] + (1.0 - decay) * value
+    return out
 
 
 def row_name(row: TableRow, table: TableSpec, apart: Iterable[str] = ()) -> str:

@@ -203,7 +203,7 @@ class Ledger:
 
     @property
     def own(self) -> dict[str, Entry]:
-        """The entries by name, without those that were inherited."""
+        """The entries that were not inherited, by name."""
         return {name: entry for name, entry in self.entries.items() if entry.inherited_from is None}
 
     @property
@@ -327,8 +327,8 @@ class Ledger:
         settled = [failure for failure in self.failures if failure.statement is None]
         if settled:
             self.failures = [replace(each, statement=each.statement or statement) for each in self.failures]
-            self.unproven = [reason for reason in self.unproven if reason not in {each.reason for each in settled}]
-            self.epsilon = None
+            old = {failure.reason for failure in settled}
+            self.unproven, self.epsilon = [reason for reason in self.unproven if reason not in old], None
             self.save()
         return settled
 

@@ -124,8 +124,8 @@ class StateFile:
             row = np.empty(self._rows.dtype["row"].shape, np.float32)
             if self._file is None:
                 row[:] = self._rows["row"][shard, slot]
-            else:
-                self._expect_whole(os.preadv(self._file.fileno(), [row.data.cast("B")], self._place(shard, slot)), row)
+            elif os.preadv(self._file.fileno(), [row.data.cast("B")], self._place(shard, slot)) < row.nbytes:
+                continue
             if zlib.crc32(row.data) == self._rows["checksum"][shard, slot]:
                 return slot, row
         return None
@@ -183,7 +183,12 @@ class StateFile:
         if self._file is None:
             self._rows["row"][shard, slot] = row
         else:
-            self._expect_whole(os.pwrite(self._file.fileno(), row.data.cast("B"), self._place(shard, slot)), row)
+            written = os.pwrite(self._file.fileno(), row.data.cast("B"), self._place(shard, slot))
+            if written < row.nbytes:
+                raise OSError(
+                    f"expected to write {row.nbytes} bytes of private state to {self.folder}, got {written}: the disk "
+                    "is full; make room, and run the same command again."
+                )
         self._rows["checksum"][shard, slot] = zlib.crc32(row.data)
         self._rows["version"][shard, slot] = version
 
@@ -193,14 +198,6 @@ class StateFile:
         kind = self._rows.dtype
         assert kind.fields is not None
         return self._rows.offset + (shard * self.slots + slot) * kind.itemsize + int(kind.fields["row"][1])
-
-    def _expect_whole(self, transferred: int, row: np.ndarray) -> None:
-        """Raise OSError unless all bytes of a row were transferred."""
-        if transferred != row.nbytes:
-            raise OSError(
-                f"expected to transfer {row.nbytes} bytes of the private state {self.folder}, got {transferred}: the "
-                "disk is full, or the file was cut; make room, or delete the folder."
-            )
 
     def flush(self) -> None:
         """Write everything to disk."""

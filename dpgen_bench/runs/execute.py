@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.evaluate.protocol import build_metrics
@@ -200,7 +199,6 @@ def _config_to_measure(config: DictConfig, overrides: list[str]) -> DictConfig:
     _, texts = split_config_dir(overrides)
     by_key = {text.lstrip("+~").split("=", 1)[0]: text for text in texts if not text.startswith("-")}
     paths = {key: by_key[key] for key in ("dataset.path", "dataset.root") if key in by_key}
-    parser = OverridesParser.create()
     allowed = ("protocol", "runtime", "data_root")
     if refused := [key for key in by_key if key.split(".")[0] not in allowed and key not in paths]:
         raise ValueError(
@@ -217,7 +215,9 @@ def _config_to_measure(config: DictConfig, overrides: list[str]) -> DictConfig:
     if "root" in config.dataset:  # the data may have moved since the run was trained
         config.dataset.root = composed.data_root
     for key, text in paths.items():
-        OmegaConf.update(config, key, parser.parse_override(text).value())
+        path = text.split("=", 1)[1]
+        quoted = len(path) > 1 and path[0] == path[-1] and path[0] in "'\""  # as Hydra asks for around spaces
+        OmegaConf.update(config, key, path[1:-1] if quoted else path)
     OmegaConf.resolve(config)
     check_evaluation(config)
     check_runtime(config)

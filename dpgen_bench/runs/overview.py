@@ -239,7 +239,7 @@ def ordered(runs: Sequence[Overview], key: str, reverse: bool = False) -> list[O
 
     def has_value(run: Overview) -> bool:
         value = value_of(run)
-        return value is not None and value == value  # NaN has no place in an order
+        return value is not None and str(value) != "nan"  # which has no place in an order
 
     def rank(value: Any) -> tuple[bool, float, str]:
         """Numbers in their order, texts such as "inf" that are numbers among them, then other texts."""

@@ -263,8 +263,8 @@ class RunFolder(ReadableRun):
                 stored = self.read_json("status.json").get("status", "empty")
         except RunBusy:
             return "running"
-        except OSError:  # a folder that cannot be written to, in which no run goes on
-            stored = self.read_json("status.json").get("status", "empty")
+        except OSError:  # the lock is not ours to use, so a run of another user may go on
+            return self.read_json("status.json").get("status", "empty")
         return "interrupted" if stored == "running" else stored
 
 

@@ -27,7 +27,7 @@ SUSPECTS = {
     "tensorflow_datasets": "loads data of its own",
     "dpgen_bench.data": "loads data of its own",
     **dict.fromkeys(("dpgen_bench.data.private", "dpgen_bench.data.records", "dpgen_bench.data.fonts"), ""),
-    "dpgen_bench.runs": "loads data of its own",
+    **dict.fromkeys(("dpgen_bench.runs", "dpgen_bench.api", "dpgen_bench.run"), "loads data, or reads and makes runs"),
     "pickle": "reads or writes objects",
     "joblib": "reads or writes objects",
     "shelve": "reads or writes objects",
@@ -131,6 +131,7 @@ class _Reader:
 
     def findings(self) -> Iterator[tuple[int, str, str]]:
         """(line, what, why) of each finding."""
+        inner = {id(node.value) for node in ast.walk(self._tree) if isinstance(node, ast.Attribute)}
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Global | ast.Nonlocal):
                 kind = "global" if isinstance(node, ast.Global) else "nonlocal"
@@ -138,7 +139,11 @@ class _Reader:
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 yield from self._imports(node)
             elif isinstance(node, ast.Name | ast.Attribute):
-                yield from self._uses(node)
+                name = self._dotted(node)
+                # The `a.b` within `a.b.c` is no use of its own.
+                if name and id(node) not in inner and (why := _suspect(name)):
+                    yield node.lineno, name, why
+                yield from self._accesses(node)
             elif isinstance(node, ast.Call):
                 yield from self._calls(node)
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -150,14 +155,11 @@ class _Reader:
             if why := _suspect(module + alias.name):
                 yield node.lineno, f"import {module}{alias.name}", why
 
-    def _uses(self, node: ast.Name | ast.Attribute) -> Iterator[tuple[int, str, str]]:
-        name = self._dotted(node)
-        if name and (why := _suspect(name)):
-            yield node.lineno, name, why
+    def _accesses(self, node: ast.Name | ast.Attribute) -> Iterator[tuple[int, str, str]]:
         if not isinstance(node, ast.Attribute):
             return
         if not isinstance(node.ctx, ast.Load) and self._is_imported(node):
-            yield node.lineno, f"{name} is set", "changes other code"
+            yield node.lineno, f"{self._dotted(node)} is set", "changes other code"
         if node.attr in METHODS:
             yield node.lineno, f".{node.attr}", METHODS[node.attr]
         elif node.attr in INTERNALS:

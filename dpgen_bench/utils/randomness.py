@@ -9,35 +9,61 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+
+
+def _states() -> dict[str, Any]:
+    """The states as the libraries return them; of GPUs, if this process uses them."""
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "numpy": np.random.get_state(legacy=True),
+        "python": random.getstate(),
+    }
+
+
+def _set_states(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(states["cuda"])
+    np.random.set_state(states["numpy"])
+    random.setstate(states["python"])
+
+
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    (kind, key, *rest), (other_kind, other_key, *other_rest) = one["numpy"], other["numpy"]
+    return (
+        torch.equal(one["torch"], other["torch"])
+        and len(one["cuda"]) == len(other["cuda"])
+        and all(map(torch.equal, one["cuda"], other["cuda"]))
+        and (kind, rest) == (other_kind, other_rest)
+        and np.array_equal(key, other_key)
+        and one["python"] == other["python"]
+    )
 
 
 def global_randomness() -> dict[str, Any]:
     """The states of all global generators, as plain tensors, numbers and lists, which load without unpickling code."""
-    kind, key, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    version, internal, gauss_next = random.getstate()
+    states = _states()
+    kind, key, *rest = states["numpy"]
+    version, internal, gauss_next = states["python"]
     return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (kind, torch.from_numpy(np.asarray(key).astype(np.int64)), position, has_gauss, gauss),
+        **states,
+        "numpy": (kind, torch.from_numpy(np.asarray(key).astype(np.int64)), *rest),
         "python": (version, list(internal), gauss_next),
     }
 
 
 def restore_global_randomness(state: dict[str, Any]) -> None:
     """Set all global generators to the states that `global_randomness` returned."""
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    kind, key, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((kind, key.numpy().astype(np.uint32), position, has_gauss, gauss))
+    kind, key, *rest = state["numpy"]
     version, internal, gauss_next = state["python"]
-    random.setstate((version, tuple(internal), gauss_next))
+    numpy, python = (kind, key.numpy().astype(np.uint32), *rest), (version, tuple(internal), gauss_next)
+    _set_states({**state, "numpy": numpy, "python": python})
 
 
 def seed_everything(seed: int) -> None:
     """Seed all global generators."""
-    torch.manual_seed(seed)  # of accelerators, too
+    torch.manual_seed(seed)  # also those of GPUs
     np.random.seed(seed % 2**32)
     random.seed(seed)
 
@@ -55,21 +81,12 @@ def kept() -> Iterator[list[bool]]:
     """Restore all global generators after the block, also after an error.
 
     Yields:
-        an empty list, to which it is appended at the end whether the block changed one of them.
+        an empty list. At the end of the block, True is appended to it if the block changed a generator, else False.
     """
-    before, changed = global_randomness(), list[bool]()
+    before, changed = _states(), list[bool]()
     try:
         yield changed
     finally:
-        changed.append(not _same(before, global_randomness()))
-        restore_global_randomness(before)
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return all(_same(value, other[key]) for key, value in one.items())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return bool(one == other)
+        changed.append(not _same(before, _states()))
+        if changed[0]:
+            _set_states(before)
