@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from dpgen_bench.utils.environment import usable_cores
+from dpgen_bench.utils.cores import usable_cores
 
 Crop = Literal["none", "center"]
 WIDE_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")

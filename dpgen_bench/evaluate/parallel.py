@@ -15,7 +15,7 @@ from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import EvalContext, Metric, MetricResult, evaluate
 from dpgen_bench.training.progress import ProgressBar
 from dpgen_bench.training.signals import end_with
-from dpgen_bench.utils.environment import usable_cores
+from dpgen_bench.utils.cores import usable_cores
 
 # Sums depend on the number of threads. With one thread, values do not depend on the number of cores or processes.
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}

@@ -37,7 +37,7 @@ from dpgen_bench.runs.runtime import backend_of, number_of_processes
 from dpgen_bench.runs.store import RunFolder
 from dpgen_bench.training.signals import end_with
 from dpgen_bench.utils import compiled
-from dpgen_bench.utils.environment import usable_cores
+from dpgen_bench.utils.cores import usable_cores
 from dpgen_bench.utils.files import append_private
 
 

@@ -54,13 +54,6 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def usable_cores() -> int:
-    """The number of CPU cores that this process may use, by its affinity and the limits of its container."""
-    import loky  # not at the top of the module: it takes a tenth of a second
-
-    return loky.cpu_count()
-
-
 def package_versions() -> dict[str, str]:
     """Versions of the libraries that training and evaluation compute with, of those that are installed.
 

@@ -21,7 +21,7 @@ from typing import Any
 from dpgen_bench.privacy.accountants.proven import ACCOUNTANTS, Composition, NotCovered
 from dpgen_bench.privacy.events import RELATIONS, Event, Relation
 from dpgen_bench.utils.cache import add_values, read_values
-from dpgen_bench.utils.environment import usable_cores
+from dpgen_bench.utils.cores import usable_cores
 from dpgen_bench.utils.json_numbers import to_json
 from dpgen_bench.utils.paths import environment_of_children
 
