@@ -17,6 +17,7 @@ from typing import Any
 from docs.page_tables import page_with, table
 from dpgen_bench.runs.display import counted, dataset_name, method_name, metric_with_value, relation_name
 from dpgen_bench.runs.records import Record, read_record, record_paths
+from dpgen_bench.runs.statistics import format_value
 from dpgen_bench.runs.values import mean_values
 from dpgen_bench.training.cost import cost_values
 
@@ -132,13 +133,14 @@ def shown(values: list[float]) -> str:
     """The mean, and the standard deviation over three seeds or more: `95.0 ± 0.3`."""
     if not values:
         return "–"
-    mean = f"{statistics.fmean(values):.1f}"
-    return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 2 else mean
+    mean = statistics.fmean(values)
+    text = format_value(mean)
+    return f"{text} ± {format_value(statistics.stdev(values), mean)}" if len(values) > 2 else text
 
 
 def of_no_table(metric: str) -> bool:
-    """Whether a metric describes the classifier on real data or a recalibration of it, as each accuracy has them."""
-    return metric.endswith(("_real_pct", "_calibrated_pct"))
+    """Whether a value is about how another one was measured: by the classifier on real data, or on parts of samples."""
+    return metric.endswith(("_real_pct", "_calibrated_pct", "_std_subsets", "_subset_size"))
 
 
 def about(line: Line) -> tuple[str, ...]:
