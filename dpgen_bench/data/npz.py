@@ -179,10 +179,11 @@ class Npz(OwnData):
             raise self._content_error(
                 f"{prefix}ids is {ids.dtype} {ids.shape}; give one integer for each of the {len(images)} images"
             )
-        if len(np.unique(ids)) != len(ids) or not 0 <= int(ids.min(initial=0)) <= int(ids.max(initial=0)) <= LARGEST_ID:
+        repeated, outside = len(ids) - len(np.unique(ids)), int(((ids < 0) | (ids > LARGEST_ID)).sum())
+        if repeated or outside:  # the message has no id, which may be that of a person
             raise self._content_error(
-                f"{prefix}ids go from {ids.min()} to {ids.max()}, with {len(np.unique(ids))} of {len(ids)} distinct; "
-                f"number the records once, from 0 to at most {LARGEST_ID}, and keep these numbers"
+                f"{prefix}ids has {repeated} repeated ids and {outside} outside 0..{LARGEST_ID}; number the records "
+                f"once, from 0 to at most {LARGEST_ID}, and keep these numbers"
             )
         return Records(pixels, classes, ids=torch.from_numpy(ids.astype(np.int64)), keep_ids=RELATIONS)
 

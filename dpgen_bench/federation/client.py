@@ -304,7 +304,8 @@ class Client:
         with self._lock():
             if self._first.layout is None:  # another process may have made it meanwhile
                 self._first = StateFile(self._cache, 1, slots=1)
-            if self._first.find(0, 1) is None:
+            state = self._first.read(0, 1, self._setup.device)
+            if state is None:
                 program: ClientProgram = pickle.loads(self._setup.program)
                 rng = private_rng(Key.seeded(f"client state:{self._identity()}"))
                 with public_randomness_untouched("`start` of a client program"):
@@ -314,8 +315,8 @@ class Client:
                 expect_parts(parts)
                 self._first.write(0, 0, 1, parts)
                 self._first.flush()
-            state = self._first.read(0, 1, self._setup.device)
-            assert state is not None
+                state = self._first.read(0, 1, self._setup.device)
+                assert state is not None
             return state
 
     def _lock(self) -> AbstractContextManager[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from markupsafe import Markup, escape
 from PIL import Image
 
 from dpgen_bench.runs.statistics import Summary
+from dpgen_bench.utils.json_numbers import to_json
 
 LONGEST = 320  # pixels of the longer side of a sample grid in the report
 GREYS = 16  # shades of a grey image; an image of noise then takes 20 kB
@@ -49,10 +49,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(value[key]) for key in sorted(value, key=str)}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if value is None or isinstance(value, str | int):
-        return value
+    if value is None or isinstance(value, str | int | float):
+        return to_json(value)
     raise ValueError(f"expected a value that JSON has, got {value!r} of type {type(value).__name__}.")
 
 

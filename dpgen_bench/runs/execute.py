@@ -251,6 +251,7 @@ def _train(
     expect_same_source(spec, folder, ledger)
     _announce_warnings(spec, ledger)
     data, services = open_data(spec, folder, ledger, records, device, processes)
+    del records  # from here on, only mechanisms reach them; on a GPU this copy is not needed, either
     runtime = spec.config.runtime
 
     def spent() -> str:

@@ -269,8 +269,7 @@ def _help(
             processes.wait()
             ledger = Ledger.load(folder.path / "ledger.json")
             ledger.path = None  # process 0 writes it
-            records = spec.dataset().load("train")
-            data, services = open_data(spec, folder, ledger, records, device, processes)
+            data, services = open_data(spec, folder, ledger, spec.dataset().load("train"), device, processes)
             ctx = context_of(spec, folder, device, services, reads_only=True)
             processes.wait()
             fit_method(spec.method(), data, ctx)

@@ -91,7 +91,8 @@ def line_of(table: TableSpec, entry: RowSpec, scale: str) -> str | None:
 
 
 def check_scale(scale: str) -> None:
-    """
+    """Check that tables have this scale.
+
     Raises:
         ValueError: for anything but `paper` or `quick`.
     """
