@@ -128,10 +128,9 @@ class DataLens(Checked):
     ) -> tuple[Tensor, State]:
         """Train the teachers of some shards; return their signs [g, B, pixels] for the images x, and their states."""
         T = Stack(template, states, lr=self.lr, betas=self.betas)
-        fake, labels = x.expand(len(shards), *x.shape), y.expand(len(shards), *y.shape)
         for _ in range(updates):
-            update_teachers(T, shards, rngs, fake, labels, self.batch_size)
-        images = fake.clone().requires_grad_()
+            update_teachers(T, shards, rngs, x, y, self.batch_size)
+        images, labels = x.repeat(len(shards), 1, 1, 1, 1).requires_grad_(), y.expand(len(shards), -1)
         score = F.logsigmoid(T(images, labels)).mean(dim=1).sum()
         g = torch.autograd.grad(score, images)[0].flatten(2).nan_to_num(0.0)
         b = g.abs().amax(dim=2, keepdim=True).clamp(1e-30, self.max_grad)

@@ -127,9 +127,8 @@ class GPATE(Checked):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Train the teachers of some shards; return each one's votes on the images x [B, ...], and their states."""
         T = Stack(template, states, lr=self.lr, betas=self.betas)
-        fake, labels = x.expand(len(shards), *x.shape), y.expand(len(shards), *y.shape)
-        update_teachers(T, shards, rngs, fake, labels, self.batch_size)
-        images = fake.clone().requires_grad_()
+        update_teachers(T, shards, rngs, x, y, self.batch_size)
+        images, labels = x.repeat(len(shards), 1, 1, 1, 1).requires_grad_(), y.expand(len(shards), -1)
         (gradient,) = torch.autograd.grad(F.logsigmoid(T(images, labels)).mean(dim=1).sum(), images)
         projected = torch.einsum("gbp,bpd->gbd", gradient.flatten(2), basis).nan_to_num(0.0)
         place = ((projected / self.clip + 1.0) * (0.5 * self.bins)).clamp(0, self.bins - 1).long()

@@ -131,14 +131,13 @@ class PATEGAN(Checked):
         self, template: nn.Module, fakes: Sequence[Any], x: Tensor, y: Tensor, shards: Any, states: State, rngs: Any
     ) -> tuple[Tensor, State]:
         """Train the teachers of some shards; return each one's votes for the images x, and their states."""
-        g, T = len(shards), Stack(template, states, lr=self.lr_d, betas=self.betas)
+        T = Stack(template, states, lr=self.lr_d, betas=self.betas)
         for fake, labels in fakes:
-            fake, labels = fake.expand(g, *fake.shape), labels.expand(g, *labels.shape)
             update_teachers(T, shards, rngs, fake, labels, self.batch_size)
         with torch.no_grad():
-            logits = T(x.expand(g, *x.shape), y.expand(g, *y.shape))
+            logits = T.on_same(x, y)
         least = torch.zeros_like(logits)
         if self.vote == "median":
-            of_label = torch.where(y == y[:, None], logits[:, None], torch.nan)  # [g, image, images of its label]
-            least = of_label.nanmedian(dim=2).values
+            for label in y.unique():
+                least[:, y == label] = logits[:, y == label].nanmedian(dim=1, keepdim=True).values
         return torch.where(logits > least, torch.arange(len(y), device=y.device), -1), T.tensors(adam=True)

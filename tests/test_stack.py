@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from dpgen_bench.nets.g_pate import ConvTeacher
 from dpgen_bench.nets.latents import draw_latents
 from dpgen_bench.nets.spectral import settle_spectral
 from dpgen_bench.nets.stack import Stack
+from dpgen_bench.nets.teachers import DenseTeacher
 from dpgen_bench.nets.wasserstein import CriticTraining, draw_batch
 from dpgen_bench.nets.wgan import DCGANGenerator, ProjectionCritic, ResNetGenerator
 
@@ -88,6 +90,24 @@ def test_critics_trained_together_equal_critics_trained_separately(count):
                     name
                 )
         assert float(after["step"][place]) == 4.0 == float(adam.state[parameter]["step"])
+
+
+@pytest.mark.parametrize("teacher", [DenseTeacher, ConvTeacher])
+def test_shared_inputs_give_what_copies_of_them_give(teacher):
+    networks = Stack(
+        teacher(SHAPE, CLASSES), Stack.initial(lambda: teacher(SHAPE, CLASSES), rng(3)), lr=1e-3, betas=(0.5, 0.9)
+    )
+    images, labels = records(1)[0]
+    shared, copies = networks.on_same(images, labels), networks(images.expand(3, *images.shape), labels.expand(3, -1))
+    assert shared.shape == copies.shape == (3, 9)
+    assert not torch.equal(shared[0], shared[1]), "the networks are one network"
+    torch.testing.assert_close(shared, copies, atol=1e-6, rtol=1e-5)
+    parameters, weights = list(networks.parameters.values()), torch.randn(3, 9, generator=rng(1)[0])
+    pairs = zip(
+        *(torch.autograd.grad((weights * logits).sum(), parameters) for logits in (shared, copies)), strict=True
+    )
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 
 def test_a_stack_continues_from_its_tensors():

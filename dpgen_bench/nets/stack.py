@@ -74,12 +74,24 @@ class Stack:
 
         return self._forward(self.parameters, self.buffers, *inputs)
 
-    def _forward(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], *inputs: Tensor) -> Tensor:
+    def on_same(self, *inputs: Tensor) -> Tensor:
+        """The networks' outputs [G, ...] for inputs that all of them share.
+
+        They equal those for G copies up to rounding, but what no parameter enters is computed once.
+        """
+        return self._forward(self.parameters, self.buffers, *inputs, each=None)
+
+    def _forward(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], *inputs: Tensor, each: int | None = 0
+    ) -> Tensor:
+        """The networks' outputs; `each` is the dimension of the inputs along the stack, None if they are shared."""
+
         def forward_one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], *slices: Tensor) -> Tensor:
             output: Tensor = functional_call(self.template, (parameters, buffers), slices)
             return output
 
-        return torch.vmap(forward_one)(parameters, buffers, *inputs)
+        in_dims = (0, 0, *(each for _ in inputs))
+        return torch.vmap(forward_one, in_dims)(parameters, buffers, *inputs)
 
     def power_iteration(self) -> None:
         """One power iteration for each spectrally normalised layer, as in a forward pass in training mode."""

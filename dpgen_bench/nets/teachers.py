@@ -77,9 +77,10 @@ def update_teachers(
         teachers: g teachers.
         shards: The records (images, labels) of each teacher.
         rngs: One generator of random numbers for each teacher.
-        fake, labels: Generated images [g, B, c, h, w] and their labels [g, B].
+        fake, labels: Generated images [B, c, h, w] and their labels [B], the same for all teachers.
         batch_size: The number of records in each batch.
     """
     batches = [draw_batch(own, batch_size, rng) for own, rng in zip(shards, rngs, strict=True)]
     real, real_labels = (torch.stack(parts) for parts in zip(*batches, strict=True))
-    teachers.descend(-(F.logsigmoid(teachers(real, real_labels)) + F.logsigmoid(-teachers(fake, labels))).mean(dim=1))
+    on_real, on_fake = teachers(real, real_labels), teachers.on_same(fake, labels)
+    teachers.descend(-(F.logsigmoid(on_real) + F.logsigmoid(-on_fake)).mean(dim=1))
