@@ -66,6 +66,12 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(autouse=True)
+def own_randomness() -> None:
+    """Seed PyTorch's global generator, so that no test depends on those that ran before it."""
+    torch.manual_seed(1)
+
+
+@pytest.fixture(autouse=True)
 def own_rounding(request: pytest.FixtureRequest) -> Iterator[None]:
     """Suspend the perturbation in tests marked `rounding`, which measure the rounding of the machine."""
     if request.node.get_closest_marker("rounding"):
