@@ -18,9 +18,9 @@ import yaml
 from docs.make_published_epsilons import accounted, certified, entries, name, shown
 from docs.make_results import seconds_of
 from docs.page_tables import page_with, table
-from dpgen_bench.runs.display import direction, metric_label
-from dpgen_bench.runs.records import find_record
-from dpgen_bench.runs.statistics import LEAST_SEEDS, Difference, difference, holm, p_value
+from dpgen_bench.config.display import direction, metric_label
+from dpgen_bench.store.records import find_record
+from dpgen_bench.store.statistics import LEAST_SEEDS, Difference, difference, holm, p_value
 from dpgen_bench.tables.rows import TableRow, rows_of
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,10 +16,10 @@ import pandas as pd
 
 from docs.make_results import ACCURACIES, seconds_of
 from docs.page_tables import page_with, table
-from dpgen_bench.runs.display import method_name
-from dpgen_bench.runs.records import Record, find_record
-from dpgen_bench.runs.statistics import LEAST_SEEDS, Summary, summarise
-from dpgen_bench.runs.values import metric_values
+from dpgen_bench.config.display import method_name
+from dpgen_bench.store.records import Record, find_record
+from dpgen_bench.store.statistics import LEAST_SEEDS, Summary, summarise
+from dpgen_bench.store.values import metric_values
 from dpgen_bench.tables.ranking import SPENT
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -28,15 +28,15 @@ from dpgen_bench.audit.cases import case_files, load_case
 from dpgen_bench.audit.certified import why_nothing_is_certified
 from dpgen_bench.audit.count_test import certify_count
 from dpgen_bench.audit.methods import audit_method, method_spec
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.display import dataset_name, relation_name
+from dpgen_bench.config.spec import build_spec
+from dpgen_bench.outcomes.listing import NOT_AUDITED, epsilon_number, format_certified, format_epsilon, least_certified
 from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.accountants.table import claimed_epsilon
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
-from dpgen_bench.runs.display import dataset_name, relation_name
-from dpgen_bench.runs.listing import NOT_AUDITED, epsilon_number, format_certified, format_epsilon, least_certified
 from dpgen_bench.runs.plan import plan
-from dpgen_bench.runs.records import Record, read_record, record_paths
+from dpgen_bench.store.records import Record, read_record, record_paths
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC, VALUES = ROOT / "docs" / "method_epsilons.yaml", ROOT / "docs" / "method_epsilons.csv"

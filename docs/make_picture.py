@@ -12,7 +12,7 @@ import textwrap
 
 import matplotlib
 
-from dpgen_bench.runs.listing import format_epsilon
+from dpgen_bench.outcomes.listing import format_epsilon
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -20,7 +20,7 @@ import numpy as np
 
 from docs import make_league
 from docs.make_league import NONE, ROOT, Line, accuracies, end_of, lines_at, records_of
-from dpgen_bench.runs.display import method_name, relation_name
+from dpgen_bench.config.display import method_name, relation_name
 
 EPSILON = 10.0
 PICTURE = ROOT / "results" / "pictures" / "league_eps10.png"

@@ -21,18 +21,18 @@ from typing import Any
 import yaml
 
 from docs.page_tables import page_with, table
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.display import counted, relation_name
+from dpgen_bench.config.identity import NOT_ARGUMENTS
+from dpgen_bench.config.spec import build_spec
+from dpgen_bench.outcomes.listing import format_epsilon
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.accountants.table import claimed_epsilon
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, OneShard
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
-from dpgen_bench.runs.display import counted, relation_name
-from dpgen_bench.runs.identity import NOT_ARGUMENTS
-from dpgen_bench.runs.listing import format_epsilon
 from dpgen_bench.runs.plan import plan
-from dpgen_bench.runs.records import read_record, record_paths
-from dpgen_bench.runs.values import mean_values
+from dpgen_bench.store.records import read_record, record_paths
+from dpgen_bench.store.values import mean_values
 from dpgen_bench.tables.published import published_rows
 
 ROOT = Path(__file__).resolve().parent.parent

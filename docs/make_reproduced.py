@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from docs.page_tables import page_with, table
-from dpgen_bench.runs.display import paper_name
+from dpgen_bench.config.display import paper_name
 from dpgen_bench.tables.lines import TOO_FAR, tolerance_of
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.names import table_names

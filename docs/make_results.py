@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from docs.page_tables import page_with, table
-from dpgen_bench.runs.display import counted, dataset_name, method_name, metric_with_value, relation_name
-from dpgen_bench.runs.records import Record, read_record, record_paths
-from dpgen_bench.runs.statistics import format_value
-from dpgen_bench.runs.values import mean_values
+from dpgen_bench.config.display import counted, dataset_name, method_name, metric_with_value, relation_name
+from dpgen_bench.store.records import Record, read_record, record_paths
+from dpgen_bench.store.statistics import format_value
+from dpgen_bench.store.values import mean_values
 from dpgen_bench.training.cost import cost_values
 
 ROOT = Path(__file__).resolve().parent.parent

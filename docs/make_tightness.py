@@ -15,8 +15,8 @@ from pathlib import Path
 
 from docs.page_tables import page_with, table
 from dpgen_bench.audit.methods import MethodAudit, audit_method, method_spec
+from dpgen_bench.config.display import relation_name
 from dpgen_bench.privacy.events import RELATIONS, Relation
-from dpgen_bench.runs.display import relation_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "audit.md"

@@ -17,22 +17,22 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from dpgen_bench.config.building import build_dataset
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each
 from dpgen_bench.generator import EXPORTED_WEIGHTS, WEIGHTS, Generator
+from dpgen_bench.outcomes.export import export_run
+from dpgen_bench.outcomes.listing import epsilon_number
+from dpgen_bench.outcomes.sample_files import read_samples
 from dpgen_bench.privacy.accountants.table import epsilon_table
 from dpgen_bench.privacy.events import RELATIONS, Event
 from dpgen_bench.privacy.expect import expect_integer
-from dpgen_bench.runs.building import build_dataset
-from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.export import export_run
-from dpgen_bench.runs.listing import epsilon_number
 from dpgen_bench.runs.plan import plan
-from dpgen_bench.runs.sample_files import read_samples
 from dpgen_bench.runs.samples import sample_by_protocol
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.store.folders import RunFolder, Store
 from dpgen_bench.testing import check_method
 from dpgen_bench.utils.environment import choose_device
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from dpgen_bench.config.identity import method_version
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.identity import method_version
 from tests.defaults import named
 from tests.perturbed import perturbation
 from tests.test_learning_law import two_classes

@@ -11,7 +11,7 @@ import pytest
 
 from dpgen_bench.cli import main
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.store.folders import RunFolder, Store
 from tests import run_toys
 
 KEPT_LOCKS = (".lock", "epsilon.json.lock")

@@ -12,10 +12,10 @@ import numpy as np
 from omegaconf import OmegaConf
 from safetensors.numpy import save_file
 
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec, build_spec
-from dpgen_bench.runs.measurements import Measurement
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import RunSpec, build_spec
+from dpgen_bench.store.folders import RunFolder, Store
+from dpgen_bench.store.measurements import Measurement
 from dpgen_bench.tables.rows import TableRow
 
 

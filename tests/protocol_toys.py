@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import RunSpec, build_spec
 from dpgen_bench.generator import NetGenerator
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec, build_spec
 from dpgen_bench.runs.measure import measure
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.store.folders import RunFolder, Store
 from tests.toys import Painter
 
 TOYS = "tests.toy_metrics"

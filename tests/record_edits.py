@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from dpgen_bench.runs import record_checks
+from dpgen_bench.outcomes import record_checks
 
 Edit = Callable[[dict[str, Any]], None]
 

@@ -9,13 +9,13 @@ from omegaconf import OmegaConf
 from PIL import Image
 from safetensors.numpy import save_file
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import RunSpec, build_spec
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.ledger import Entry
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec, build_spec
-from dpgen_bench.runs.statistics import summarise
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.store.folders import RunFolder, Store
+from dpgen_bench.store.statistics import summarise
 from dpgen_bench.tables.lines import BuiltTable, Cell, Line
 
 SECRET = "the-secret-of-the-private-folder"

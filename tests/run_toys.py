@@ -12,9 +12,9 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from dpgen_bench.runs.compose import compose_cached
+from dpgen_bench.config.compose import compose_cached
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.store.folders import RunFolder
 from dpgen_bench.utils import files
 
 TOY = "tests.toys.MeanImage"

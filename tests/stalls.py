@@ -37,6 +37,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from dpgen_bench.config.building import build_dataset, build_method
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context, fit_method
 from dpgen_bench.nets import transport
@@ -44,9 +47,6 @@ from dpgen_bench.privacy import clipping, isolation, noise
 from dpgen_bench.privacy.key import Key, NoiseMode
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.building import build_dataset, build_method
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.testing.suite import random_data
 from dpgen_bench.training.loop import Loop
 

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from dpgen_bench.runs.compose import compose_cached
-from dpgen_bench.runs.config import build_spec
-from dpgen_bench.runs.store import Store
+from dpgen_bench.config.compose import compose_cached
+from dpgen_bench.config.spec import build_spec
+from dpgen_bench.store.folders import Store
 from dpgen_bench.tables.expand import lines_of, parent_ids
 from dpgen_bench.tables.lines import BuiltTable
 from dpgen_bench.tables.load import load_table

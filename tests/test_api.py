@@ -15,13 +15,13 @@ import torch
 import dpgen_bench
 from dpgen_bench import account, check_method, evaluate_images, export, load_generator, results, run
 from dpgen_bench.api import _samples
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.outcomes.sample_command import sample_run
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.sample_command import sample_run
 from dpgen_bench.runs.samples import draw_samples
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.store.folders import RunFolder
 from dpgen_bench.utils.paths import CONF
 
 LOGREG = ["~protocol.metrics.mlp", "protocol.num_samples=40", "runtime.workers=1"]

@@ -14,8 +14,8 @@ import pytest
 from hydra.utils import get_class
 from torch import nn
 
-from dpgen_bench.runs.building import build_dataset, build_method
-from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.config.building import build_dataset, build_method
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.utils.paths import CONF
 
 ROOT = Path(__file__).resolve().parent.parent

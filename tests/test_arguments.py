@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import pytest
 
-from dpgen_bench.runs.building import build_dataset
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
+from dpgen_bench.config.building import build_dataset
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.utils.validation import check_types
 
 

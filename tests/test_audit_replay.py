@@ -21,6 +21,9 @@ from dpgen_bench.audit.pretrained_once import PretrainedOnce
 from dpgen_bench.audit.replay import Enough, ShortTape, _moved, attacked_record, describe, noise_of_runs, replay
 from dpgen_bench.audit.search import furthest_first
 from dpgen_bench.cli import main
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
+from dpgen_bench.outcomes.listing import describe_certified, epsilon_entry
 from dpgen_bench.pretraining.pretrained import Pretrained
 from dpgen_bench.privacy.bounds import PerRecord, Whole
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
@@ -28,9 +31,6 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import EveryShard, Full, OneShard, Poisson
 from dpgen_bench.privacy.shards import PerShard
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
-from dpgen_bench.runs.listing import describe_certified, epsilon_entry
 from dpgen_bench.runs.plan import plan_spec
 from dpgen_bench.testing.bench import Bench
 from dpgen_bench.testing.checks import TOLERANCE

@@ -14,11 +14,11 @@ from omegaconf import OmegaConf
 
 from dpgen_bench.audit.methods import audit_method, expect_planned
 from dpgen_bench.cli import main
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.runs.plan import plan_spec
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.store.folders import RunFolder
 from dpgen_bench.testing.errors import ConformanceError
 from tests.run_toys import config
 from tests.toys import MeanImage

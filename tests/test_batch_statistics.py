@@ -10,14 +10,14 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import RunSpec, build_spec
 from dpgen_bench.generator import BLOCK, Generator, NetGenerator, batch_sizes
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec, build_spec
 from dpgen_bench.runs.execute import evaluate_run, execute
 from dpgen_bench.runs.measure import measure
-from dpgen_bench.runs.measurements import Measurements
 from dpgen_bench.runs.samples import draw_samples
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.store.folders import RunFolder, Store
+from dpgen_bench.store.measurements import Measurements
 from dpgen_bench.utils.paths import CONF
 from tests.test_generator import Bare
 from tests.toys import Painter
@@ -366,7 +366,7 @@ def test_measurements_with_and_without_batch_statistics_coexist(tmp_path, folder
 
 def test_a_protocol_without_the_option_has_its_old_record(tmp_path, monkeypatch):
     """The file name, with its hash, of this protocol's measurements before the option existed."""
-    monkeypatch.setattr("dpgen_bench.runs.config.EVALUATION_VERSION", 2)
+    monkeypatch.setattr("dpgen_bench.config.spec.EVALUATION_VERSION", 2)
     metrics = {"mean": {"_target_": "tests.toy_metrics.Mean"}}
     spec = spec_for(tmp_path, num_samples=40, labels="balanced", rounding="none", floor=128, repeats=2, metrics=metrics)
     assert Measurements(tmp_path).file_of(spec.protocol_record()).name == "toy-cb66b6a9.json"

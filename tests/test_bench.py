@@ -11,7 +11,7 @@ import pytest
 
 from docs.make_results import cost_line
 from dpgen_bench.evaluate.metric import NotMeasured
-from dpgen_bench.runs.records import read_record, record_paths
+from dpgen_bench.store.records import read_record, record_paths
 from tests.bench import __main__ as bench
 from tests.bench import operations
 

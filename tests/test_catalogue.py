@@ -6,7 +6,7 @@ import pytest
 
 from dpgen_bench import __version__
 from dpgen_bench.cli import main
-from dpgen_bench.runs.catalogue import GROUPS, LONGEST, catalogue
+from dpgen_bench.config.catalogue import GROUPS, LONGEST, catalogue
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.names import table_names
 from dpgen_bench.utils.own_folders import using

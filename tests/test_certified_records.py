@@ -16,15 +16,15 @@ from omegaconf import OmegaConf
 from dpgen_bench.audit.certified import certified_problems, certify_run, why_nothing_is_certified, with_certified
 from dpgen_bench.audit.methods import audit_method
 from dpgen_bench.cli import main
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import identify
+from dpgen_bench.outcomes import record_checks
+from dpgen_bench.outcomes.recording import make_record, write_record
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import OneClient
-from dpgen_bench.runs import record_checks
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import identify
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.recording import make_record, write_record
-from dpgen_bench.runs.records import Record, read_record, record_paths
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.store.folders import RunFolder, Store
+from dpgen_bench.store.records import Record, read_record, record_paths
 from dpgen_bench.utils.paths import RECORDS
 from tests.run_toys import config
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from docs import make_claims as made
-from dpgen_bench.runs.statistics import Difference
+from dpgen_bench.store.statistics import Difference
 
 
 def test_the_page_is_made_from_the_claims_and_the_records() -> None:

@@ -14,10 +14,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.cli import main
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
-from dpgen_bench.runs.overview import overview, row
-from dpgen_bench.runs.store import Store
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
+from dpgen_bench.outcomes.overview import overview, row
+from dpgen_bench.store.folders import Store
 from dpgen_bench.utils.paths import CONF
 from methods.dp_merf import DPMERF
 from tests.table_toys import ROW, RUN, fake_run, measured, paper_table

@@ -9,6 +9,9 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from dpgen_bench.config.building import build_method
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context, fit_method
 from dpgen_bench.nets.biggan import BigGANGenerator
@@ -18,9 +21,6 @@ from dpgen_bench.privacy.compiled_sums import CompiledSums
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.building import build_method
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.testing.suite import random_data
 from dpgen_bench.utils import compiled
 from tests import toys

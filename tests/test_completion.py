@@ -11,7 +11,7 @@ import argcomplete
 import pytest
 
 from dpgen_bench.cli.parser import build_parser
-from dpgen_bench.runs.catalogue import names
+from dpgen_bench.config.catalogue import names
 from tests.test_cli import ROOT
 
 WORD_BREAKS = "\"'><=;|&(:"
@@ -93,5 +93,5 @@ def test_completion_loads_neither_torch_nor_hydra():
     environment |= {"COMP_POINT": str(len(line))}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, cwd=ROOT)
     loaded = set(done.stderr.split())
-    assert "dpgen_bench.runs.catalogue" in loaded
+    assert "dpgen_bench.config.catalogue" in loaded
     assert not loaded & {"torch", "hydra", "omegaconf", "pandas", "numpy"}

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
+from dpgen_bench.outcomes.overview import overview, row
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.runs.epsilon import account_run
-from dpgen_bench.runs.overview import overview, row
-from dpgen_bench.runs.store import Store
+from dpgen_bench.store.folders import Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame
 from dpgen_bench.tables.layout import lay_out

@@ -14,10 +14,10 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
-from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.training import cost
 from dpgen_bench.training.checkpoint import load_checkpoint

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.data.datasets import Mnist
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context
@@ -24,8 +26,6 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.shards import PerShard
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
 from methods.datalens import DataLens
 from tests.defaults import build
 

@@ -12,10 +12,10 @@ from PIL import Image
 
 from dpgen_bench.cli import main
 from dpgen_bench.cli.parser import build_parser
+from dpgen_bench.config.building import build_dataset
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.data.from_torchvision import Torchvision
-from dpgen_bench.runs.building import build_dataset
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
 from tests.test_from_torchvision import write_kmnist
 from tests.test_page_examples import ROOT, examples, execute, own_modules  # noqa: F401  (a fixture)
 

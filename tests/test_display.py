@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from dpgen_bench.runs.catalogue import catalogue
-from dpgen_bench.runs.display import (
+from dpgen_bench.config.catalogue import catalogue
+from dpgen_bench.config.display import (
     METRICS,
     dataset_name,
     label_of,
@@ -16,7 +16,7 @@ from dpgen_bench.runs.display import (
     metric_name,
     metric_with_value,
 )
-from dpgen_bench.runs.listing import format_certified
+from dpgen_bench.outcomes.listing import format_certified
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.names import table_names
 from dpgen_bench.tables.published import METRICS as PUBLISHED

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
@@ -20,7 +21,6 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.compose import compose_config
 from methods import dp_cgan
 from methods.dp_cgan import DPCGAN
 from tests.adam import expect_first_step_of_adam

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
@@ -21,8 +23,6 @@ from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
 from dpgen_bench.testing import check_method
 from methods.dp_gauss import DPGauss
 from tests.defaults import build

@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dpgen_bench.config.building import build_method
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context
 from dpgen_bench.nets.code_generator import CodeGenerator
@@ -21,8 +23,6 @@ from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.building import build_method
-from dpgen_bench.runs.compose import compose_config
 from methods.dp_merf import DPMERF
 from tests.adam import expect_first_step_of_adam
 from tests.defaults import build

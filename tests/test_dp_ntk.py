@@ -12,6 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpgen_bench.config.building import build_method
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context
 from dpgen_bench.nets.code_generator import CodeGenerator
@@ -20,9 +23,6 @@ from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Observer, Services
-from dpgen_bench.runs.building import build_method
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
 from methods.dp_ntk import DPNTK
 from tests.adam import expect_first_step_of_adam
 from tests.defaults import build

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpgen_bench.config.building import build_method
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.generator import Generator, NetGenerator
 from dpgen_bench.nets.conv_generator import ConvGenerator
 from dpgen_bench.nets.transport import semi_debiased
-from dpgen_bench.runs.building import build_method
-from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.training.signals import Preempted
 from methods import dp_sinkhorn
 from methods.dp_sinkhorn import DPSinkhorn

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from dpgen_bench.config.compose import compose_cached, compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.data.datasets import CelebaGender, FashionMnist, Mnist
 from dpgen_bench.data.records import Records
 from dpgen_bench.privacy.accountants.calibration import calibrate_std
@@ -18,8 +20,6 @@ from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.bounds import PerRow, Whole
 from dpgen_bench.privacy.events import Budget, Event
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.runs.compose import compose_cached, compose_config
-from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.published import published_rows

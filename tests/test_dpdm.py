@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import Generator, NetGenerator
 from dpgen_bench.method import Context
@@ -25,8 +27,6 @@ from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.record_rng import RecordRng
 from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
 from methods.dpdm import DPDM
 from tests.adam import expect_first_step_of_adam
 from tests.defaults import build, check_settings

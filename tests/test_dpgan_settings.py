@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from dpgen_bench.config.building import build_method
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.runs.building import build_method
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
 from methods.dpgan import DPGAN
 from tests.defaults import build
 

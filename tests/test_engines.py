@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.federation.engines import Fault, InProcess
 from dpgen_bench.federation.faults import Faults, FaultyEngine
 from dpgen_bench.federation.messages import decode, encode
 from dpgen_bench.federation.ray_engine import RayEngine
 from dpgen_bench.federation.settings import Settings, settings
 from dpgen_bench.privacy.key import Key
-from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.training.signals import Preempted
 from tests import test_ray
 from tests.run_toys import in_child

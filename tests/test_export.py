@@ -16,11 +16,11 @@ import yaml
 
 from dpgen_bench import export, load_generator
 from dpgen_bench.cli import main
-from dpgen_bench.runs import export as module
+from dpgen_bench.outcomes import export as module
+from dpgen_bench.outcomes.export import FILES
+from dpgen_bench.outcomes.sample_command import NotForRelease
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.export import FILES
-from dpgen_bench.runs.sample_command import NotForRelease
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.store.folders import RunFolder
 from tests.run_toys import config
 
 SMALL = ["method.features=40", "method.steps=3", "method.batch_size=8"]

@@ -11,12 +11,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.cli import main
+from dpgen_bench.config.building import build_method
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.mechanism import Mechanism
-from dpgen_bench.runs.building import build_method
-from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.tables.plot_spec import PLOT_KINDS
 from dpgen_bench.tables.spec import RowSpec, TableSpec, parse_table
 from tests.test_page_examples import examples, own_modules, write_files  # noqa: F401 (a fixture)

@@ -13,6 +13,9 @@ from omegaconf import OmegaConf
 
 from dpgen_bench import cli
 from dpgen_bench.data.private import PrivateData
+from dpgen_bench.outcomes.listing import is_unbounded
+from dpgen_bench.outcomes.overview import overview, row
+from dpgen_bench.outcomes.sample_command import NotForRelease, sample_run
 from dpgen_bench.privacy.bounds import PerRow
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.isolation import UNNAMED
@@ -21,10 +24,7 @@ from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Full, OneShard
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.execute import RunFailed, execute
-from dpgen_bench.runs.listing import is_unbounded
-from dpgen_bench.runs.overview import overview, row
-from dpgen_bench.runs.sample_command import NotForRelease, sample_run
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.store.folders import RunFolder, Store
 from tests import toys
 from tests.failure_toys import SECRET
 from tests.run_toys import config, in_child

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.federation.client_mechanism import ClientMechanism
 from dpgen_bench.federation.data import ClientData
@@ -28,8 +30,6 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import OneClient, Sampling
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
 from dpgen_bench.testing import ConformanceError, check_method
 from dpgen_bench.utils.paths import CONF
 from methods import fed_gs_wgan

@@ -13,6 +13,8 @@ from scipy import stats
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.federation import client as client_side
 from dpgen_bench.federation import client_mechanism as server_side
@@ -32,8 +34,6 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import FixedSize, Poisson
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
 from dpgen_bench.testing import ConformanceError, check_method
 from dpgen_bench.utils.paths import CONF
 from methods import fedavg_gan

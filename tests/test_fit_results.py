@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from dpgen_bench.cli import main
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator, make_net
 from dpgen_bench.method import Context
-from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.store import RunFailed, RunFolder, Store
+from dpgen_bench.store.folders import RunFailed, RunFolder, Store
 from dpgen_bench.training.signals import Preempted
 from dpgen_bench.utils.building import instantiate
 from tests.run_toys import config

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.data.datasets import Digits
 from dpgen_bench.data.fonts import read_glyphs
 from dpgen_bench.data.private import PrivateData
@@ -25,8 +27,6 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.votes import Votes
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.testing import check_method
 from methods.public_fonts import PublicFonts

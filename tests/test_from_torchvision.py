@@ -17,13 +17,13 @@ from PIL import Image
 from torchvision import datasets
 
 from dpgen_bench.cli import main
+from dpgen_bench.config.building import build_dataset
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.data.federations import Emnist
 from dpgen_bench.data.fetch import FetchFailed, fetch
 from dpgen_bench.data.from_torchvision import Torchvision, _has_labelled_images
 from dpgen_bench.data.records import MissingData
-from dpgen_bench.runs.building import build_dataset
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
 
 RNG = np.random.default_rng(0)
 NAMES = sorted(name for name in datasets.__all__ if _has_labelled_images(name, getattr(datasets, name)))

@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from dpgen_bench.config.building import build_method
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator, config_of, make_net
 from dpgen_bench.method import Context
@@ -25,8 +27,6 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.votes import Votes
-from dpgen_bench.runs.building import build_method
-from dpgen_bench.runs.compose import compose_config
 from methods.g_pate import GPATE
 from tests.defaults import build
 from tests.toys import Watcher

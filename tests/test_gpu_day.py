@@ -10,8 +10,8 @@ import torch
 import yaml
 
 from dpgen_bench.cli import main as dpgen
-from dpgen_bench.runs.records import record_file
-from dpgen_bench.runs.store import Store
+from dpgen_bench.store.folders import Store
+from dpgen_bench.store.records import record_file
 from tests.gpu_day import __main__ as gpu_day
 from tests.gpu_day.plan import PLAN, describe, expected_hours, read
 from tests.run_toys import in_child, kill_at_rename

@@ -10,14 +10,14 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.config.compose import compose_cached, compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.data.datasets import FashionMnist, Mnist
 from dpgen_bench.data.records import Records
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.bounds import PerRow, Whole
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.sampling import OneShard, Poisson
-from dpgen_bench.runs.compose import compose_cached, compose_config
-from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.tables.expand import jobs_of, lines_of
 from dpgen_bench.tables.load import load_table

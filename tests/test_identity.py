@@ -10,6 +10,9 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.identity import is_stale, method_version, resolved_arguments, source_fingerprint
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.federation.client import Program
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
@@ -17,9 +20,6 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.runs import prepare
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
-from dpgen_bench.runs.identity import is_stale, method_version, resolved_arguments, source_fingerprint
 
 
 @dataclass

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.data.datasets import Digits
 from dpgen_bench.data.debugging import DebuggingClients
 from dpgen_bench.data.federations import Clients
@@ -15,7 +16,6 @@ from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.inversion import Inversion, inverted_score, mean_intensity, verdict
 from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.evaluate.protocol import build_metrics
-from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.tables.load import load_table
 from tests.table_toys import table_rows
 

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from submitit.slurm.slurm import SlurmExecutor
 
 from dpgen_bench.runs.multirun import VARIABLE, IgnoreSignalsBetweenJobs, ignore_signals, job_of_multirun
-from dpgen_bench.runs.store import RunFailed, Store
+from dpgen_bench.store.folders import RunFailed, Store
 from dpgen_bench.tables.sweeps import check_overrides
 from dpgen_bench.utils.paths import CONF, HOME
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dpgen_bench.runs.display import direction
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.config.display import direction
+from dpgen_bench.store.folders import RunFolder, Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import long_frame
 from dpgen_bench.tables.load import load_table

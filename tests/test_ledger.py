@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 
 from dpgen_bench.data.datasets import Digits
+from dpgen_bench.outcomes.listing import is_unbounded
+from dpgen_bench.outcomes.sample_command import NotForRelease, sample_run
+from dpgen_bench.outcomes.soundness import budget_problem, release_problems
+from dpgen_bench.outcomes.spent import read_spent
 from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.bounds import Whole
@@ -16,12 +20,8 @@ from dpgen_bench.privacy.ledger import Entry, Ledger, unproven_reasons
 from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.report.runs import ledger_panel, read_runs
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.listing import is_unbounded
 from dpgen_bench.runs.plan import plan
-from dpgen_bench.runs.sample_command import NotForRelease, sample_run
-from dpgen_bench.runs.soundness import budget_problem, release_problems
-from dpgen_bench.runs.spent import read_spent
-from dpgen_bench.runs.store import Store
+from dpgen_bench.store.folders import Store
 from tests.run_toys import config
 from tests.test_privacy_core import open_data
 

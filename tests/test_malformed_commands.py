@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from dpgen_bench.runs import execute as execution
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.store.folders import RunFolder
 from tests.malformed import Case, cases, contents, finished_run, keep_process_state, only_run, status_of
 
 SETTINGS = "`dpgen run --cfg job` shows all settings"

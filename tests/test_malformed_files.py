@@ -16,7 +16,7 @@ from PIL import Image
 
 from dpgen_bench.runs import execute as execution
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.store import RunFailed, RunFolder, Store
+from dpgen_bench.store.folders import RunFailed, RunFolder, Store
 from tests.malformed import Case, cases, contents, finished_run, keep_process_state, only_run, status_of
 from tests.run_toys import config, in_child
 

@@ -11,7 +11,7 @@ import yaml
 
 from docs import make_results
 from docs.make_results import ACCURACIES
-from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.config.compose import compose_config
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "methods"

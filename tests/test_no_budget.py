@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.data.private import PrivateData
+from dpgen_bench.outcomes.overview import overview, row
+from dpgen_bench.outcomes.soundness import budget_problem
 from dpgen_bench.privacy.accountants.calibration import calibrate_share, calibrate_std, calibrate_times
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.bounds import PerRecord
@@ -18,11 +22,7 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Full, Poisson
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.overview import overview, row
-from dpgen_bench.runs.soundness import budget_problem
 from dpgen_bench.tables.assembly import assemble
 from tests.table_toys import ROW, a_table, line_for, measured
 

@@ -27,7 +27,7 @@ from dpgen_bench.privacy.rounded_normal import grid_step, rounded_normal
 from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.execute import RunFailed, execute
-from dpgen_bench.runs.store import Store
+from dpgen_bench.store.folders import Store
 from tests import toys
 from tests.run_toys import config
 

@@ -9,8 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench.cli import main
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.identity import is_stale
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.identity import is_stale
 from dpgen_bench.runs.remembered import file_of, remember, remembered
 from dpgen_bench.tables import sweeps
 from dpgen_bench.utils.own_folders import own_folders, using

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dpgen_bench.cli.parser import build_parser
-from dpgen_bench.runs.compose import compose_cached, compose_config
-from dpgen_bench.runs.overrides import parse_override
+from dpgen_bench.config.compose import compose_cached, compose_config
+from dpgen_bench.config.overrides import parse_override
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.utils.paths import CONF
 from tests.test_page_examples import PAGES, ROOT, page_id, write_files

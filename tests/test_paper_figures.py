@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import RunSpec, build_spec
 from dpgen_bench.plots.draw import WITHOUT_RUNS, config_keys, draw
 from dpgen_bench.plots.parts import check_keys
 from dpgen_bench.privacy.accountants.claims import classical_rdp
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec, build_spec
 from dpgen_bench.tables.expand import jobs_of, lines_of, parent_ids
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.names import table_names

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.runs.compose import compose_cached
-from dpgen_bench.runs.config import RunSpec, build_spec, hashed_privacy
-from dpgen_bench.runs.listing import current_protocol
+from dpgen_bench.config.compose import compose_cached
+from dpgen_bench.config.spec import RunSpec, build_spec, hashed_privacy
+from dpgen_bench.outcomes.listing import current_protocol
 from dpgen_bench.tables.expand import expand
 from dpgen_bench.tables.grid import expand_rows
 from dpgen_bench.tables.load import load_table

@@ -15,7 +15,7 @@ from dpgen_bench.plots import draw as draw_module
 from dpgen_bench.plots.chance import chance_levels
 from dpgen_bench.plots.draw import draw
 from dpgen_bench.plots.grids import samples
-from dpgen_bench.runs.pictures import montage
+from dpgen_bench.store.pictures import montage
 from dpgen_bench.tables.rows import TableRow
 from tests.plot_cases import make_run, row_of, write_samples
 from tests.test_plots import DPGAN, n_d_rows, table

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hydra.utils import get_class
 
-from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.testing.source import read_plugin
 from dpgen_bench.utils.paths import CONF
 
@@ -28,7 +28,7 @@ LINES = {
     "from dpgen_bench.data.datasets import Mnist": "import dpgen_bench.data.datasets.Mnist",
     "from dpgen_bench.data.npz import Npz": "import dpgen_bench.data.npz.Npz",
     "from dpgen_bench import run": "import dpgen_bench.run",
-    "from dpgen_bench.runs.building import build_dataset": "import dpgen_bench.runs.building.build_dataset",
+    "from dpgen_bench.config.building import build_dataset": "import dpgen_bench.config.building.build_dataset",
     "import subprocess": "import subprocess",
     "import os; x = os.environ['HOME']": "os.environ",
     "import socket": "import socket",

@@ -13,13 +13,13 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.evaluate.features import InceptionFeatures
 from dpgen_bench.evaluate.fidelity import Fid
 from dpgen_bench.evaluate.metric import NotMeasured
 from dpgen_bench.method import Context
 from dpgen_bench.privacy import bounds, state
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
 from dpgen_bench.training.precision import networks_in, private_computation
 from tests.scaling.fits import fit
 

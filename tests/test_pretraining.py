@@ -15,10 +15,14 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from dpgen_bench.cli import main
+from dpgen_bench.config.building import build_method
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
 from dpgen_bench.nets.code_generator import CodeGenerator
+from dpgen_bench.outcomes.listing import setting_of
 from dpgen_bench.pretraining.pretrained import Pretrained
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.bounds import PerRecord
@@ -27,10 +31,6 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.building import build_method
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
-from dpgen_bench.runs.listing import setting_of
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.tables.lines import Line
 from dpgen_bench.tables.naming import method_of

@@ -13,9 +13,9 @@ from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import MetricResult
 from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each
 from dpgen_bench.runs.measure import repeat_seed
-from dpgen_bench.runs.measurements import Measurements
-from dpgen_bench.runs.store import RunFolder, Store
-from dpgen_bench.runs.values import mean_values, metric_values, notes
+from dpgen_bench.store.folders import RunFolder, Store
+from dpgen_bench.store.measurements import Measurements
+from dpgen_bench.store.values import mean_values, metric_values, notes
 from tests.protocol_toys import generator, metric, released, run, spec_for, the_measurement
 
 
@@ -156,7 +156,7 @@ def test_values_of_another_setting_are_never_mixed_in(tmp_path, folder, change):
 def test_another_revision_of_the_harness_measures_again(tmp_path, folder, monkeypatch):
     spec = spec_for(tmp_path, {"mean": metric("Mean")})
     run(spec, folder)
-    monkeypatch.setattr("dpgen_bench.runs.config.EVALUATION_VERSION", -1)
+    monkeypatch.setattr("dpgen_bench.config.spec.EVALUATION_VERSION", -1)
     assert not folder.measurements.of(spec.protocol_record())
 
 

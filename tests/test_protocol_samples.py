@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 from dpgen_bench.data.records import Records
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.runs.samples import describe_samples, draw_samples, sample_labels
-from dpgen_bench.runs.store import RunFolder
-from dpgen_bench.runs.values import mean_values, notes
+from dpgen_bench.store.folders import RunFolder
+from dpgen_bench.store.values import mean_values, notes
 from tests.protocol_toys import metric, released, run, spec_for, the_measurement
 from tests.toys import Painter
 

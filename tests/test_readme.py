@@ -8,7 +8,7 @@ from PIL import Image
 
 from docs import make_picture
 from docs.make_league import accuracies, end_of, records_of
-from dpgen_bench.runs.display import method_name
+from dpgen_bench.config.display import method_name
 from dpgen_bench.training.cost import cost_values
 
 ROOT = Path(__file__).parent.parent

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from dpgen_bench.config.building import build_dataset
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.data.records import Records
 from dpgen_bench.generator import Generator
@@ -21,10 +23,8 @@ from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.building import build_dataset
-from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.runs.execute import RunFailed, execute
-from dpgen_bench.runs.store import Store
+from dpgen_bench.store.folders import Store
 from dpgen_bench.testing import check_method
 from methods.real_data import RealData, RealRecords
 

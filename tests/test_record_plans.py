@@ -10,8 +10,8 @@ import pytest
 from omegaconf import DictConfig
 
 from dpgen_bench.data.records import MissingData
-from dpgen_bench.runs import record_checks
-from dpgen_bench.runs.records import Record, read_record, record_paths
+from dpgen_bench.outcomes import record_checks
+from dpgen_bench.store.records import Record, read_record, record_paths
 
 ROOT = Path(__file__).parent.parent
 

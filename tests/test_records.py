@@ -16,17 +16,17 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from dpgen_bench.cli import main
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.outcomes import record_checks
+from dpgen_bench.outcomes.record_checks import record_problems
+from dpgen_bench.outcomes.recording import add_record, make_record, write_record
 from dpgen_bench.report.runs import read_runs
-from dpgen_bench.runs import record_checks
-from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.runs.epsilon import epsilons
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.pictures import MOST_BYTES
-from dpgen_bench.runs.record_checks import record_problems
-from dpgen_bench.runs.recording import add_record, make_record, write_record
-from dpgen_bench.runs.records import Record, evidence, read_record, readable_run, record_paths
-from dpgen_bench.runs.store import RunFolder, Store
-from dpgen_bench.runs.values import mean_values, notes
+from dpgen_bench.store.folders import RunFolder, Store
+from dpgen_bench.store.pictures import MOST_BYTES
+from dpgen_bench.store.records import Record, evidence, read_record, readable_run, record_paths
+from dpgen_bench.store.values import mean_values, notes
 from dpgen_bench.utils.paths import RECORDS
 from tests.record_edits import EDITS, entry_of
 from tests.run_toys import config

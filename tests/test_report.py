@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from dpgen_bench.report import page as report
 from dpgen_bench.report.page import _describe_reproductions, build_report, collect, render
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.store.folders import RunFolder, Store
 from tests.report_toys import DEMO, PLACE, SECRET, make_run
 
 

@@ -11,7 +11,7 @@ import pytest
 from dpgen_bench.report.boards import boards_content, boards_of
 from dpgen_bench.report.lines import lines_of
 from dpgen_bench.report.runs import read_runs
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.store.folders import RunFolder, Store
 from tests.report_toys import DEMO, make_run, write_report
 
 

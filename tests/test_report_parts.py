@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dpgen_bench.config import overrides
+from dpgen_bench.config.spec import identify
 from dpgen_bench.plots.draw import KINDS
 from dpgen_bench.report import page as report
 from dpgen_bench.report.boards import boards_content, boards_of
@@ -16,9 +18,7 @@ from dpgen_bench.report.drawings import COMPUTED
 from dpgen_bench.report.page import build_report, collect, render
 from dpgen_bench.report.runs import panel, read_runs
 from dpgen_bench.report.text import plain, small_picture, with_code
-from dpgen_bench.runs import overrides
-from dpgen_bench.runs.config import identify
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.store.folders import RunFolder
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.utils.errors import describe_error, without_paths
 from tests.report_toys import DEMO, PLACE, built, make_run

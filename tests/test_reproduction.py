@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpgen_bench.runs.store import Store
+from dpgen_bench.store.folders import Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.expand import spec_of_job
 from dpgen_bench.tables.formats import long_frame

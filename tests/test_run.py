@@ -10,15 +10,15 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import RunSpec, build_spec
 from dpgen_bench.generator import Generator
+from dpgen_bench.outcomes.sample_command import NotForRelease, sample_run
 from dpgen_bench.privacy.accountants.calibration import BudgetExceeded
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec, build_spec
 from dpgen_bench.runs.execute import RunFailed, evaluate_run, execute
 from dpgen_bench.runs.plan import plan
-from dpgen_bench.runs.sample_command import NotForRelease, sample_run
-from dpgen_bench.runs.store import Store
+from dpgen_bench.store.folders import Store
 from tests.run_toys import config, contents, prepare, undisturbed_run
 
 

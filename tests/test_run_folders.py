@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.validation import file_problem, folder_problem
+from dpgen_bench.store.folders import RunFolder, Store
 from tests.report_toys import DEMO, make_run
 
 

@@ -17,6 +17,8 @@ from loky import cpu_count
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.privacy.bounds import PerRecord, PerRow, Whole
 from dpgen_bench.privacy.events import Budget
@@ -27,11 +29,9 @@ from dpgen_bench.privacy.sampling import EveryShard, Full, OneShard, Poisson
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.shards import PerShard
 from dpgen_bench.runs import processes as division
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.devices import further_devices, jobs_at_once
 from dpgen_bench.runs.execute import RunFailed, execute
-from dpgen_bench.runs.store import Store
+from dpgen_bench.store.folders import Store
 from dpgen_bench.training.signals import Preempted
 from tests import toys
 from tests.run_toys import QUICK, config, contents

@@ -15,11 +15,11 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.runs import arithmetic
 from dpgen_bench.runs import prepare as prepare_run
-from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.runs.execute import RunFailed, execute
-from dpgen_bench.runs.store import RunBusy, Store
+from dpgen_bench.store.folders import RunBusy, Store
 from dpgen_bench.training.signals import STOP_SIGNALS, Preempted, StopSignals
 from tests.run_toys import QUICK, config, contents, in_child, kill_at_rename, prepare, undisturbed_run
 

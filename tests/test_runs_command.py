@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from dpgen_bench.cli import main
+from dpgen_bench.config import identity
+from dpgen_bench.outcomes import overview, spent
+from dpgen_bench.outcomes.overview import KEYS, ordered, overviews, row
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs import identity, overview, spent
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.overview import KEYS, ordered, overviews, row
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.store.folders import RunFolder, Store
 from dpgen_bench.training import progress
 from tests.run_toys import config
 from tests.table_toys import fake_run

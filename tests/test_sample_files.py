@@ -19,9 +19,9 @@ from dpgen_bench.data.datasets import Cifar10, FashionMnist
 from dpgen_bench.data.folder import ImageFolder
 from dpgen_bench.data.npz import Npz
 from dpgen_bench.generator import Generator
+from dpgen_bench.outcomes.sample_command import sample_run
+from dpgen_bench.outcomes.sample_files import Samples, class_folders, read_samples, writer
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.sample_command import sample_run
-from dpgen_bench.runs.sample_files import Samples, class_folders, read_samples, writer
 from tests.run_toys import config
 
 RNG = np.random.default_rng(0)

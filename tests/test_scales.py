@@ -9,8 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from dpgen_bench import run
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec, build_spec
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import RunSpec, build_spec
 from dpgen_bench.utils.paths import CONF
 
 ROOT = Path(__file__).parent.parent

@@ -10,16 +10,16 @@ from dp_accounting import get_epsilon_gaussian
 from omegaconf import OmegaConf
 
 from dpgen_bench import cli
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec, identify, population_of
+from dpgen_bench.outcomes.sample_command import sample_run
+from dpgen_bench.outcomes.spent import describe_total, print_spent, read_spent, total
 from dpgen_bench.privacy.events import Budget, Event, Sensitivity
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Full, OneClient, Poisson
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec, identify, population_of
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.sample_command import sample_run
-from dpgen_bench.runs.spent import describe_total, print_spent, read_spent, total
-from dpgen_bench.runs.store import Store
 from dpgen_bench.runs.validation import folder_problem
+from dpgen_bench.store.folders import Store
 from tests.run_toys import config
 
 GAUSSIAN = Event(Full(), Sensitivity(1.0, 2.0), 5.0, 1)

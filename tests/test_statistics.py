@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpgen_bench.runs.statistics import Difference, difference, format_value, holm, p_value, summarise, t_interval
+from dpgen_bench.store.statistics import Difference, difference, format_value, holm, p_value, summarise, t_interval
 
 
 def test_one_value_has_no_spread():

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from dpgen_bench.cli import main
-from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.overrides import parse_override, quote_value
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.overrides import parse_override, quote_value
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.store.folders import RunFolder, Store
 from dpgen_bench.tables import sweeps
 from dpgen_bench.tables.expand import expand
 from dpgen_bench.tables.jobs import Job, plan_sweep

@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
+from dpgen_bench.config.compose import compose_cached, compose_config
+from dpgen_bench.config.spec import build_spec
+from dpgen_bench.outcomes.overview import overview, row
 from dpgen_bench.report.written import write_table
-from dpgen_bench.runs.compose import compose_cached, compose_config
-from dpgen_bench.runs.config import build_spec
-from dpgen_bench.runs.overview import overview, row
-from dpgen_bench.runs.statistics import t_interval
-from dpgen_bench.runs.store import Store
+from dpgen_bench.store.folders import Store
+from dpgen_bench.store.statistics import t_interval
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.expand import expand, jobs_of, lines_of, parent_ids, spec_of_job
 from dpgen_bench.tables.formats import long_frame

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dpgen_bench.config.display import metric_label
 from dpgen_bench.report.written import to_html
-from dpgen_bench.runs.display import metric_label
-from dpgen_bench.runs.statistics import Summary
+from dpgen_bench.store.statistics import Summary
 from dpgen_bench.tables.assembly import assemble, build
 from dpgen_bench.tables.blocks import Text, value_text
 from dpgen_bench.tables.formats import long_frame, show, to_markdown

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpgen_bench.runs.pictures import MOST_BYTES, montage, thumbnail
+from dpgen_bench.store.pictures import MOST_BYTES, montage, thumbnail
 
 
 def test_a_thumbnail_has_as_many_rows_as_fit(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.store.folders import RunFolder
 from dpgen_bench.training import tracker
 from dpgen_bench.training.checkpoint import load_checkpoint
 from tests import run_toys

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.generator import Generator
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
 from dpgen_bench.runs.execute import evaluate_run, execute
 from dpgen_bench.runs.kept import extract, trajectory
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.store.folders import RunFolder, Store
 from dpgen_bench.training.checkpoint import load_checkpoint
 
 TINY = {

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.uninterrupted import Uninterrupted
 from dpgen_bench.runs.execute import execute
-from dpgen_bench.runs.store import Store
+from dpgen_bench.store.folders import Store
 from dpgen_bench.training.signals import STOP_SIGNALS, Preempted
 from tests.run_toys import config, in_child
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.data.datasets import Digits
 from dpgen_bench.data.federations import Clients
 from dpgen_bench.data.npz import Npz
 from dpgen_bench.data.records import Records, Split
 from dpgen_bench.data.validation import Validation
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.warn import warn_of_unused_shares
 from dpgen_bench.runs.execute import RunFailed, execute
-from dpgen_bench.runs.store import Store
+from dpgen_bench.store.folders import Store
 from tests import toys
 from tests.client_toys import N, Toy, ask_one
 from tests.run_toys import config

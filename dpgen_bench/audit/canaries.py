@@ -23,6 +23,7 @@ from scipy.stats import binom
 from dpgen_bench.audit.bounds import rate_above, rate_below
 from dpgen_bench.audit.distinguisher import CONFIDENCE
 from dpgen_bench.audit.methods import expect_public
+from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import EvalContext
@@ -32,7 +33,6 @@ from dpgen_bench.method import Context, fit_method
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state_file import StatePlace
-from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.prepare import new_ledger
 from dpgen_bench.runs.samples import sample_by_protocol
 

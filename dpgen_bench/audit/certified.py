@@ -18,11 +18,11 @@ from omegaconf import OmegaConf
 from dpgen_bench.audit.distinguisher import CONFIDENCE, Attacked, certify
 from dpgen_bench.audit.laws import Movement, NotAudited, law_of
 from dpgen_bench.audit.methods import MethodAudit, audit_method, run_ledger
+from dpgen_bench.config.spec import RunSpec, identify
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs.config import RunSpec, identify
-from dpgen_bench.runs.records import Record, read_record, record_paths
-from dpgen_bench.runs.store import ReadableRun, RunFolder, Store
+from dpgen_bench.store.folders import ReadableRun, RunFolder, Store
+from dpgen_bench.store.records import Record, read_record, record_paths
 from dpgen_bench.testing.checks import TOLERANCE
 
 # Trials that are drawn again may differ in a few rejections where another version of NumPy draws other numbers.

@@ -13,10 +13,10 @@ from dpgen_bench.audit.code import audit_code
 from dpgen_bench.audit.count_test import certify_count
 from dpgen_bench.audit.distinguisher import CONFIDENCE, Attacked, Certificate, certify
 from dpgen_bench.audit.methods import MethodAudit, audit_method, method_spec, run_ledger, run_spec
+from dpgen_bench.config.catalogue import names, run_ids
+from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.privacy.events import Relation
 from dpgen_bench.privacy.expect import expect_integer
-from dpgen_bench.runs.catalogue import names, run_ids
-from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.testing.errors import ConformanceError
 from dpgen_bench.utils.console import Console
 from dpgen_bench.utils.validation import suggestion

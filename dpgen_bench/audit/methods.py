@@ -17,6 +17,8 @@ from dpgen_bench.audit.distinguisher import Certificate, certify
 from dpgen_bench.audit.noise import noise_faults
 from dpgen_bench.audit.pretrained_once import Known, PretrainedOnce
 from dpgen_bench.audit.replay import Pair, Replayed, attacked_record, describe, noise_of_runs, replay
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import RunSpec, build_spec
 from dpgen_bench.method import Method
 from dpgen_bench.pretraining.pretrained import Pretrained
 from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
@@ -24,11 +26,9 @@ from dpgen_bench.privacy.accountants.table import claimed_epsilon
 from dpgen_bench.privacy.events import Event, Relation, budget_text
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec, build_spec
 from dpgen_bench.runs.measure import is_for_release
 from dpgen_bench.runs.plan import plan_spec
-from dpgen_bench.runs.store import Store
+from dpgen_bench.store.folders import Store
 from dpgen_bench.testing.bench import Bench, DataSet
 from dpgen_bench.utils.json_numbers import to_json
 

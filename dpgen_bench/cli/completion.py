@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from dpgen_bench.cli.values import default_results
-from dpgen_bench.runs.catalogue import GROUPS, names, run_ids
+from dpgen_bench.config.catalogue import GROUPS, names, run_ids
 from dpgen_bench.runs.remembered import remembered
 from dpgen_bench.tables.spec import FORMATS
 from dpgen_bench.utils.own_folders import using

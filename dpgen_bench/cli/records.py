@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dpgen_bench.audit.certified import certified_problems, certify_run, keep_certified, with_certified
-from dpgen_bench.runs.record_checks import record_problems
-from dpgen_bench.runs.recording import add_record, default_name, write_record
-from dpgen_bench.runs.records import Record, read_record, record_paths
-from dpgen_bench.runs.store import Store
+from dpgen_bench.outcomes.record_checks import record_problems
+from dpgen_bench.outcomes.recording import add_record, default_name, write_record
+from dpgen_bench.store.folders import Store
+from dpgen_bench.store.records import Record, read_record, record_paths
 
 
 def write_records(

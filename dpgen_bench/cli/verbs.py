@@ -17,13 +17,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.cli.account_parser import check_options
-from dpgen_bench.runs.catalogue import GROUPS, print_catalogue
-from dpgen_bench.runs.compose import compose_config, expect_composable
+from dpgen_bench.config.catalogue import GROUPS, print_catalogue
+from dpgen_bench.config.compose import compose_config, expect_composable
+from dpgen_bench.config.overrides import parse_override, quote_value
+from dpgen_bench.config.runtime import number_of_processes
 from dpgen_bench.runs.devices import own_devices
 from dpgen_bench.runs.multirun import Multirun, executed_by_launcher, job_of_multirun
-from dpgen_bench.runs.overrides import parse_override, quote_value
-from dpgen_bench.runs.runtime import number_of_processes
-from dpgen_bench.runs.store import RunBusy, RunFailed, Store
+from dpgen_bench.store.folders import RunBusy, RunFailed, Store
 from dpgen_bench.tables.names import table_file, table_names
 from dpgen_bench.utils.own_folders import own_folders
 from dpgen_bench.utils.paths import CONF, RECORDS
@@ -102,8 +102,8 @@ def runs(options: argparse.Namespace) -> int:
         raise ValueError(f"expected --delta in (0, 1) and together with --spent, got {options.delta:g}.")
     if wrong := [text for text in options.filters if not text.partition("=")[2]]:
         raise ValueError(f"expected filters KEY=VALUE, got {wrong[0]!r}; write for example status=failed.")
-    from dpgen_bench.runs.overview import ordered, overviews, print_runs, select
-    from dpgen_bench.runs.spent import print_spent
+    from dpgen_bench.outcomes.overview import ordered, overviews, print_runs, select
+    from dpgen_bench.outcomes.spent import print_spent
 
     if options.spent:
         if options.filters or options.sort or options.json or options.reverse:
@@ -119,11 +119,11 @@ def runs(options: argparse.Namespace) -> int:
 
 
 def rm(options: argparse.Namespace) -> int:
-    """Remove runs after asking; see `runs.removal`."""
+    """Remove runs after asking; see `outcomes.removal`."""
     if not (options.runs or options.failed or options.stale):
         raise ValueError("expected ids of runs, --failed or --stale, got nothing; dpgen runs lists the ids.")
     _expect_folder(options.results)
-    from dpgen_bench.runs.removal import describe_removal, remove, runs_to_remove
+    from dpgen_bench.outcomes.removal import describe_removal, remove, runs_to_remove
 
     folders = runs_to_remove(options.results, options.runs, options.failed, options.stale)
     if not folders:
@@ -184,8 +184,8 @@ def audit(options: argparse.Namespace) -> int:
 def evaluate(options: argparse.Namespace) -> int:
     """Measure the generator of a run again."""
     Store(options.results).find(options.run)  # raises for an unknown run
+    from dpgen_bench.outcomes.listing import print_metrics
     from dpgen_bench.runs.execute import evaluate_run
-    from dpgen_bench.runs.listing import print_metrics
 
     folder = evaluate_run(options.results, options.run, options.overrides)
     print_metrics(folder)
@@ -195,7 +195,7 @@ def evaluate(options: argparse.Namespace) -> int:
 def sample(options: argparse.Namespace) -> int:
     """Write images of a run."""
     Store(options.results).find(options.run)  # raises for an unknown run
-    from dpgen_bench.runs.sample_command import sample_run
+    from dpgen_bench.outcomes.sample_command import sample_run
 
     sample_run(
         options.results,
@@ -212,7 +212,7 @@ def sample(options: argparse.Namespace) -> int:
 
 def export(options: argparse.Namespace) -> int:
     """Write the generator of a run for a model hub."""
-    from dpgen_bench.runs.export import export_run
+    from dpgen_bench.outcomes.export import export_run
 
     out = export_run(options.results, options.run, options.out, options.benchmark, options.overwrite, options.license)
     print(f"the generator of run {options.run} was written to {out}; read its README.md before you publish it")
@@ -318,8 +318,8 @@ def sweep(options: argparse.Namespace) -> int:
 def fetch(options: argparse.Namespace) -> int:
     """Download a dataset, or list what is wrong with its files."""
     config = compose_config(overrides_of(options))
+    from dpgen_bench.config.building import build_dataset
     from dpgen_bench.data.fetch import describe, fetch
-    from dpgen_bench.runs.building import build_dataset
 
     if options.check and OmegaConf.is_missing(config.dataset, "image_size"):
         config.dataset.image_size = 32  # whether a file can be read does not depend on it

@@ -9,7 +9,7 @@ step for each temperature and does not iterate until convergence: at lambda = 0.
 differ by 0.4 from the given ones. The loss of a paper that uses geomloss is therefore the result of this schedule, and
 the backend "fast" follows the same schedule.
 
-After a change of what is computed here, raise `TRAINING_VERSION` in runs/config.py, because methods train with it.
+After a change of what is computed here, raise `TRAINING_VERSION` in config/spec.py, because methods train with it.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Chen, Orekondy & Fritz, "GS-WGAN" (NeurIPS 2020), Algorithms 1 and 2; Gulrajani 
 Wasserstein GANs" (NeurIPS 2017). Functions that see records run inside mechanisms: they use only the given rng, and do
 not raise for any records.
 
-After a change of what is computed here, raise `TRAINING_VERSION` in runs/config.py: run ids and the cache of warm
+After a change of what is computed here, raise `TRAINING_VERSION` in config/spec.py: run ids and the cache of warm
 starts do not depend on the source of `nets`.
 """
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dpgen_bench.config.display import counted, relation_name
+from dpgen_bench.outcomes.listing import epsilon_number, is_changed
+from dpgen_bench.outcomes.soundness import budget_problem
 from dpgen_bench.plots.parts import epsilon_text
-from dpgen_bench.runs.display import counted, relation_name
-from dpgen_bench.runs.listing import epsilon_number, is_changed
-from dpgen_bench.runs.soundness import budget_problem
-from dpgen_bench.runs.store import ReadableRun
+from dpgen_bench.store.folders import ReadableRun
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import TableSpec
 

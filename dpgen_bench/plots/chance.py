@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dpgen_bench.runs.display import is_accuracy_in_percent
+from dpgen_bench.config.display import is_accuracy_in_percent
 from dpgen_bench.tables.rows import TableRow
 
 if TYPE_CHECKING:

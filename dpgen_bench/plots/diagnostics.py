@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from dpgen_bench.config.building import build_dataset
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.display import counted, dataset_name
 from dpgen_bench.plots.bias_variance import bias_variance as estimate
 from dpgen_bench.plots.captions import Picture, finished
 from dpgen_bench.plots.parts import (
@@ -18,11 +21,8 @@ from dpgen_bench.plots.parts import (
     proven_text,
     row_name,
 )
-from dpgen_bench.runs.building import build_dataset
-from dpgen_bench.runs.compose import compose_config
 from dpgen_bench.runs.diagnostics import draw_norms_of, read_norms
-from dpgen_bench.runs.display import counted, dataset_name
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.store.folders import RunFolder
 from dpgen_bench.tables.plot_spec import BiasVarianceSpec, NormsSpec
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import TableSpec

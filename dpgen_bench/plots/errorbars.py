@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from dpgen_bench.plots.parts import XAxis
-from dpgen_bench.runs.statistics import LEAST_SEEDS, t_interval
+from dpgen_bench.store.statistics import LEAST_SEEDS, t_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

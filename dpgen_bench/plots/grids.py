@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpgen_bench.config.display import counted
 from dpgen_bench.plots.captions import Picture, finished
 from dpgen_bench.plots.parts import ONE_COLUMN, TWO_COLUMNS, order_of, proven_text, row_name, same, text_of
 from dpgen_bench.privacy.events import budget_text
-from dpgen_bench.runs.display import counted
-from dpgen_bench.runs.store import ReadableRun
+from dpgen_bench.store.folders import ReadableRun
 from dpgen_bench.tables.plot_spec import SamplesSpec
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import TableSpec

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpgen_bench.config.display import counted
 from dpgen_bench.plots.captions import Picture
 from dpgen_bench.plots.errorbars import BANDS, POINTS, Point, draw_band, draw_points
 from dpgen_bench.plots.panels import Grid
@@ -27,10 +28,9 @@ from dpgen_bench.plots.parts import (
     same,
     value_of,
 )
-from dpgen_bench.runs.display import counted
 from dpgen_bench.runs.kept import trajectory
-from dpgen_bench.runs.store import ReadableRun
-from dpgen_bench.runs.values import metric_values
+from dpgen_bench.store.folders import ReadableRun
+from dpgen_bench.store.values import metric_values
 from dpgen_bench.tables.leaderboard import why_unranked
 from dpgen_bench.tables.plot_spec import CurveSpec, LinesSpec, LogSpec, PrivacyUtilitySpec, StepsSpec
 from dpgen_bench.tables.rows import TableRow

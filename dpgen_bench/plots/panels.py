@@ -21,7 +21,7 @@ from dpgen_bench.plots.parts import (
     value_of,
     y_label,
 )
-from dpgen_bench.runs.store import ReadableRun
+from dpgen_bench.store.folders import ReadableRun
 from dpgen_bench.tables.plot_spec import LinesSpec
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import TableSpec

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import OmegaConf
 
+from dpgen_bench.config import display
+from dpgen_bench.config.display import dataset_name, method_name
+from dpgen_bench.outcomes.listing import describe_dataset, epsilon_number, first_stage, format_epsilon, setting_key
 from dpgen_bench.privacy.events import budget_text
-from dpgen_bench.runs import display
-from dpgen_bench.runs.display import dataset_name, method_name
-from dpgen_bench.runs.listing import describe_dataset, epsilon_number, first_stage, format_epsilon, setting_key
-from dpgen_bench.runs.store import ReadableRun
+from dpgen_bench.store.folders import ReadableRun
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import TableSpec
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dpgen_bench.config.display import dataset_name, direction, metric_label, metric_name, relation_name
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.report.lines import TIME, Line, line_content, lines_of, varying_settings
 from dpgen_bench.report.runs import Run
-from dpgen_bench.runs.display import dataset_name, direction, metric_label, metric_name, relation_name
 from dpgen_bench.tables.ranking import Standing, standings
 
 # Metrics by which the page ranks: FID, then the first two accuracies that the lines have, then the time.

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from dpgen_bench.config.display import dataset_name, method_name, metric_name
 from dpgen_bench.plots.draw import STYLE
 from dpgen_bench.plots.errorbars import POINTS, Point, draw_points
 from dpgen_bench.plots.parts import ONE_COLUMN, Style, XAxis, draw_legend, y_label
 from dpgen_bench.report.boards import Board
 from dpgen_bench.report.lines import TIME
 from dpgen_bench.report.text import data_uri
-from dpgen_bench.runs.display import dataset_name, method_name, metric_name
 from dpgen_bench.tables.ranking import Values
 
 Curves = dict[str, dict[str, dict[float, Values]]]  # metric -> method -> budget -> values of its best line

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dpgen_bench.report.runs import Run
-from dpgen_bench.report.text import describe_time, describe_value, described, flatten, once, plain
-from dpgen_bench.runs.display import counted, method_name, metric_name
-from dpgen_bench.runs.listing import (
+from dpgen_bench.config.display import counted, method_name, metric_name
+from dpgen_bench.outcomes.listing import (
     NOT_AUDITED,
     describe_dataset,
     epsilon_entry,
@@ -22,10 +20,12 @@ from dpgen_bench.runs.listing import (
     is_changed,
     least_certified,
 )
-from dpgen_bench.runs.measurements import Protocol, protocol_hash
-from dpgen_bench.runs.records import evidence
-from dpgen_bench.runs.statistics import summarise
-from dpgen_bench.runs.values import metric_values
+from dpgen_bench.report.runs import Run
+from dpgen_bench.report.text import describe_time, describe_value, described, flatten, once, plain
+from dpgen_bench.store.measurements import Protocol, protocol_hash
+from dpgen_bench.store.records import evidence
+from dpgen_bench.store.statistics import summarise
+from dpgen_bench.store.values import metric_values
 from dpgen_bench.tables.naming import REAL
 from dpgen_bench.tables.ranking import why_no_place
 from dpgen_bench.training.cost import cost_values

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpgen_bench.config.display import counted, method_name
 from dpgen_bench.report.boards import boards_content, boards_of
 from dpgen_bench.report.curves import curves_content
 from dpgen_bench.report.drawings import draw_plots
 from dpgen_bench.report.papers import bar, count_values, summary
 from dpgen_bench.report.runs import Run, panel, read_runs
 from dpgen_bench.report.text import plain, templates
-from dpgen_bench.runs.display import counted, method_name
 from dpgen_bench.tables.assembly import build
 from dpgen_bench.tables.expand import scales_to_build
 from dpgen_bench.tables.layout import lay_out

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dpgen_bench.runs.display import counted, paper_name
+from dpgen_bench.config.display import counted, paper_name
 from dpgen_bench.tables.lines import BuiltTable, Cell
 from dpgen_bench.tables.published import NAMING_FIELDS
 from dpgen_bench.tables.spec import TableSpec

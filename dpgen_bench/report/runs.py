@@ -15,6 +15,19 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.config.display import counted, dataset_name, method_name, metric_label, relation_name
+from dpgen_bench.config.identity import is_stale
+from dpgen_bench.config.spec import identify
+from dpgen_bench.outcomes.listing import (
+    describe_certified,
+    describe_claims,
+    describe_dataset,
+    describe_proven,
+    epsilon_number,
+    format_epsilon,
+    is_changed,
+)
+from dpgen_bench.outcomes.soundness import release_problems
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.ledger import unproven_reasons
 from dpgen_bench.privacy.sampling import sampling_from_dict
@@ -25,25 +38,12 @@ from dpgen_bench.report.text import (
     once,
     small_picture,
 )
-from dpgen_bench.runs.config import identify
-from dpgen_bench.runs.display import counted, dataset_name, method_name, metric_label, relation_name
-from dpgen_bench.runs.identity import is_stale
-from dpgen_bench.runs.listing import (
-    describe_certified,
-    describe_claims,
-    describe_dataset,
-    describe_proven,
-    epsilon_number,
-    format_epsilon,
-    is_changed,
-)
-from dpgen_bench.runs.measurements import Measurement
-from dpgen_bench.runs.records import Record, read_record, record_of, record_paths
-from dpgen_bench.runs.soundness import release_problems
-from dpgen_bench.runs.statistics import summarise
-from dpgen_bench.runs.store import REMOVED, ReadableRun, RunFolder
 from dpgen_bench.runs.validation import file_problem, problem_of
-from dpgen_bench.runs.values import metric_values, notes
+from dpgen_bench.store.folders import REMOVED, ReadableRun, RunFolder
+from dpgen_bench.store.measurements import Measurement
+from dpgen_bench.store.records import Record, read_record, record_of, record_paths
+from dpgen_bench.store.statistics import summarise
+from dpgen_bench.store.values import metric_values, notes
 from dpgen_bench.training.cost import cost_values
 from dpgen_bench.utils.errors import describe_error
 

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from PIL import Image
 
-from dpgen_bench.runs.statistics import Summary
+from dpgen_bench.store.statistics import Summary
 from dpgen_bench.utils.json_numbers import to_json
 
 LONGEST = 320  # pixels of the longer side of a sample grid in the report

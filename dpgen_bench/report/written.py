@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dpgen_bench.outcomes.listing import make_console
 from dpgen_bench.plots.draw import draw
 from dpgen_bench.report.text import templates
-from dpgen_bench.runs.listing import make_console
 from dpgen_bench.tables.assembly import build
 from dpgen_bench.tables.formats import expect_formats, show, to_csv, to_markdown
 from dpgen_bench.tables.latex import to_latex

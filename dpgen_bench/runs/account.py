@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.display import relation_name
+from dpgen_bench.config.spec import build_spec
 from dpgen_bench.privacy.accountants.claims import classical_rdp, memoryless_event, opacus_rdp, wor_rdp
 from dpgen_bench.privacy.accountants.proven import ACCOUNTANTS, epsilon
 from dpgen_bench.privacy.accountants.table import Table, claimed_epsilon, conditional_epsilon, epsilon_table
 from dpgen_bench.privacy.events import RELATIONS, Event, Sensitivity, budget_text
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.sampling import Full, OneClient, OneShard, Poisson, Sampling
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec
-from dpgen_bench.runs.display import relation_name
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.utils.console import Console
 

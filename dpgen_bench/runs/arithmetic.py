@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
+from dpgen_bench.config.runtime import backend_of, number_of_processes
+from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs.config import RunSpec
-from dpgen_bench.runs.runtime import backend_of, number_of_processes
-from dpgen_bench.runs.store import ARITHMETIC, RunFolder
+from dpgen_bench.store.folders import ARITHMETIC, RunFolder
 from dpgen_bench.utils.files import make_private, write_atomic
 from dpgen_bench.utils.paths import METHODS, PACKAGE
 

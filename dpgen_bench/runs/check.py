@@ -11,13 +11,13 @@ import torch
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.config.building import build_dataset, build_method
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.display import relation_name
+from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.data.records import DatasetSpec
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.key import Key
-from dpgen_bench.runs.building import build_dataset, build_method
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec
-from dpgen_bench.runs.display import relation_name
 from dpgen_bench.testing.bench import DataSet
 from dpgen_bench.testing.errors import ConformanceError
 from dpgen_bench.testing.source import read_plugin

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.method import Method
 from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.accountants.table import claimed_epsilon, conditional_epsilon, epsilon_table
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs.config import RunSpec
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.store.folders import RunFolder
 from dpgen_bench.utils.json_numbers import to_json
 
 

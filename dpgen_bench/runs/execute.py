@@ -12,6 +12,10 @@ from typing import Any, NoReturn
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.overrides import split_config_dir, without_local_paths
+from dpgen_bench.config.runtime import backend_of, check_runtime, precision_of
+from dpgen_bench.config.spec import RunSpec, build_spec, check_evaluation
 from dpgen_bench.evaluate.protocol import build_metrics
 from dpgen_bench.method import Context, fit_method
 from dpgen_bench.privacy.events import budget_text
@@ -19,14 +23,11 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.processes import NotDivisible, Processes
 from dpgen_bench.privacy.warn import warn_of_unused_shares
 from dpgen_bench.runs.arithmetic import expect_same_arithmetic, record_arithmetic
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec, build_spec, check_evaluation
 from dpgen_bench.runs.diagnostics import draw_norms
 from dpgen_bench.runs.epsilon import account_run, spent_by
 from dpgen_bench.runs.failures import PrivateFailure, failures_to_settle, keep_private, settle_failures
 from dpgen_bench.runs.kept import extract, kept_steps, kept_steps_measured
 from dpgen_bench.runs.measure import measure
-from dpgen_bench.runs.overrides import split_config_dir, without_local_paths
 from dpgen_bench.runs.prepare import (
     context_of,
     expect_same_source,
@@ -44,10 +45,9 @@ from dpgen_bench.runs.processes import (
     undone_if_not_divisible,
 )
 from dpgen_bench.runs.remembered import remember
-from dpgen_bench.runs.runtime import backend_of, check_runtime, precision_of
-from dpgen_bench.runs.store import PHASES, RunFailed, RunFolder, Store
 from dpgen_bench.runs.validation import expect_generator, expect_usable
-from dpgen_bench.runs.values import mean_values, unmeasured
+from dpgen_bench.store.folders import PHASES, RunFailed, RunFolder, Store
+from dpgen_bench.store.values import mean_values, unmeasured
 from dpgen_bench.training.cost import PeakMemory
 from dpgen_bench.training.precision import expect_possible
 from dpgen_bench.training.progress import NoProgress, ProgressBar, RecordedProgress

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 import traceback
 
+from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.privacy.isolation import public_type
 from dpgen_bench.privacy.ledger import Failure, Ledger
-from dpgen_bench.runs.config import RunSpec
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.store.folders import RunFolder
 from dpgen_bench.utils.files import append_private
 
 OPTION = "runtime.failures_independent_of_records"

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.generator import Generator, NetGenerator
 from dpgen_bench.nets.spectral import settle_spectral
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.epsilon import spent_by
-from dpgen_bench.runs.measurements import Measurement, Protocol
-from dpgen_bench.runs.store import ReadableRun, RunFolder
+from dpgen_bench.store.folders import ReadableRun, RunFolder
+from dpgen_bench.store.measurements import Measurement, Protocol
 from dpgen_bench.training.checkpoint import Checkpoint, PhaseState, load_checkpoint
 from dpgen_bench.utils.json_numbers import to_json
 

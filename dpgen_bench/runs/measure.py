@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 from omegaconf import DictConfig
 
+from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.evaluate.features import weights_hash, weights_path
 from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each, is_combined
-from dpgen_bench.runs.config import RunSpec
-from dpgen_bench.runs.measurements import Measurement
 from dpgen_bench.runs.samples import describe_samples, draw_samples, set_size
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.store.folders import RunFolder
+from dpgen_bench.store.measurements import Measurement
 from dpgen_bench.utils.environment import package_versions
 from dpgen_bench.utils.errors import without_paths
 

@@ -26,9 +26,9 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.config.runtime import number_of_processes
 from dpgen_bench.runs.devices import jobs_at_once
-from dpgen_bench.runs.runtime import number_of_processes
-from dpgen_bench.runs.store import RunFailed
+from dpgen_bench.store.folders import RunFailed
 from dpgen_bench.training.signals import STOP_SIGNALS, Preempted, StopSignals, announce_stop
 
 VARIABLE = "DPGEN_MULTIRUN"  # PID:FOLDER of the process of the multirun, which its jobs inherit

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from typing import Any, NoReturn
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import RunSpec, build_spec
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context, fit_method
 from dpgen_bench.privacy.allowance import Observer
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec, build_spec
 from dpgen_bench.runs.prepare import inherited_ledger, new_ledger
 
 

@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 
+from dpgen_bench.config.building import build_plugin
+from dpgen_bench.config.identity import source_fingerprint
+from dpgen_bench.config.runtime import precision_of
+from dpgen_bench.config.spec import RunSpec, population_of
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.data.records import Records
 from dpgen_bench.method import Context
@@ -16,11 +20,7 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.processes import Processes
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state_file import StatePlace
-from dpgen_bench.runs.building import build_plugin
-from dpgen_bench.runs.config import RunSpec, population_of
-from dpgen_bench.runs.identity import source_fingerprint
-from dpgen_bench.runs.runtime import precision_of
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.store.folders import RunFolder, Store
 from dpgen_bench.utils.files import write_atomic
 
 

@@ -24,17 +24,17 @@ import torch
 import torch.distributed as dist
 from loky.backend.context import get_context
 
+from dpgen_bench.config.runtime import backend_of, number_of_processes
+from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.method import fit_method
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.processes import NotDivisible, Processes
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.runs.arithmetic import has_released
-from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.runs.devices import further_devices, number_of_devices
 from dpgen_bench.runs.failures import PrivateFailure
 from dpgen_bench.runs.prepare import context_of, open_data
-from dpgen_bench.runs.runtime import backend_of, number_of_processes
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.store.folders import RunFolder
 from dpgen_bench.training.signals import end_with
 from dpgen_bench.utils import compiled
 from dpgen_bench.utils.cores import usable_cores

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dpgen_bench.data.records import Records
 from dpgen_bench.generator import Generator
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.store.folders import RunFolder
 from dpgen_bench.utils.cache import read_arrays, write_arrays
 from dpgen_bench.utils.files import atomic
 

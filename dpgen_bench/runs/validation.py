@@ -9,10 +9,10 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from dpgen_bench.config.spec import identify
 from dpgen_bench.generator import CONFIG, WEIGHTS
-from dpgen_bench.runs.config import identify
-from dpgen_bench.runs.records import Record
-from dpgen_bench.runs.store import ReadableRun, RunFolder
+from dpgen_bench.store.folders import ReadableRun, RunFolder
+from dpgen_bench.store.records import Record
 
 FILES = ("identity", "ledger", "training", "status", "environment", "dataset")  # the JSON files of a trained run
 

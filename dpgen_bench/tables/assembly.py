@@ -9,9 +9,9 @@ from pathlib import Path
 
 from hydra.errors import HydraException
 
+from dpgen_bench.config.display import dataset_name, method_name, relation_name
+from dpgen_bench.outcomes.listing import describe_dataset, is_changed, setting_of
 from dpgen_bench.privacy.events import budget_text
-from dpgen_bench.runs.display import dataset_name, method_name, relation_name
-from dpgen_bench.runs.listing import describe_dataset, is_changed, setting_of
 from dpgen_bench.tables.expand import check_scale, line_of, parent_ids, sweep_lines
 from dpgen_bench.tables.leaderboard import ranked
 from dpgen_bench.tables.lines import (

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from dpgen_bench.runs.display import direction
-from dpgen_bench.runs.statistics import Summary, format_value
+from dpgen_bench.config.display import direction
+from dpgen_bench.store.statistics import Summary, format_value
 from dpgen_bench.tables.lines import NONE, BuiltTable, Cell, Line
 from dpgen_bench.tables.naming import (
     certified_notes,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from dpgen_bench.runs.compose import compose_cached, compose_config
-from dpgen_bench.runs.config import SEEDS, RunSpec, build_spec
+from dpgen_bench.config.compose import compose_cached, compose_config
+from dpgen_bench.config.spec import SEEDS, RunSpec, build_spec
 from dpgen_bench.tables.spec import RowSpec, TableSpec
 from dpgen_bench.utils.own_folders import own_folders
 from dpgen_bench.utils.validation import suggestion

@@ -13,8 +13,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text as RichText
 
+from dpgen_bench.outcomes.listing import NOT_AUDITED
 from dpgen_bench.privacy.events import RELATIONS, budget_text
-from dpgen_bench.runs.listing import NOT_AUDITED
 from dpgen_bench.tables.blocks import Block, Text
 from dpgen_bench.tables.layout import WIDTH, Column, Layout, Part, lay_out
 from dpgen_bench.tables.lines import NONE, BuiltTable, Line

@@ -6,12 +6,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpgen_bench.runs.config import RunSpec
+from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.runs.kept import kept_steps_measured
-from dpgen_bench.runs.measurements import Protocol, is_component
-from dpgen_bench.runs.records import readable_run
-from dpgen_bench.runs.store import ReadableRun, RunFolder, Store
 from dpgen_bench.runs.validation import problem_of
+from dpgen_bench.store.folders import ReadableRun, RunFolder, Store
+from dpgen_bench.store.measurements import Protocol, is_component
+from dpgen_bench.store.records import readable_run
 from dpgen_bench.tables.expand import expand, lines_of, parent_overrides, spec_of_job, with_parents
 from dpgen_bench.tables.spec import TableSpec
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
-from dpgen_bench.runs.display import direction, label_of, metric_label
-from dpgen_bench.runs.listing import setting_key
+from dpgen_bench.config.display import direction, label_of, metric_label
+from dpgen_bench.outcomes.listing import setting_key
 from dpgen_bench.tables.blocks import (
     Best,
     Block,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dpgen_bench.runs.display import direction, method_name
+from dpgen_bench.config.display import direction, method_name
 from dpgen_bench.tables.lines import TO_BEST, Line
 from dpgen_bench.tables.naming import budget_of, is_real_data, uses_no_records
 from dpgen_bench.tables.ranking import standings, why_no_place

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dpgen_bench.runs.display import is_accuracy_in_percent
-from dpgen_bench.runs.statistics import Summary, format_value
+from dpgen_bench.config.display import is_accuracy_in_percent
+from dpgen_bench.store.statistics import Summary, format_value
 from dpgen_bench.tables.published import PublishedRow, print_number
 from dpgen_bench.tables.ranking import Standing
 from dpgen_bench.tables.rows import TableRow

@@ -7,7 +7,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dpgen_bench.runs.catalogue import catalogue
+from dpgen_bench.config.catalogue import catalogue
 from dpgen_bench.tables.expand import parent_overrides, with_parents
 from dpgen_bench.tables.names import table_file
 from dpgen_bench.tables.spec import TableSpec, parse_table

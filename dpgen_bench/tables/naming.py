@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dpgen_bench.privacy.events import Relation, budget_text
-from dpgen_bench.runs.display import dataset_name, method_name
-from dpgen_bench.runs.listing import (
+from dpgen_bench.config.display import dataset_name, method_name
+from dpgen_bench.outcomes.listing import (
     NOT_AUDITED,
     describe_audit,
     first_stage,
@@ -15,6 +14,7 @@ from dpgen_bench.runs.listing import (
     format_epsilon,
     least_certified,
 )
+from dpgen_bench.privacy.events import Relation, budget_text
 from dpgen_bench.tables.lines import NONE, Line
 from dpgen_bench.tables.rows import TableRow
 

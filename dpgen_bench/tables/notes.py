@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dpgen_bench.runs.display import relation_name
+from dpgen_bench.config.display import relation_name
 from dpgen_bench.tables.lines import NONE, NOTHING, BuiltTable, Cell, Line
 from dpgen_bench.tables.naming import certified, epsilon_of, is_measured, is_real_data, uses_no_records
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from dpgen_bench.runs.display import metric_name
-from dpgen_bench.runs.listing import epsilon_number
-from dpgen_bench.runs.soundness import budget_problem, diagnostics_kept
-from dpgen_bench.runs.statistics import LEAST_SEEDS, Difference, difference, format_value, summarise
+from dpgen_bench.config.display import metric_name
+from dpgen_bench.outcomes.listing import epsilon_number
+from dpgen_bench.outcomes.soundness import budget_problem, diagnostics_kept
+from dpgen_bench.store.statistics import LEAST_SEEDS, Difference, difference, format_value, summarise
 
 # A run that spends less than this share of its budget was trained with more noise than the budget requires.
 SPENT = 0.98

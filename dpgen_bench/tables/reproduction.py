@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpgen_bench.runs.listing import current_protocol
-from dpgen_bench.runs.measurements import sampling_settings
-from dpgen_bench.runs.statistics import Summary
+from dpgen_bench.outcomes.listing import current_protocol
+from dpgen_bench.store.measurements import sampling_settings
+from dpgen_bench.store.statistics import Summary
 from dpgen_bench.tables.expand import line_of
 from dpgen_bench.tables.published import METRICS, PublishedRow
 from dpgen_bench.tables.rows import TableRow, differing_settings, rows_of

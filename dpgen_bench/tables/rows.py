@@ -11,15 +11,15 @@ from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
-from dpgen_bench.runs.config import RunSpec
-from dpgen_bench.runs.listing import describe_dataset, epsilon_entry, epsilon_number, first_stage, format_epsilon
-from dpgen_bench.runs.measurements import Measurement
-from dpgen_bench.runs.records import evidence, read_record, readable_run, record_paths
-from dpgen_bench.runs.soundness import budget_problem
-from dpgen_bench.runs.statistics import Summary, summarise
-from dpgen_bench.runs.store import ReadableRun, Store
+from dpgen_bench.config.spec import RunSpec
+from dpgen_bench.outcomes.listing import describe_dataset, epsilon_entry, epsilon_number, first_stage, format_epsilon
+from dpgen_bench.outcomes.soundness import budget_problem
 from dpgen_bench.runs.validation import problem_of
-from dpgen_bench.runs.values import cost, metric_values, notes
+from dpgen_bench.store.folders import ReadableRun, Store
+from dpgen_bench.store.measurements import Measurement
+from dpgen_bench.store.records import evidence, read_record, readable_run, record_paths
+from dpgen_bench.store.statistics import Summary, summarise
+from dpgen_bench.store.values import cost, metric_values, notes
 from dpgen_bench.tables.expand import jobs_of, spec_of_job
 
 
@@ -138,7 +138,7 @@ class TableRow:
         return max((value for value in values if value is not None), default=None)
 
     def budget_problems(self) -> list[str]:
-        """What the measured runs' ledgers do not prove of what was configured, see `runs.soundness`; each once."""
+        """What the measured runs' ledgers do not prove of what was configured, see `outcomes.soundness`; each once."""
         privacy = self.specs[0].config.privacy
         problems = [budget_problem(ledger, privacy) for ledger in self.ledgers]
         return list(dict.fromkeys(problem for problem in problems if problem))

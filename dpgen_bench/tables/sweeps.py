@@ -15,11 +15,11 @@ from typing import Any
 
 from rich.table import Table
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.overrides import parse_override, quote_value
+from dpgen_bench.config.spec import RunSpec, build_spec
+from dpgen_bench.outcomes.listing import make_console, setting_of
 from dpgen_bench.privacy.events import budget_text
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec, build_spec
-from dpgen_bench.runs.listing import make_console, setting_of
-from dpgen_bench.runs.overrides import parse_override, quote_value
 from dpgen_bench.tables.jobs import Job, plan_sweep
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.sweep_progress import SweepProgress

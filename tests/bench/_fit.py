@@ -10,14 +10,14 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from dpgen_bench.config.building import build_dataset, build_method
+from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context, Scale, fit_method
 from dpgen_bench.privacy import isolation
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.building import build_dataset, build_method
-from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.testing.suite import random_data
 from dpgen_bench.training.loop import Loop
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from dpgen_bench.runs.building import build_method
-from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.config.building import build_method
+from dpgen_bench.config.compose import compose_config
 from tests.bench._counts import FLOPS, Counter
 from tests.bench._fit import fit_observed
 from tests.bench._machine import machine

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from docs.make_results import LEAGUE, ROOT, cost_line
-from dpgen_bench.runs.building import build_dataset
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.records import Record, read_record, record_paths
+from dpgen_bench.config.building import build_dataset
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.store.records import Record, read_record, record_paths
 from tests.bench._counts import Counter
 from tests.bench._fit import fit_observed
 from tests.bench._machine import machine

@@ -20,6 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpgen_bench.config.building import build_dataset, build_method
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.data.records import MissingData, Records
 from dpgen_bench.evaluate.features import InceptionFeatures, cached_features
@@ -28,9 +31,6 @@ from dpgen_bench.evaluate.metric import NotMeasured
 from dpgen_bench.method import Context, fit_method
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.building import build_dataset, build_method
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.utils.execution import Precision
 from tests.bench._machine import on_each_device
 from tests.scaling.fits import fit

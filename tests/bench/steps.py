@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dpgen_bench.runs.compose import compose_config
+from dpgen_bench.config.compose import compose_config
 from tests.bench._counts import Counter, seconds, synchronise
 from tests.bench._fit import fit_observed
 from tests.bench._machine import on_each_device

@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec, build_spec
-from dpgen_bench.runs.overrides import quote_value
-from dpgen_bench.runs.records import record_file
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.overrides import quote_value
+from dpgen_bench.config.spec import RunSpec, build_spec
+from dpgen_bench.store.folders import RunFolder, Store
+from dpgen_bench.store.records import record_file
 
 PLAN = Path(__file__).with_name("plan.yaml")
 SHARE_OF_A_FURTHER_SEED = 0.25

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 from torch.utils.flop_counter import FlopCounterMode
 
+from dpgen_bench.config.building import build_method
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context, fit_method
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
-from dpgen_bench.runs.building import build_method
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec
 from dpgen_bench.testing.suite import random_data
 from dpgen_bench.utils.execution import Precision
 

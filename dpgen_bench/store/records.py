@@ -1,7 +1,7 @@
 """Records: what a finished run leaves in version control, results/records/METHOD/ID.json and its picture ID.png.
 
-Tables, plots and the report read a record as they read a run's folder. `runs.recording` makes records, and
-`runs.record_checks` decides whether one is accepted.
+Tables, plots and the report read a record as they read a run's folder. `outcomes.recording` makes records, and
+`outcomes.record_checks` decides whether one is accepted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
-from dpgen_bench.runs.measurements import Measured, Measurement, protocol_hash
-from dpgen_bench.runs.store import ReadableRun, RunFolder, Store
+from dpgen_bench.store.folders import ReadableRun, RunFolder, Store
+from dpgen_bench.store.measurements import Measured, Measurement, protocol_hash
 
 SCHEMA = 1  # increased when a record gets another form
 FOLDER = "records"

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from dpgen_bench.runs.catalogue import names
+from dpgen_bench.config.catalogue import names
 from dpgen_bench.utils.own_folders import own_folders
 
 # Metrics and costs by key: the heading of a column, and the name in a sentence or at an axis.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpgen_bench.generator import Generator
-from dpgen_bench.runs.sample_files import Samples, writer
+from dpgen_bench.outcomes.sample_files import Samples, writer
+from dpgen_bench.outcomes.soundness import release_problems
+from dpgen_bench.outcomes.spent import describe_total
 from dpgen_bench.runs.samples import sample_labels
-from dpgen_bench.runs.soundness import release_problems
-from dpgen_bench.runs.spent import describe_total
-from dpgen_bench.runs.store import RunFolder, Store
 from dpgen_bench.runs.validation import expect_generator
+from dpgen_bench.store.folders import RunFolder, Store
 
 
 class NotForRelease(ValueError):
@@ -20,7 +20,7 @@ class NotForRelease(ValueError):
 def sample_run(
     results: Path, run: str, n: int, seed: int, out: Path, labels: str, benchmark: bool, overwrite: bool = False
 ) -> None:
-    """Write `n` images of a run to `out`, whose ending chooses the format (see `runs.sample_files`).
+    """Write `n` images of a run to `out`, whose ending chooses the format (see `outcomes.sample_files`).
 
     Args:
         results: the folder of results.

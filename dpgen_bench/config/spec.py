@@ -1,4 +1,4 @@
-"""Composes configs and turns them into `RunSpec`s: checked, with the run's dataset, method, budget and id."""
+"""Turns composed configs into `RunSpec`s: checked, with the run's dataset, method, budget and id."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dpgen_bench.data.records import DatasetSpec
-from dpgen_bench.federation.settings import Settings, settings
-from dpgen_bench.method import Method, Scale
-from dpgen_bench.privacy.events import Budget
-from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs.building import (
+from dpgen_bench.config.building import (
     build_dataset,
     build_method,
     build_plugin,
@@ -27,9 +22,14 @@ from dpgen_bench.runs.building import (
     first_stage_identity,
     has_first_stage,
 )
-from dpgen_bench.runs.identity import method_version, resolved_arguments
-from dpgen_bench.runs.runtime import check_runtime, precision_of
-from dpgen_bench.runs.store import Store
+from dpgen_bench.config.identity import method_version, resolved_arguments
+from dpgen_bench.config.runtime import check_runtime, precision_of
+from dpgen_bench.data.records import DatasetSpec
+from dpgen_bench.federation.settings import Settings, settings
+from dpgen_bench.method import Method, Scale
+from dpgen_bench.privacy.events import Budget
+from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.store.folders import Store
 
 # Increased when a change of the harness changes what training produces; ids of older runs then differ.
 TRAINING_VERSION = 2
@@ -146,7 +146,7 @@ def identify(training: dict[str, Any]) -> str:
 def build_spec(config: DictConfig, planned: bool = False) -> RunSpec:
     """Resolve and check a config, and compute the identity of its run.
 
-    The identity has the method's resolved arguments and its version (see `runs.identity`), dataset, privacy, scale,
+    The identity has the method's resolved arguments and its version (see `config.identity`), dataset, privacy, scale,
     seed, parent run, TRAINING_VERSION and, if there are any, simulated faults and a precision other than fp32. It does
     not depend on protocol, device, paths, launcher, names of experiments, the population's name, or where clients run.
 

@@ -23,18 +23,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from PIL import Image
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.spec import build_spec, identify
 from dpgen_bench.data.records import MissingData
+from dpgen_bench.outcomes.listing import current_protocol, epsilon_number
+from dpgen_bench.outcomes.recording import DATA_ROOT, moved
+from dpgen_bench.outcomes.soundness import budget_problem
 from dpgen_bench.privacy.ledger import Entry, Ledger
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import build_spec, identify
 from dpgen_bench.runs.epsilon import epsilons
-from dpgen_bench.runs.listing import current_protocol, epsilon_number
-from dpgen_bench.runs.measurements import is_part, protocol_hash
-from dpgen_bench.runs.pictures import MOST_BYTES
 from dpgen_bench.runs.plan import plan_spec
-from dpgen_bench.runs.recording import DATA_ROOT, moved
-from dpgen_bench.runs.records import Record, same_name
-from dpgen_bench.runs.soundness import budget_problem
+from dpgen_bench.store.measurements import is_part, protocol_hash
+from dpgen_bench.store.pictures import MOST_BYTES
+from dpgen_bench.store.records import Record, same_name
 from dpgen_bench.utils.errors import without_paths
 
 EPSILON_TOLERANCE = 1e-6  # relative: accountants differ in the last digits between machines

@@ -11,10 +11,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from dpgen_bench.config.display import relation_name
+from dpgen_bench.outcomes.listing import epsilon_number
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.ledger import entry_modes, unproven_reasons
-from dpgen_bench.runs.display import relation_name
-from dpgen_bench.runs.listing import epsilon_number
 
 
 def budget_problem(ledger: Mapping[str, Any], privacy: DictConfig, unit: str | None = None) -> str:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from dpgen_bench.runs.measurements import Measurement, protocol_hash
-from dpgen_bench.runs.pictures import thumbnail
-from dpgen_bench.runs.records import SCHEMA, Record, read_record, record_file, same_name
-from dpgen_bench.runs.store import ReadableRun, RunFolder
-from dpgen_bench.runs.values import mean_values
+from dpgen_bench.store.folders import ReadableRun, RunFolder
+from dpgen_bench.store.measurements import Measurement, protocol_hash
+from dpgen_bench.store.pictures import thumbnail
+from dpgen_bench.store.records import SCHEMA, Record, read_record, record_file, same_name
+from dpgen_bench.store.values import mean_values
 from dpgen_bench.utils.files import write_atomic
 
 # Where files are on this machine; what a record has in place of these entries of a config.

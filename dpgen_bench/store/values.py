@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dpgen_bench.runs.measurements import Measurement
-from dpgen_bench.runs.store import ReadableRun
+from dpgen_bench.store.folders import ReadableRun
+from dpgen_bench.store.measurements import Measurement
 from dpgen_bench.training.cost import cost_values
 
 

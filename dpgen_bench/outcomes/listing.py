@@ -12,14 +12,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from rich.table import Table
 
+from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.display import metric_label, metric_with_value, relation_name
+from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.privacy.ledger import unproven_reasons
-from dpgen_bench.runs.compose import compose_config
-from dpgen_bench.runs.config import RunSpec
-from dpgen_bench.runs.display import metric_label, metric_with_value, relation_name
-from dpgen_bench.runs.measurements import Measurement, Protocol
-from dpgen_bench.runs.statistics import format_value, summarise
-from dpgen_bench.runs.store import RunFolder
-from dpgen_bench.runs.values import mean_values, metric_values, notes, unmeasured
+from dpgen_bench.store.folders import RunFolder
+from dpgen_bench.store.measurements import Measurement, Protocol
+from dpgen_bench.store.statistics import format_value, summarise
+from dpgen_bench.store.values import mean_values, metric_values, notes, unmeasured
 from dpgen_bench.utils.console import Console
 from dpgen_bench.utils.own_folders import own_files, own_folders
 from dpgen_bench.utils.paths import CONF

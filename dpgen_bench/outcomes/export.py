@@ -20,12 +20,12 @@ import torch
 from dpgen_bench import __version__
 from dpgen_bench.data.records import Records
 from dpgen_bench.generator import EXPORTED_CONFIG, EXPORTED_WEIGHTS, WEIGHTS, Generator, NetGenerator
-from dpgen_bench.runs.card import write_card
-from dpgen_bench.runs.listing import is_unbounded
+from dpgen_bench.outcomes.card import write_card
+from dpgen_bench.outcomes.listing import is_unbounded
+from dpgen_bench.outcomes.sample_command import expect_for_release
 from dpgen_bench.runs.measure import is_for_release
-from dpgen_bench.runs.sample_command import expect_for_release
 from dpgen_bench.runs.samples import class_grid
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.store.folders import RunFolder, Store
 from dpgen_bench.utils.errors import without_paths
 from dpgen_bench.utils.files import atomic_folder
 

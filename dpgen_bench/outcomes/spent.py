@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.table import Table as View
 
+from dpgen_bench.config.display import relation_name
+from dpgen_bench.config.spec import population_of
+from dpgen_bench.outcomes.listing import format_epsilon, make_console
 from dpgen_bench.privacy.accountants.table import Table, epsilon_table
 from dpgen_bench.privacy.events import RELATIONS, Event
 from dpgen_bench.privacy.ledger import Entry, Ledger
-from dpgen_bench.runs.config import population_of
-from dpgen_bench.runs.display import relation_name
-from dpgen_bench.runs.listing import format_epsilon, make_console
-from dpgen_bench.runs.store import RunFolder
+from dpgen_bench.store.folders import RunFolder
 
 ACCOUNTANTS = ("pld", "rdp")
 # Limits of every total, because they cannot be computed from the folder of results.

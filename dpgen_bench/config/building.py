@@ -10,11 +10,11 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.config.identity import NOT_ARGUMENTS, resolved_arguments
 from dpgen_bench.data.records import DatasetSpec
 from dpgen_bench.method import Method
 from dpgen_bench.pretraining.pretrained import VERSION as PRETRAINING_VERSION
 from dpgen_bench.pretraining.pretrained import FirstStage, Pretrained
-from dpgen_bench.runs.identity import NOT_ARGUMENTS, resolved_arguments
 from dpgen_bench.training.signals import Preempted
 from dpgen_bench.utils.classes import find_target
 from dpgen_bench.utils.validation import check_types, suggestion

@@ -17,8 +17,8 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dpgen_bench.runs.catalogue import names
-from dpgen_bench.runs.overrides import parse_override, quote_value, split_config_dir
+from dpgen_bench.config.catalogue import names
+from dpgen_bench.config.overrides import parse_override, quote_value, split_config_dir
 from dpgen_bench.utils.own_folders import own_folders
 from dpgen_bench.utils.paths import CONF
 from dpgen_bench.utils.validation import suggestion

@@ -25,14 +25,14 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dpgen_bench.runs.measurements import Measured, Measurements
-from dpgen_bench.runs.pictures import montage
+from dpgen_bench.store.measurements import Measured, Measurements
+from dpgen_bench.store.pictures import montage
 from dpgen_bench.training.log import read_scalar
 from dpgen_bench.utils.errors import describe_error
 from dpgen_bench.utils.files import write_atomic
 from dpgen_bench.utils.validation import suggestion
 
-REMOVED = "REMOVED"  # marks a folder of which only the ledger is kept, see `runs.removal`
+REMOVED = "REMOVED"  # marks a folder of which only the ledger is kept, see `outcomes.removal`
 ARITHMETIC = "arithmetic.json"  # a private file of a run that is not finished, see `runs.arithmetic`
 READING_S = 0.1  # another reader of the status holds the lock for less
 PHASES = {"prepare": "preparation", "train": "training", "account": "accounting", "measure": "measurement"}

@@ -12,9 +12,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from rich.table import Table
 
-from dpgen_bench.privacy.events import budget_text
-from dpgen_bench.runs.identity import is_stale, method_version
-from dpgen_bench.runs.listing import (
+from dpgen_bench.config.identity import is_stale, method_version
+from dpgen_bench.outcomes.listing import (
     describe_claims,
     describe_dataset,
     describe_measurement,
@@ -23,9 +22,10 @@ from dpgen_bench.runs.listing import (
     is_unbounded,
     make_console,
 )
-from dpgen_bench.runs.store import RunFolder, Store
+from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.validation import file_problem
-from dpgen_bench.runs.values import mean_values
+from dpgen_bench.store.folders import RunFolder, Store
+from dpgen_bench.store.values import mean_values
 from dpgen_bench.training.cost import cost_values
 from dpgen_bench.utils.json_numbers import to_json
 from dpgen_bench.utils.validation import suggestion

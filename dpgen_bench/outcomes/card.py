@@ -6,16 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dpgen_bench import __version__
+from dpgen_bench.config.display import relation_name
 from dpgen_bench.generator import Generator
+from dpgen_bench.outcomes.listing import (
+    describe_certified,
+    describe_claims,
+    describe_proven,
+    format_epsilon,
+    is_unbounded,
+)
+from dpgen_bench.outcomes.soundness import release_problems
 from dpgen_bench.privacy.events import RELATIONS, budget_text
 from dpgen_bench.privacy.ledger import unproven_reasons
-from dpgen_bench.runs.display import relation_name
-from dpgen_bench.runs.listing import describe_certified, describe_claims, describe_proven, format_epsilon, is_unbounded
 from dpgen_bench.runs.measure import is_for_release
-from dpgen_bench.runs.soundness import release_problems
-from dpgen_bench.runs.statistics import format_value, summarise
-from dpgen_bench.runs.store import RunFolder
-from dpgen_bench.runs.values import metric_values, notes
+from dpgen_bench.store.folders import RunFolder
+from dpgen_bench.store.statistics import format_value, summarise
+from dpgen_bench.store.values import metric_values, notes
 from dpgen_bench.utils.errors import without_paths
 
 BENCH = ("dpgen_bench", "methods")  # the packages that are installed with dpgen_bench

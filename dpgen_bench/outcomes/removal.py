@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
+from dpgen_bench.config.identity import is_stale, method_version
+from dpgen_bench.outcomes.spent import population_for
 from dpgen_bench.privacy.ledger import Ledger
-from dpgen_bench.runs.identity import is_stale, method_version
-from dpgen_bench.runs.spent import population_for
-from dpgen_bench.runs.store import REMOVED, RunFolder, Store
+from dpgen_bench.store.folders import REMOVED, RunFolder, Store
 from dpgen_bench.utils.files import write_atomic
 
 
