@@ -42,10 +42,11 @@ VALUES = ROOT / "docs" / "published_epsilons.csv"
 PLOT = ROOT / "results" / "pictures" / "published_epsilons.png"
 BEGIN, END = "<!-- table: made by docs/make_published_epsilons.py -->", "<!-- end of the table -->"
 METRIC, DATASET, DELTA = "acc_cnn_pct", "mnist", 1e-5
+MARKERS = {"add_remove": "o", "replace_one": "s"}
 PROTOCOLS = ("league", "standard_utility")  # their CNN is the same
 HEADER = (
     *("method", "claimed", "by", "proven", "certified", "flaw", "printed"),
-    "measured, at a proven ε of the claimed size",
+    "ours, at a proven ε of the claimed size",
 )
 
 Entry = Mapping[str, Any]
@@ -171,7 +172,9 @@ def cell_of(found: Sequence[Found]) -> str:
     cells = []
     for (scale, relation, label), values in sorted(groups.items()):
         about = f"{counted(len(values), 'seed')}, {relation_name(relation)}{label}"
-        cells.append(f"{statistics.fmean(values):.1f} ({about}{'' if scale == 'paper' else f', scale {scale}'})")
+        cells.append(
+            f"{statistics.fmean(values):.1f} ({about}{'' if scale == 'paper' else f', scale {scale}: not comparable'})"
+        )
     return "; ".join(cells)
 
 
@@ -217,12 +220,13 @@ def draw() -> None:
     end = 10 * max(finite)  # where "none" is drawn
     figure, axes = plt.subplots(figsize=(8.5, 0.32 * len(lines) + 1.0), dpi=120, layout="constrained")
     for y, (entry, claimed, proven) in enumerate(lines):
-        x = proven if math.isfinite(proven) else end
-        more = x > 1.1 * claimed
-        axes.plot([claimed, x], [y, y], color="#d55e00" if more else "#0072b2", linewidth=2, zorder=1)
+        nothing = math.isinf(proven)
+        x = end if nothing else proven
+        color = "0.6" if nothing else "#d55e00" if x > 1.1 * claimed else "#0072b2"
+        style, marker = ("dotted", ">") if nothing else ("solid", MARKERS[entry["relation"]])
+        axes.plot([claimed, x], [y, y], color=color, linewidth=2, linestyle=style, zorder=1)
         axes.scatter(claimed, y, facecolor="white", edgecolor="black", zorder=2)
-        marker = "o" if math.isfinite(proven) else ">"
-        axes.scatter(x, y, color="#d55e00" if more else "#0072b2", marker=marker, zorder=3)
+        axes.scatter(x, y, color=color, marker=marker, zorder=3)
         if "audit" in entry:
             axes.scatter(float(certified(entry)), y, color="black", marker="x", zorder=4)
         axes.annotate(
@@ -233,7 +237,8 @@ def draw() -> None:
     axes.set_xscale("log")
     axes.set_xlim(right=4 * end)
     axes.set_xlabel(
-        "ε at δ = 1e-5: claimed (white), certified by an audit (cross),\nproven (filled; an arrow: nothing is proven)"
+        "ε at δ = 1e-5: claimed (white), certified by an audit (cross),\n"
+        "proven (circle: add/remove, square: replace-one; dotted: nothing is proven)"
     )
     axes.grid(axis="x", color="0.9")
     axes.set_axisbelow(True)

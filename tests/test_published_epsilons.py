@@ -77,7 +77,7 @@ def test_runs_with_other_settings_of_a_method_are_not_averaged() -> None:
     place = ("reduced", "replace_one")
     found = [(place, {"vote": vote, "lr": "1"}, value) for vote, value in [("sign", 10.0), ("median", 60.0)]]
     assert made.cell_of([*found, (place, {"vote": "median", "lr": "1"}, 64.0)]) == (
-        "62.0 (2 seeds, replace-one, vote=median, scale reduced); 10.0 (1 seed, replace-one, vote=sign, scale reduced)"
+        "62.0 (2 seeds, replace-one, vote=median, scale reduced: not comparable); 10.0 (1 seed, replace-one, vote=sign, scale reduced: not comparable)"
     )
     assert made.cell_of([(("paper", "add_remove"), {"lr": "1"}, 50.0)]) == "50.0 (1 seed, add/remove)"
 
@@ -85,7 +85,7 @@ def test_runs_with_other_settings_of_a_method_are_not_averaged() -> None:
 def test_an_option_that_a_method_got_later_does_not_divide_seeds() -> None:
     """One record of PSG is from before its option `prior`, and one from after."""
     (entry,) = (each for each in made.entries() if each["method"] == "PSG")
-    assert made.measured(entry) == "54.8 (2 seeds, replace-one, scale reduced)"
+    assert made.measured(entry) == "54.8 (2 seeds, replace-one, scale reduced: not comparable)"
 
 
 def test_settings_that_a_run_does_not_use_do_not_divide_its_seeds() -> None:

@@ -110,6 +110,16 @@ def test_the_best_of_each_epsilon_is_bold_and_real_data_does_not_compete(tmp_pat
     assert "2 seeds" not in " ".join(layout.paragraphs)
 
 
+def test_nothing_is_bold_in_a_column_that_a_measured_line_lacks(tmp_path):
+    """The missing value may be the best one."""
+    lines = [f"experiment=demo/{name} privacy.epsilon=10" for name in ("dp_merf", "dpgan", "dp_gauss")]
+    for line, values in zip(lines, ({"fid": 50.0, "kid": 0.1}, {"fid": 40.0, "kid": 0.2}, {"fid": 60.0}), strict=True):
+        measured(tmp_path, line, "quick", {"fid": values})
+    layout = lay_out(assemble("t", table_of(sweeps=lines, metrics=["fid", "kid"]), tmp_path))
+    bold = {text.text for row in layout.parts[0].rows for block in row for text in block if text.bold}
+    assert bold == {"40.0"}
+
+
 def test_a_leaderboard_counts_its_lines_without_runs_and_does_not_show_them(tmp_path):
     terms = "privacy.epsilon=10 privacy.relation=replace_one privacy.accountant=pld"
     lines = [f"experiment=demo/{name} {terms}" for name in ("dp_merf", "dpgan", "gs_wgan")]

@@ -115,13 +115,21 @@ def _competes(line: Line) -> bool:
 
 
 def best_values(built: BuiltTable) -> Best:
-    """The best of several values at one epsilon; real data and lines without records do not compete."""
+    """The best of several values at one epsilon; real data and lines without records do not compete.
+
+    No measured value is the best if another line with measured values lacks it, because that one may be better.
+    """
     values: dict[tuple[str, str, str, bool], list[float]] = {}
+    incomplete: set[tuple[str, str, str, bool]] = set()
     for line in filter(_competes, built.lines):
+        is_measured_line = any(cell.measured for cell in line.cells.values())
         for metric, cell in line.cells.items():
+            if is_measured_line and cell.measured is None:
+                incomplete.add((dataset_of(line), group_of(line), metric, False))
             of_cell = ((cell.measured.mean if cell.measured else None), False), (cell.published, True)
             for value, published in of_cell:
                 if value is not None and math.isfinite(value) and direction(metric):
                     values.setdefault((dataset_of(line), group_of(line), metric, published), []).append(value)
     choose: dict[str, Callable[[Iterable[float]], float]] = {"lower": min, "higher": max}
-    return Best({key: choose[str(direction(key[2]))](each) for key, each in values.items() if len(each) > 1})
+    several = {key: each for key, each in values.items() if len(each) > 1 and key not in incomplete}
+    return Best({key: choose[str(direction(key[2]))](each) for key, each in several.items()})

@@ -107,10 +107,13 @@ PUBLISHED = (
 SPREAD = "± is the standard deviation over training seeds, (±) that over repeated evaluations of one generator."
 BOLD = "Bold marks the best mean at one ε, which need not be a significant difference."
 CERTIFIED = (
-    "ε certified is what attacks showed the mechanisms to leak at least at these settings (`dpgen audit`); the truth "
-    "lies between it and ε proven."
+    "ε certified is what attacks showed the mechanisms to leak at least at these settings, to an observer of all "
+    "releases (`dpgen audit`); each value holds at its own confidence."
 )
-EPSILON = "ε claimed is by the paper's own accounting; ε proven follows from the ledgers of the runs made here."
+EPSILON = (
+    "ε claimed is by the paper's own accounting and neighbouring relation, which may be another than that of ε proven; "
+    "ε proven follows from the ledgers of the runs made here."
+)
 
 
 def paragraphs(built: BuiltTable, shared: Shared, has_best: bool) -> list[str]:
