@@ -77,7 +77,8 @@ def test_runs_with_other_settings_of_a_method_are_not_averaged() -> None:
     place = ("reduced", "replace_one")
     found = [(place, {"vote": vote, "lr": "1"}, value) for vote, value in [("sign", 10.0), ("median", 60.0)]]
     assert made.cell_of([*found, (place, {"vote": "median", "lr": "1"}, 64.0)]) == (
-        "62.0 (2 seeds, replace-one, vote=median, scale reduced: not comparable); 10.0 (1 seed, replace-one, vote=sign, scale reduced: not comparable)"
+        "62.0 (2 seeds, replace-one, vote=median, scale reduced: not comparable); "
+        "10.0 (1 seed, replace-one, vote=sign, scale reduced: not comparable)"
     )
     assert made.cell_of([(("paper", "add_remove"), {"lr": "1"}, 50.0)]) == "50.0 (1 seed, add/remove)"
 
