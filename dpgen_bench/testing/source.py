@@ -27,7 +27,12 @@ SUSPECTS = {
     "tensorflow_datasets": "loads data of its own",
     "dpgen_bench.data": "loads data of its own",
     **dict.fromkeys(("dpgen_bench.data.private", "dpgen_bench.data.records", "dpgen_bench.data.fonts"), ""),
-    **dict.fromkeys(("dpgen_bench.runs", "dpgen_bench.api", "dpgen_bench.run"), "loads data, or reads and makes runs"),
+    **dict.fromkeys(
+        ("dpgen_bench.config", "dpgen_bench.store", "dpgen_bench.runs"), "loads data, or reads and makes runs"
+    ),
+    **dict.fromkeys(
+        ("dpgen_bench.outcomes", "dpgen_bench.api", "dpgen_bench.run"), "loads data, or reads and makes runs"
+    ),
     "pickle": "reads or writes objects",
     "joblib": "reads or writes objects",
     "shelve": "reads or writes objects",
@@ -40,6 +45,13 @@ SUSPECTS = {
     "safetensors": "reads or writes objects",
     **dict.fromkeys(("numpy.load", "numpy.save", "numpy.savez", "numpy.savez_compressed"), "reads or writes files"),
     **dict.fromkeys(("numpy.loadtxt", "numpy.savetxt", "numpy.fromfile", "numpy.memmap"), "reads or writes files"),
+    **dict.fromkeys(("numpy.genfromtxt", "pandas", "PIL.Image.open", "torchvision.io"), "reads or writes files"),
+    **dict.fromkeys(("io.open", "codecs", "gzip", "zipfile", "tarfile", "scipy.io"), "reads or writes files"),
+    **dict.fromkeys(("torch.from_file", "torchvision.utils.save_image"), "reads or writes files"),
+    **dict.fromkeys(
+        ("torchvision.models", "timm", "transformers", "huggingface_hub"), "loads weights that others trained"
+    ),
+    "keras": "loads data of its own",
     "tempfile": "reads or writes files",
     "shutil": "reads or writes files",
     "logging": "writes messages, and output is public",
@@ -53,7 +65,7 @@ SUSPECTS = {
     "os.open": "reads or writes files",
     "os.write": "reads or writes files",
     "subprocess": "starts another process",
-    "multiprocessing": "starts another process",
+    **dict.fromkeys(("multiprocessing", "torch.multiprocessing", "concurrent.futures"), "starts another process"),
     "threading": "starts a thread, which may outlive the fit",
     **dict.fromkeys(("socket", "urllib", "requests", "http", "httpx", "ftplib", "smtplib"), "uses the network"),
     "ctypes": "accesses any memory",
