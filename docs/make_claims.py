@@ -36,8 +36,9 @@ Claim = Mapping[str, Any]
 
 
 def claims() -> list[dict[str, Any]]:
-    """The claims, with the defaults of seeds and protocol."""
-    return [{"seeds": "0,1,2", "protocol": "quick", **claim} for claim in yaml.safe_load(SPEC.read_text())["claims"]]
+    """The claims, numbered from 1, with the defaults of seeds and protocol."""
+    stated = yaml.safe_load(SPEC.read_text())["claims"]
+    return [{"number": i, "seeds": "0,1,2", "protocol": "quick", **claim} for i, claim in enumerate(stated, 1)]
 
 
 def lines(claim: Claim) -> tuple[str, str]:
@@ -122,27 +123,28 @@ def certified_epsilon(claim: Claim) -> str:
 @cache
 def decided() -> frozenset[int]:
     """The numbers of the comparisons that Holm's correction decides, all of them together."""
-    about_runs = ((number, claim) for number, claim in enumerate(claims(), 1) if "epsilon" not in claim)
-    tested = {number: p for number, claim in about_runs if (p := p_of(claim)) is not None}
+    about_runs = [claim for claim in claims() if "epsilon" not in claim]
+    tested = {claim["number"]: p for claim in about_runs if (p := p_of(claim)) is not None}
     return frozenset(number for number, yes in zip(tested, holm(list(tested.values())), strict=True) if yes)
 
 
-def verdict_on(number: int, claim: Claim) -> str:
+def verdict_on(claim: Claim) -> str:
     """The verdict on a claim about runs or about an epsilon."""
     if "epsilon" in claim:
         return verdict_of_epsilon(accounted()[claim["epsilon"]], certified_epsilon(claim))
-    return verdict(compared(claim), float(claim.get("margin", 0.0)), number in decided())
+    return verdict(compared(claim), float(claim.get("margin", 0.0)), claim["number"] in decided())
 
 
-def cells(number: int, claim: Claim) -> tuple[str, ...]:
+def cells(claim: Claim) -> tuple[str, ...]:
     """The cells of one claim in the table."""
+    number = claim["number"]
     first_cells = f"[{number}](#claim-{number})", f"{claim['claim']} ({PAPERS[claim['paper']]})"
     if "epsilon" in claim:
         line = accounted()[claim["epsilon"]]
         measured = f"ε claimed {float(line['claimed']):.4g}, proven {shown(line['proven'])}"
         if (audited := certified_epsilon(claim)) != "–":
             measured += f", certified ≥ {audited}"
-        return *first_cells, measured, "–", "–", verdict_on(number, claim)
+        return *first_cells, measured, "–", "–", verdict_on(claim)
     found = compared(claim)
     first, second = (row(line).cell(claim["metric"]) for line in lines(claim))
     interval = "–"
@@ -150,16 +152,16 @@ def cells(number: int, claim: Claim) -> tuple[str, ...]:
         interval = f"{found.mean:+.1f}"
         interval += "" if found.ci95 is None else f" [{found.ci95[0]:+.1f}, {found.ci95[1]:+.1f}]"
     measured = "–" if found is None else f"{metric_label(claim['metric'])}: {first} against {second}"
-    decision = verdict_on(number, claim)
+    decision = verdict_on(claim)
     if found is not None and found.ci95 is None:
         decision += f": fewer than {LEAST_SEEDS} seeds"
     p = p_of(claim)
     return *first_cells, measured, interval, "–" if p is None else f"{p:.2g}", decision
 
 
-def details(number: int, claim: Claim) -> str:
+def details(claim: Claim) -> str:
     """Where a claim is made, what is printed for it, and the experiment that tests it."""
-    heading = f"### Claim {number}\n\n{claim['claim']}.\n\n- *{PAPERS[claim['paper']]}*, {claim['where']}."
+    heading = f"### Claim {claim['number']}\n\n{claim['claim']}.\n\n- *{PAPERS[claim['paper']]}*, {claim['where']}."
     heading += f" Printed: {claim['printed']}.\n"
     if "epsilon" in claim:
         return (
@@ -185,7 +187,7 @@ def evidence(claim: Claim) -> str:
 
 def counted() -> Iterator[str]:
     """How many claims have which verdict, as items of a sentence."""
-    found = [verdict_on(number, claim) for number, claim in enumerate(claims(), 1)]
+    found = [verdict_on(claim) for claim in claims()]
     for kind in (CONFIRMED, NOT_CONFIRMED, REFUTED, FOR, AGAINST, UNDECIDED, NOT_RUN):
         if number := found.count(kind):
             yield f"{number} {kind.strip('*')}"
@@ -193,8 +195,8 @@ def counted() -> Iterator[str]:
 
 def made() -> str:
     """The counts, the table and the experiments in Markdown."""
-    body = [cells(number, claim) for number, claim in enumerate(claims(), 1)]
-    more = "\n\n".join(details(number, claim) for number, claim in enumerate(claims(), 1))
+    body = [cells(claim) for claim in claims()]
+    more = "\n\n".join(details(claim) for claim in claims())
     counts = f"{len(body)} claims: {', '.join(counted())}."
     return f"{counts}\n\n{table(HEADER, body)}\n\n## The experiments\n\n{more}"
 

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpgen_bench.data.private import PrivateData
@@ -27,7 +26,7 @@ from dpgen_bench.generator import NetGenerator, config_of, make_net
 from dpgen_bench.method import Context
 from dpgen_bench.nets.g_pate import PateGenerator
 from dpgen_bench.nets.stack import Stack
-from dpgen_bench.nets.teachers import TEACHERS, untrained, update_teachers
+from dpgen_bench.nets.teachers import TEACHERS, score_gradients, untrained, update_teachers
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.shards import PerShard
@@ -130,9 +129,7 @@ class DataLens(Checked):
         T = Stack(template, states, lr=self.lr, betas=self.betas)
         for _ in range(updates):
             update_teachers(T, shards, rngs, x, y, self.batch_size)
-        images, labels = x.repeat(len(shards), 1, 1, 1, 1).requires_grad_(), y.expand(len(shards), -1)
-        score = F.logsigmoid(T(images, labels)).mean(dim=1).sum()
-        g = torch.autograd.grad(score, images)[0].flatten(2).nan_to_num(0.0)
+        g = score_gradients(T, x, y).nan_to_num(0.0)
         b = g.abs().amax(dim=2, keepdim=True).clamp(1e-30, self.max_grad)
         uniform = upload(torch.stack([torch.rand(g[0].shape, generator=rng) for rng in rngs]), g.device)
         signs = torch.where(uniform < 0.5 + 0.5 * g / b, 1.0, -1.0)

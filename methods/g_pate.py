@@ -23,7 +23,6 @@ from functools import partial
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpgen_bench.data.private import PrivateData
@@ -31,7 +30,7 @@ from dpgen_bench.generator import NetGenerator, config_of, make_net
 from dpgen_bench.method import Context
 from dpgen_bench.nets.g_pate import PateGenerator
 from dpgen_bench.nets.stack import Stack
-from dpgen_bench.nets.teachers import TEACHERS, untrained, update_teachers
+from dpgen_bench.nets.teachers import TEACHERS, score_gradients, untrained, update_teachers
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.utils.upload import upload
@@ -128,9 +127,7 @@ class GPATE(Checked):
         """Train the teachers of some shards; return each one's votes on the images x [B, ...], and their states."""
         T = Stack(template, states, lr=self.lr, betas=self.betas)
         update_teachers(T, shards, rngs, x, y, self.batch_size)
-        images, labels = x.repeat(len(shards), 1, 1, 1, 1).requires_grad_(), y.expand(len(shards), -1)
-        (gradient,) = torch.autograd.grad(F.logsigmoid(T(images, labels)).mean(dim=1).sum(), images)
-        projected = torch.einsum("gbp,bpd->gbd", gradient.flatten(2), basis).nan_to_num(0.0)
+        projected = torch.einsum("gbp,bpd->gbd", score_gradients(T, x, y), basis).nan_to_num(0.0)
         place = ((projected / self.clip + 1.0) * (0.5 * self.bins)).clamp(0, self.bins - 1).long()
         first = self.bins * torch.arange(place[0].numel(), device=place.device)
         return place.flatten(1) + first, T.tensors(adam=True)

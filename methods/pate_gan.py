@@ -139,5 +139,6 @@ class PATEGAN(Checked):
         least = torch.zeros_like(logits)
         if self.vote == "median":
             for label in y.unique():
-                least[:, y == label] = logits[:, y == label].nanmedian(dim=1, keepdim=True).values
+                own = y == label
+                least[:, own] = logits[:, own].nanmedian(dim=1, keepdim=True).values
         return torch.where(logits > least, torch.arange(len(y), device=y.device), -1), T.tensors(adam=True)

@@ -88,7 +88,9 @@ def test_runs_and_their_table(dpgen):
 
 
 def test_the_id_of_a_plugin_that_extends_a_method_is_that_of_a_checkout(dpgen, monkeypatch):
-    code = "from dpgen_bench.config.spec import build_spec, compose_config as c; "
+    code = (
+        "from dpgen_bench.config.compose import compose_config as c; from dpgen_bench.config.spec import build_spec; "
+    )
     code += "print(build_spec(c(['--config-dir=own', 'method=mine'])).id)"
     for name in ("torch", "random", "hydra", "data"):  # in the user's own Python they would replace the libraries
         (dpgen.work / f"{name}.py").rename(dpgen.work / f"{name}.txt")

@@ -84,3 +84,16 @@ def update_teachers(
     real, real_labels = (torch.stack(parts) for parts in zip(*batches, strict=True))
     on_real, on_fake = teachers(real, real_labels), teachers.on_same(fake, labels)
     teachers.descend(-(F.logsigmoid(on_real) + F.logsigmoid(-on_fake)).mean(dim=1))
+
+
+def score_gradients(teachers: Stack, images: Tensor, labels: Tensor) -> Tensor:
+    """The direction in which each teacher finds images more real: gradients [g, B, pixels] of its mean log D.
+
+    Args:
+        teachers: g teachers.
+        images, labels: Generated images [B, c, h, w] and their labels [B], the same for all teachers.
+    """
+    g = len(next(iter(teachers.parameters.values())))
+    copies = images.repeat(g, *[1] * images.ndim).requires_grad_()
+    score = F.logsigmoid(teachers(copies, labels.expand(g, -1))).mean(dim=1).sum()
+    return torch.autograd.grad(score, copies)[0].flatten(2)

@@ -122,9 +122,8 @@ def best_values(built: BuiltTable) -> Best:
     values: dict[tuple[str, str, str, bool], list[float]] = {}
     incomplete: set[tuple[str, str, str, bool]] = set()
     for line in filter(_competes, built.lines):
-        is_measured_line = any(cell.measured for cell in line.cells.values())
         for metric, cell in line.cells.items():
-            if is_measured_line and cell.measured is None:
+            if is_measured(line) and cell.measured is None:
                 incomplete.add((dataset_of(line), group_of(line), metric, False))
             of_cell = ((cell.measured.mean if cell.measured else None), False), (cell.published, True)
             for value, published in of_cell:

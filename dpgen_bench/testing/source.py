@@ -28,10 +28,8 @@ SUSPECTS = {
     "dpgen_bench.data": "loads data of its own",
     **dict.fromkeys(("dpgen_bench.data.private", "dpgen_bench.data.records", "dpgen_bench.data.fonts"), ""),
     **dict.fromkeys(
-        ("dpgen_bench.config", "dpgen_bench.store", "dpgen_bench.runs"), "loads data, or reads and makes runs"
-    ),
-    **dict.fromkeys(
-        ("dpgen_bench.outcomes", "dpgen_bench.api", "dpgen_bench.run"), "loads data, or reads and makes runs"
+        (f"dpgen_bench.{name}" for name in ("config", "store", "runs", "outcomes", "api", "run")),
+        "loads data, or reads and makes runs",
     ),
     "pickle": "reads or writes objects",
     "joblib": "reads or writes objects",
