@@ -108,7 +108,7 @@ def test_the_id_of_a_plugin_that_extends_a_method_is_that_of_a_checkout(dpgen, m
 
 def test_check_account_list_and_the_published_numbers(dpgen):
     assert "mine conforms" in dpgen("check", "--config-dir", "own", "method=mine").stdout
-    assert "add_remove" in dpgen("account", "method=dp_merf").stdout
+    assert "add/remove" in dpgen("account", "method=dp_merf").stdout
     assert "dp_sinkhorn_table1" in dpgen("list", "tables").stdout
     dpgen("tables", "dpgan_table2")
     dpgen("sweep", "demo", "--dry-run")
