@@ -138,7 +138,7 @@ class PATEGAN(Checked):
             logits = T.on_same(x, y)
         least = torch.zeros_like(logits)
         if self.vote == "median":
-            for label in y.unique():
-                own = y == label
-                least[:, own] = logits[:, own].nanmedian(dim=1, keepdim=True).values
+            for label in range(states["label.weight"].shape[1]):  # [g, classes, width]
+                own = torch.where(y == label, logits, torch.nan)
+                least = torch.where(y == label, own.nanmedian(dim=1, keepdim=True).values, least)
         return torch.where(logits > least, torch.arange(len(y), device=y.device), -1), T.tensors(adam=True)

@@ -282,9 +282,14 @@ def counted() -> Iterator[Stalls]:
     """Count within the block."""
     stalls = Stalls()
     from_numpy, new_parameter = torch.from_numpy, torch.nn.Parameter.__new__
-    reduction = Tensor._reduce_ex_internal
+    rng_state, reduction = torch.get_rng_state, Tensor._reduce_ex_internal
 
-    def marked_array(array: np.ndarray) -> Tensor:  # no mode sees these three
+    def marked_rng_state() -> Tensor:  # no mode sees these four
+        result = rng_state()
+        stalls.mark(result, on_host=True)
+        return result
+
+    def marked_array(array: np.ndarray) -> Tensor:
         result = from_numpy(array)
         stalls.mark(result, on_host=True)
         return result
@@ -301,6 +306,7 @@ def counted() -> Iterator[Stalls]:
 
     with _Operations(stalls), _Functions(stalls), pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "from_numpy", marked_array)
+        patch.setattr(torch, "get_rng_state", marked_rng_state)
         patch.setattr(torch.nn.Parameter, "__new__", marked_parameter)
         patch.setattr(Tensor, "_reduce_ex_internal", counted_reduction)
         yield stalls
