@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,6 +38,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from dpgen_bench.config.building import build_dataset, build_method
 from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.small import make_small
 from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context, fit_method
@@ -328,8 +328,7 @@ def stalls_of_a_step(
         on_host: noise for release is made on the host, as on a CPU.
     """
     config = compose_config([f"method={name}", "dataset=mnist", *overrides])
-    for key, value in (config.method.get("check") or {}).items():
-        OmegaConf.update(config, key if key.startswith("privacy.") else f"method.{key}", value)
+    make_small(config, kept=())
     dataset = build_dataset(config)
     records = random_data(dataset.image_shape, 48, dataset.num_classes, 8, seed=0)
     services = Services(

@@ -92,6 +92,15 @@ def test_a_method_that_fails_gives_status_1_and_its_warnings(name, message, conf
         assert "cheats.py:" in output.split("WARNING")[1]
 
 
+def test_a_plugin_with_the_name_of_a_method_of_the_bench_is_refused(tmp_path, capsys):
+    (tmp_path / "method").mkdir()
+    (tmp_path / "method" / "own.yaml").write_text("name: dpgan\n_target_: tests.toys.MeanImage\n")
+    for verb in ("check", "account"):
+        assert main([verb, "--config-dir", str(tmp_path), "method=own", "dataset=digits"]) == 2
+        errors = capsys.readouterr().err
+        assert "a name of its own for the method tests.toys.MeanImage, got method.name='dpgan'" in errors
+
+
 @pytest.mark.parametrize("records", ["0", "1", "99999"])
 def test_invalid_numbers_of_records_are_refused(records, conf, capsys):
     assert main(["check", *conf, "method=toy", "dataset=digits", "--data", "--records", records]) == 2

@@ -56,8 +56,30 @@ def test_files_are_read_unless_they_are_new_or_data(tmp_path):
     saved = generator("written", path)
     with pytest.raises(NotSampled, match="a file written since the fit began"):
         fresh(saved, now(), [])
+    later = time.time() + 60.0
+    assert torch.equal(fresh(saved, later, []), saved.sample(LABELS, 5))
+    with pytest.raises(NotSampled, match="a file of the data"):
+        fresh(saved, later, [str(tmp_path)])
+
+
+def test_a_new_file_is_refused_whatever_time_it_states_and_whatever_its_name(tmp_path):
+    path = tmp_path / "number.txt"
+    path.write_text("0.25")
     hour_ago = time.time() - 3600
     os.utime(path, (hour_ago, hour_ago))
-    assert torch.equal(fresh(saved, now(), []), saved.sample(LABELS, 5))
-    with pytest.raises(NotSampled, match="a file of the data"):
-        fresh(saved, now(), [str(tmp_path)])
+    with pytest.raises(NotSampled, match="a file written since the fit began"):
+        fresh(generator("written", path), now(), [])
+    (tmp_path / "number.py").write_text("0.25")
+    with pytest.raises(NotSampled, match="a file written since the fit began"):
+        fresh(generator("written", tmp_path / "number.py"), now(), [])
+
+
+def test_the_source_of_the_plugin_may_be_new(tmp_path):
+    path = tmp_path / "number.py"
+    path.write_text("0.25")
+    saved = generator("written", path)
+    samples = FreshSamples(saved, LABELS, 5, now(), [], [path])
+    try:
+        assert torch.equal(samples.result(), saved.sample(LABELS, 5))
+    finally:
+        samples.close()

@@ -16,7 +16,7 @@ from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.fidelity import Fid
 from dpgen_bench.evaluate.metric import EvalContext, NotMeasured, evaluate
 from dpgen_bench.evaluate.networks import Network
-from dpgen_bench.evaluate.protocol import build_metrics
+from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
@@ -60,6 +60,37 @@ def test_a_failing_metric_does_not_affect_the_others(ctx):
     assert results["draws"].reason is None
     assert all(result.values == {} for name, result in results.items() if name != "draws")
     assert all(result.seconds >= 0 for result in results.values())
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        (None, "TypeError: expected values by name, such as {'brightness_gap': 0.1}, got None"),
+        ([1.0], "got [1.0]"),
+        ({"a": "much"}, "TypeError: expected a number for 'a', got 'much'"),
+        ({"a": torch.zeros(2)}, "TypeError: expected a number for 'a', got tensor([0., 0.])"),
+    ],
+)
+def test_a_metric_that_returns_something_else_says_what_is_expected(returned, reason, ctx):
+    result = evaluate(lambda *_: returned, grey(4), grey(4), ctx)
+    assert result.status == "failed"
+    assert reason in result.reason
+
+
+def test_a_metric_that_changes_its_images_does_not_change_those_of_the_next_one(ctx):
+    def darkens(samples, real_test, ctx):
+        samples.images.zero_()
+        real_test.labels.zero_()
+        return {"dark": float(samples.images.sum())}
+
+    def sums(samples, real_test, ctx):
+        return {"pixels": float(samples.images.sum()), "labels": float(real_test.labels.sum())}
+
+    white = Records(torch.full((4, 1, 8, 8), 255, dtype=torch.uint8), torch.ones(4, dtype=torch.int64))
+    values = {}
+    for key, result in evaluate_each({"dark": darkens, "sums": sums}, white, white, ctx, 1, {}, "test"):
+        values[key] = result.values
+    assert values == {"dark": {"dark": 0.0}, "sums": {"pixels": 4 * 64 * 255.0, "labels": 4.0}}
 
 
 def test_a_keyboard_interrupt_is_raised(ctx):

@@ -13,7 +13,7 @@ from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.identity import is_stale
 from dpgen_bench.runs.remembered import file_of, remember, remembered
 from dpgen_bench.tables import sweeps
-from dpgen_bench.utils.own_folders import own_folders, using
+from dpgen_bench.utils.own_folders import misnamed_methods, own_folders, using
 from tests.table_toys import fake_run
 
 RUN = ["method=dp_merf", "dataset=digits", "protocol=mine"]
@@ -110,3 +110,11 @@ def test_several_folders_may_be_given(own, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "Another one" in shown
     assert "A table of my own" in shown
+
+
+def test_a_method_whose_file_has_another_name_is_noted(tmp_path):
+    (tmp_path / "method").mkdir()
+    for name, text in {"own": "name: own", "file": "name: 'other'  # why", "broken": "name: [", "none": "C: 1"}.items():
+        (tmp_path / "method" / f"{name}.yaml").write_text(f"# A method\n{text}\n")
+    (note,) = misnamed_methods([tmp_path])
+    assert note.startswith(f"results of {tmp_path / 'method' / 'file.yaml'} have the name 'other'")

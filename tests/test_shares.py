@@ -181,6 +181,13 @@ def test_shares_over_one_are_refused_with_their_sum() -> None:
     data.mechanism("b", sample=Full(), bound=SUM, times=1, share=0.1 + 0.2)  # 0.30000000000000004
 
 
+def test_the_share_of_a_first_stage_is_named_by_its_setting() -> None:
+    data = open_data()
+    data.mechanism("init_gauss", sample=Full(), bound=SUM, times=1, share=0.3)
+    with pytest.raises(ValueError, match=r"Lower one \(that of the first stage is init.share\), or leave `share` out"):
+        data.mechanism("b", sample=Full(), bound=SUM, times=1, share=0.8)
+
+
 @pytest.mark.parametrize("share", [None, 0.3])
 def test_the_error_of_a_mechanism_without_budget_says_how_to_share(share) -> None:
     data = open_data()

@@ -56,6 +56,16 @@ def test_a_run_that_two_sweeps_name_is_one_run(tmp_path):
     assert (thrice["acc_logreg_pct"], thrice["seeds"]) == ("–", "0")
 
 
+def test_a_misspelt_metric_is_refused_once_runs_are_measured_and_a_new_one_is_not(tmp_path):
+    run = "experiment=demo/dp_merf privacy.epsilon=10 seed=0"
+    table = table_of(sweeps=[run], metrics=["acc_logreg_pct", "acc_logrge_pct", "brightness"])
+    assemble("t", table, tmp_path)
+    fake_run(tmp_path, [*run.split(), "protocol=quick"], 90.0)
+    with pytest.raises(ValueError, match=r"got 'acc_logrge_pct', which no run .* \(did you mean 'acc_logreg_pct'\?\)"):
+        assemble("t", table, tmp_path)
+    assemble("t", replace(table, metrics=("acc_logreg_pct", "brightness")), tmp_path)
+
+
 def test_a_cell_names_the_number_of_seeds_that_have_the_metric(tmp_path):
     first = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"]
     fake_run(tmp_path, [*first, "seed=0"], 90.0)

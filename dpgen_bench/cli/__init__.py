@@ -13,7 +13,7 @@ import argcomplete
 from dpgen_bench.cli.parser import build_parser
 from dpgen_bench.cli.values import default_results
 from dpgen_bench.runs.remembered import Remembered, remembered
-from dpgen_bench.utils.own_folders import unused_files, using
+from dpgen_bench.utils.own_folders import misnamed_methods, unused_files, using
 from dpgen_bench.utils.paths import CONF, add_working_directory, libraries_first
 from dpgen_bench.utils.validation import suggestion
 
@@ -72,7 +72,8 @@ def _call(verb: str, options: argparse.Namespace) -> int:
 
     from dpgen_bench.cli.verbs import VERBS, print_error
 
-    known = Remembered(tuple(options.config_dir), notes=tuple(unused_files(options.config_dir, CONF)))
+    notes = (*unused_files(options.config_dir, CONF), *misnamed_methods(options.config_dir))
+    known = Remembered(tuple(options.config_dir), notes=notes)
     if not options.config_dir and verb in REMEMBERING:
         known = remembered(options.results or default_results())
     for note in known.notes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from dpgen_bench.pretraining.pretrained import VERSION as PRETRAINING_VERSION
 from dpgen_bench.pretraining.pretrained import FirstStage, Pretrained
 from dpgen_bench.training.signals import Preempted
 from dpgen_bench.utils.classes import find_target
+from dpgen_bench.utils.paths import CONF
 from dpgen_bench.utils.validation import check_types, suggestion
 
 # What a message proposes for a value that a yaml leaves open (`???`): by the name of the entry and its key.
@@ -70,6 +72,24 @@ def build_plugin(config: DictConfig) -> Method:
         ValueError: if the class or its arguments are invalid.
     """
     return _build(config.method, "method", drop=NOT_ARGUMENTS)
+
+
+def expect_own_name(config: DictConfig) -> None:
+    """Check that a plugin does not have the name of a method of the bench, as whose values its own would be read.
+
+    Raises:
+        ValueError: if it has.
+    """
+    name, target = str(config.method.get("name")), config.method.get("_target_")
+    bench = CONF / "method" / f"{name}.yaml"
+    if not (re.fullmatch(r"\w+", name) and bench.is_file()):
+        return
+    own = OmegaConf.select(OmegaConf.load(bench), "_target_")
+    if own != target:
+        raise ValueError(
+            f"expected a name of its own for the method {target}, got method.name={name!r}, which is that of the "
+            f"bench's {own}; give it another `name` in its yaml, or write method.name=NAME."
+        )
 
 
 def has_first_stage(config: DictConfig) -> bool:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -94,7 +95,7 @@ def _load_once(dataset: DatasetSpec, split: Split) -> Records:
 
 
 class Metric(Protocol):
-    """Measures samples of a generator against the real test records; it must change neither."""
+    """Measures samples of a generator against the real test records; both are copies of its own."""
 
     def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
         """Values by name.
@@ -141,7 +142,8 @@ def evaluate(metric: Metric, samples: Records, real_test: Records, ctx: EvalCont
     try:
         check_pair(samples, real_test, ctx.num_classes)
         with seeded(ctx.seed):
-            values = {name: float(value) for name, value in metric(samples, real_test, ctx).items()}
+            returned = metric(samples, real_test, ctx)
+        values = _numbers(returned)
     except NotMeasured as error:
         return result("not measured", str(error))
     except Exception as error:
@@ -151,6 +153,22 @@ def evaluate(metric: Metric, samples: Records, real_test: Records, ctx: EvalCont
     if infinite or not values:
         return result("failed", f"expected finite values, got {infinite or 'none'}")
     return result("measured")
+
+
+def _numbers(returned: object) -> dict[str, float]:
+    """
+    Raises:
+        TypeError: unless a metric returned a mapping of names to single numbers.
+    """
+    if not isinstance(returned, Mapping):
+        raise TypeError(f"expected values by name, such as {{'brightness_gap': 0.1}}, got {returned!r}")
+    values = {}
+    for name, value in returned.items():
+        try:
+            values[str(name)] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"expected a number for {name!r}, got {value!r}") from None
+    return values
 
 
 def check_pair(samples: Records, real_test: Records, num_classes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -47,9 +48,14 @@ def evaluate_each(
     for key, metric in metrics.items():
         if key not in apart and key not in combined:
             print(f"  {title}: measuring {key} on {len(samples)} samples", flush=True)
-            yield key, _distinct(evaluate(metric, samples, test, ctx), done)
+            yield key, _distinct(evaluate(metric, _copy(samples), _copy(test), ctx), done)
     for key, metric in combined.items():
         yield key, _distinct(_combine(metric, done), done)
+
+
+def _copy(records: Records) -> Records:
+    """A copy for one metric, so that one that changes its images in place does not change those of the next one."""
+    return replace(records, images=records.images.clone(), labels=records.labels.clone())
 
 
 def _combine(metric: Any, done: Mapping[str, Mapping[str, Any]]) -> MetricResult:

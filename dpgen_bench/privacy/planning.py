@@ -37,6 +37,7 @@ from dpgen_bench.privacy.expect import expect_integer, expect_name, expect_numbe
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.privacy.sampling import Sampling
 
+FIRST_STAGE = "init_"  # how the names of a first stage's mechanisms begin
 _ROUNDING = 1e-9  # tolerance of a sum of shares
 
 
@@ -195,9 +196,11 @@ def _takes_the_rest(ledger: Ledger, request: Request) -> bool:
     total = math.fsum([*others.values(), share])
     if total > 1.0 + _ROUNDING:
         stated = ", ".join(f"{other} {part:g}" for other, part in others.items())
+        first_stage = any(other.startswith(FIRST_STAGE) for other in others)
         raise ValueError(
             f"mechanism {name!r}: expected shares of the budget that sum to at most 1, got {total:g} ({stated}, {name} "
-            f"{share:g}). Lower one, or leave `share` out of the last mechanism, which then takes the rest."
+            f"{share:g}). Lower one{' (that of the first stage is init.share)' if first_stage else ''}, or leave "
+            "`share` out of the last mechanism, which then takes the rest."
         )
     return total >= 1.0 - _ROUNDING
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from hydra.utils import get_class
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from dpgen_bench.config.building import build_dataset, build_method
+from dpgen_bench.config.building import build_dataset, build_method, expect_own_name
 from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.display import relation_name
+from dpgen_bench.config.small import Replaced, make_small
 from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.data.records import DatasetSpec
 from dpgen_bench.privacy.events import budget_text
@@ -23,12 +25,15 @@ from dpgen_bench.testing.errors import ConformanceError
 from dpgen_bench.testing.source import read_plugin
 from dpgen_bench.testing.suite import check_method, random_data
 from dpgen_bench.utils.console import Console
+from dpgen_bench.utils.source import own_modules
 
 RECORDS = 48  # default number of made-up records
 CLIENTS = 8  # number of clients that made-up records, or records without clients, are divided among
 
 LIMITS = (  # the same list as in docs/conformance.md
     "faults that appear only beyond the size that was checked: with more records, larger draws or later releases",
+    "code that only other settings execute than those that were checked: check of the yaml replaces configured ones, "
+    "which the output lists, and a run may have others",
     "coupling of rows in releases whose private functions are not called again: the fast suite calls those of the "
     "first, the second and the last release of each mechanism again, --thorough those of twelve",
     "coupling that appears only for rare values, such as an image that is all white, unless they are among the records "
@@ -77,17 +82,15 @@ def check_configured_method(
         raise ValueError(f"expected --records of at least 2, because one of them is removed, got {records}.")
     console = Console(soft_wrap=True, highlight=False)
     config = compose_config(overrides)
-    # Make the method small by the yaml's `check`, except for keys that the user set.
-    overridden = {override.split("=")[0].lstrip("+~") for override in overrides}
-    for group in ("method", "init"):
-        for key, value in ({} if as_configured else (config.get(group) or {}).get("check") or {}).items():
-            path = key if key.startswith("privacy.") else f"{group}.{key}"
-            if path not in overridden:
-                OmegaConf.update(config, path, value)
+    expect_own_name(config)
     build_method(config)  # raises for a class that is not found, or whose module or arguments are wrong
+    overridden = {override.split("=")[0].lstrip("+~") for override in overrides}
+    replaced = [] if as_configured else make_small(config, overridden)
+    _build_small(config, replaced)
     dataset = build_dataset(config)
     data, clients = _data(config, dataset, records, real)
     budget = RunSpec(config, training={}).budget()
+    plugin = get_class(config.method["_target_"])
     threads = torch.get_num_threads()
     kind = f"records of {config.dataset.name}" if real else "made-up records"
     console.print(f"{config.method.name}: its yaml builds {config.method['_target_']}")
@@ -97,6 +100,8 @@ def check_configured_method(
         f"seed {int(config.seed)}; {threads} {'thread' if threads == 1 else 'threads'}; "
         + ("thorough" if thorough else "fast (--thorough checks more)")
     )
+    if replaced:
+        console.print(f"  small, by `check` of the yaml: {'; '.join(map(str, replaced))}", markup=False)
     started = time.monotonic()
     try:
         check_method(
@@ -113,14 +118,45 @@ def check_configured_method(
         )
     except (Exception, SystemExit) as error:  # any error of a plugin is a result of the suite, not a crash
         kind = "" if isinstance(error, ConformanceError) else f"{type(error).__name__}: "
-        console.print(f"  FAILED  {kind}{error}", markup=False)
+        console.print(f"  FAILED  {kind}{error}{_where(error, plugin)}", markup=False)
         return 1
-    finally:  # warnings from the source are printed for a failed check too
-        for finding in read_plugin(get_class(config.method["_target_"])):
-            console.print(f"  WARNING  {finding}", markup=False)
+    finally:  # warnings are printed for a failed check too
+        for warning in [*map(str, read_plugin(plugin)), *_about_switches(replaced)]:
+            console.print(f"  WARNING  {warning}", markup=False)
     console.print(f"{config.method.name} conforms ({time.monotonic() - started:.0f} s)")
     console.print("The suite cannot detect:\n" + "\n".join(f"  - {limit}" for limit in LIMITS), markup=False)
     return 0
+
+
+def _build_small(config: DictConfig, replaced: list[Replaced]) -> None:
+    """Build the method with its small settings, so that an error names the mapping that they are from.
+
+    Raises:
+        ValueError: if the method refuses them.
+    """
+    try:
+        build_method(config)
+    except ValueError as error:
+        changes = "; ".join(map(str, replaced))
+        raise ValueError(f"{error} It is `check` in its yaml that sets {changes}; correct it.") from error
+
+
+def _about_switches(replaced: list[Replaced]) -> list[str]:
+    """A warning about small settings that may select other code than the configured ones."""
+    switches = [each for each in replaced if each.is_switch]
+    if not switches:
+        return []
+    return [
+        f"`check` of the yaml sets {'; '.join(map(str, switches))}: code that only the configured values execute was "
+        "not checked; set them on the command line, or use --as-configured"
+    ]
+
+
+def _where(error: BaseException, plugin: type) -> str:
+    """The last line of the plugin's own modules that the error passed through; no text if there is none."""
+    files = {str(path) for path, _ in own_modules(plugin.__module__).values()}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
 
 
 def _data(config: DictConfig, dataset: DatasetSpec, records: int | None, real: bool) -> tuple[DataSet, int]:

@@ -336,7 +336,7 @@ def _fail(spec: RunSpec, folder: RunFolder, phase: str, error: Exception) -> NoR
             where = f"The traceback is in {path}; "
     raise RunFailed(
         f"run {spec.id} ({_title(spec)}) failed during {PHASES[phase]}: {what}{unmarked}\n"
-        f"{where}the same command tries again from the last checkpoint."
+        f"{where}once the cause is removed, the same command continues from the last checkpoint."
     ) from error
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hydra.errors import HydraException
 
-from dpgen_bench.config.display import dataset_name, method_name, relation_name
+from dpgen_bench.config.display import CLASSIFIERS, METRICS, dataset_name, method_name, relation_name
 from dpgen_bench.outcomes.listing import describe_dataset, is_changed, setting_of
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.tables.expand import check_scale, line_of, parent_ids, sweep_lines
@@ -31,7 +31,7 @@ from dpgen_bench.tables.ranking import COMPARISON
 from dpgen_bench.tables.reproduction import caveat_of, caveats_of_runs, check_caveats, stated_caveats
 from dpgen_bench.tables.rows import TableRow, rows_of
 from dpgen_bench.tables.spec import RowSpec, TableSpec
-from dpgen_bench.utils.validation import suggestion
+from dpgen_bench.utils.validation import closest, suggestion
 
 
 def build(name: str, results: Path, scale: str = "paper") -> BuiltTable:
@@ -68,6 +68,7 @@ def _assemble(name: str, table: TableSpec, results: Path, scale: str) -> BuiltTa
     own = rows_of(sweep_lines(table, scale), results, parents)
     sources = [*((None, row, "", None) for row in own), *sources]
     check_settings(table, own)
+    check_metrics(table, [row for _, row, _, _ in sources if row is not None])
     lines = []
     for printed_row, row, why, entry in sources:
         caveats: list[str] = []
@@ -150,6 +151,21 @@ def check_settings(table: TableSpec, rows: Sequence[TableRow]) -> None:
         if rows and not any(setting_of(row.specs[0].config, name, "") for row in rows):
             raise ValueError(
                 f"expected under `settings` settings of methods or keys of the config, got {name!r}, which no run has."
+            )
+
+
+def check_metrics(table: TableSpec, rows: Sequence[TableRow]) -> None:
+    """
+    Raises:
+        ValueError: if the table names a metric that no measured run has, and the name is almost that of another.
+    """
+    measured = {name for row in rows for values in row.known for name in values}
+    known = {*measured, *METRICS, *(f"acc_{classifier}_pct" for classifier in CLASSIFIERS)}
+    for name in table.metrics if measured else ():
+        if name not in known and (close := closest(name, known, 0.85)):
+            raise ValueError(
+                f"expected under `metrics` values that a run has, got {name!r}, which no run of this table has "
+                f"(did you mean {close!r}?); correct the name."
             )
 
 

@@ -8,6 +8,7 @@ forks for each generator. Only the fork imports plugins.
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import json
 import os
 import subprocess
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dpgen_bench.generator import Generator
-from dpgen_bench.utils.paths import environment_of_children
+from dpgen_bench.utils.paths import METHODS, environment_of_children
+from dpgen_bench.utils.source import of_a_library
 
+PACKAGE = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 600.0  # for one generator; long enough for a busy machine
 
 
@@ -42,9 +45,18 @@ class FreshSamples:
         seed: of the samples.
         started: time (seconds since the epoch) at which the first fit began; newer files must not be read.
         closed: folders that contain data, from which no file must be read.
+        sources: the source files of the plugin, which may be newer.
     """
 
-    def __init__(self, generator: Generator, labels: Tensor, seed: int, started: float, closed: list[str]) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        labels: Tensor,
+        seed: int,
+        started: float,
+        closed: list[str],
+        sources: Sequence[Path] = (),
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
         generator.save(folder / "generator")
@@ -57,6 +69,7 @@ class FreshSamples:
             "threads": torch.get_num_threads(),
             "started": started,
             "closed": [str(Path(place).resolve()) for place in closed],
+            "sources": [str(path.absolute()) for path in sources],
         }
         self._reply: dict[str, Any] = {}
         self._thread = threading.Thread(target=self._send, daemon=True)
@@ -156,7 +169,7 @@ def _handle(request: dict[str, Any]) -> dict[str, Any]:
         sys.path[:] = request["path"]
         os.chdir(request["cwd"])
         torch.set_num_threads(request["threads"])
-        sys.addaudithook(access_refused(folder, request["started"], request["closed"]))
+        sys.addaudithook(access_refused(folder, request["started"], request["closed"], request["sources"]))
         generator = Generator.load(folder / "generator")
         labels = load_file(folder / "labels.safetensors")["labels"]
         save_file({"samples": generator.sample(labels, request["seed"])}, folder / "samples.safetensors")
@@ -165,19 +178,26 @@ def _handle(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def access_refused(own: Path, started: float, closed: list[str]) -> Callable[[str, tuple[Any, ...]], None]:
+def access_refused(
+    own: Path, started: float, closed: list[str], sources: Sequence[str] = ()
+) -> Callable[[str, tuple[Any, ...]], None]:
     """An audit hook that refuses the network, other processes, data folders, and files written since `started`.
+
+    A file counts as written when its content or its status last changed: the time of its content alone can be set.
 
     Args:
         own: the folder of the request, whose files may be read and written.
         started: seconds since the epoch.
         closed: the data folders.
+        sources: source files of the plugin.
 
     Returns:
-        The hook, which raises PermissionError. It lets files of code pass.
+        The hook, which raises PermissionError. It lets the code of libraries, of the bench and of `sources` pass, whose
+        compiled files may be new.
     """
     refused = ("socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
     code = (".py", ".pyc", ".so", ".pyd", ".dll")
+    trusted = (str(METHODS), str(PACKAGE))
     inside = threading.local()  # the hook itself may open files, which must not call it again
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -190,9 +210,13 @@ def access_refused(own: Path, started: float, closed: list[str]) -> Callable[[st
         inside.hook = True
         try:
             path = Path(os.fsdecode(arguments[0])).absolute()
-            if path.is_relative_to(own) or path.suffix in code or not path.is_file():
+            if path.is_relative_to(own) or not path.is_file():
                 return
-            newer = path.stat().st_mtime >= started
+            source = str(_source_of(path))
+            if path.suffix in code and (source.startswith(trusted) or source in sources or of_a_library(source)):
+                return
+            status = path.stat()
+            newer = max(status.st_mtime, status.st_ctime) >= started
             data = [place for place in closed if path.resolve().is_relative_to(place)]
         finally:
             inside.hook = False
@@ -201,6 +225,14 @@ def access_refused(own: Path, started: float, closed: list[str]) -> Callable[[st
             raise PermissionError(f"sampling opened {path}, a file {what}: a generator must contain all that it needs.")
 
     return hook
+
+
+def _source_of(path: Path) -> Path:
+    """The source of a compiled file in __pycache__; another file itself."""
+    try:
+        return Path(importlib.util.source_from_cache(path))
+    except (ValueError, NotImplementedError):
+        return path
 
 
 def now() -> float:

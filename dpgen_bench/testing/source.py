@@ -62,6 +62,7 @@ SUSPECTS = {
     "os.system": "starts another process",
     "os.open": "reads or writes files",
     "os.write": "reads or writes files",
+    "os.utime": "changes the times of files",
     "subprocess": "starts another process",
     **dict.fromkeys(("multiprocessing", "torch.multiprocessing", "concurrent.futures"), "starts another process"),
     "threading": "starts a thread, which may outlive the fit",
@@ -82,6 +83,8 @@ SUSPECTS = {
 }
 METHODS = {  # attributes of any object
     **dict.fromkeys(("read_text", "read_bytes", "write_text", "write_bytes", "tofile"), "reads or writes files"),
+    **dict.fromkeys(("open", "save"), "reads or writes files"),
+    "from_pretrained": "loads weights that others trained",
 }
 INTERNALS = {  # attributes of any object
     **dict.fromkeys(("__closure__", "__globals__", "__code__", "__getattribute__"), "accesses closures and frames"),
@@ -153,7 +156,8 @@ class _Reader:
                 # The `a.b` within `a.b.c` is no use of its own.
                 if name and id(node) not in inner and (why := _suspect(name)):
                     yield node.lineno, name, why
-                yield from self._accesses(node)
+                else:
+                    yield from self._accesses(node)
             elif isinstance(node, ast.Call):
                 yield from self._calls(node)
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -38,6 +38,7 @@ from dpgen_bench.testing.pristine import Pristine
 from dpgen_bench.testing.resume import check_resume
 from dpgen_bench.testing.tape import Tape
 from dpgen_bench.utils.compiled import import_compiler
+from dpgen_bench.utils.source import own_modules
 
 
 def check_method(
@@ -96,7 +97,8 @@ def check_method(
     with _cached_accounting():
         first = bench.fit(base, Tape())
         closed = [*data_folders, *_environment()]
-        fresh = FreshSamples(first.generator, _labels(num_classes), SAMPLE_SEED, started, closed)
+        sources = [path for path, _ in own_modules(type(plugin_of(method)).__module__).values()]
+        fresh = FreshSamples(first.generator, _labels(num_classes), SAMPLE_SEED, started, closed, sources)
         try:
             _check(bench, first, fresh, thorough, echo)
         finally:

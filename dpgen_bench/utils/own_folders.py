@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+import yaml
+
 _FOLDERS: ContextVar[tuple[Path, ...]] = ContextVar("own folders", default=())
 
 
@@ -42,6 +44,18 @@ def own_files(group: str) -> dict[str, Path]:
         for folder in own_folders()
         for path in sorted((folder / group).rglob("*.yaml"))
     }
+
+
+def misnamed_methods(folders: Sequence[Path]) -> Iterator[str]:
+    """A note for each yaml of a method whose `name`, which results have, is not that of the file, which is typed."""
+    for path in (path for folder in folders for path in sorted((folder / "method").glob("*.yaml"))):
+        try:
+            content = yaml.safe_load(path.read_bytes())
+        except yaml.YAMLError:  # reported where it is used
+            continue
+        name = content.get("name") if isinstance(content, dict) else None
+        if name not in (None, path.stem):
+            yield f"results of {path} have the name {name!r}, which is its entry `name`; give both the same name"
 
 
 def unused_files(folders: Sequence[Path], conf: Path) -> Iterator[str]:

@@ -112,9 +112,9 @@ def check_keys(cls: type, content: Any, where: str) -> None:
         raise ValueError(f"{where}: expected the keys {', '.join(required)}, got none of {missing}; add them.")
 
 
-def closest(name: str, names: Iterable[str]) -> str | None:
-    """The one of the names that is most similar to `name`; None if none is similar."""
-    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
+def closest(name: str, names: Iterable[str], similarity: float = 0.6) -> str | None:
+    """The one of the names that is most similar to `name`; None if none is, by difflib's ratio (1: the same name)."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=similarity)), None)
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
