@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from dpgen_bench.cli import main
+from dpgen_bench.config.identity import source_fingerprint
 from dpgen_bench.runs import check as command
 from dpgen_bench.runs.check import LIMITS
+from dpgen_bench.store.checks import last_check
 from dpgen_bench.testing.bench import DataSet
+from tests.toys import MeanImage
 
 
 @pytest.fixture
-def conf(tmp_path: Path) -> list[str]:
+def conf(tmp_path: Path, monkeypatch) -> list[str]:
+    monkeypatch.setenv("DPGEN_RESULTS", str(tmp_path / "results"))
     (tmp_path / "method").mkdir()
     for name, target, more in [
         ("toy", "tests.toys.MeanImage", "steps: 90\ncheck: {steps: 3}"),
@@ -55,7 +59,9 @@ def test_threads_are_counted(threads, expected, conf, seen, monkeypatch, capsys)
 def seen(monkeypatch) -> list[tuple[DataSet, dict]]:
     """The data and the method's settings of each call of the suite, which is not executed."""
     calls: list[tuple[DataSet, dict]] = []
-    monkeypatch.setattr(command, "check_method", lambda make, **options: calls.append((options["data"], vars(make()))))
+    monkeypatch.setattr(
+        command, "check_method", lambda make_method, **options: calls.append((options["data"], vars(make_method())))
+    )
     return calls
 
 
@@ -90,6 +96,19 @@ def test_a_method_that_fails_gives_status_1_and_its_warnings(name, message, conf
     assert "conforms" not in output
     if name == "door":
         assert "cheats.py:" in output.split("WARNING")[1]
+
+
+def test_the_last_result_for_a_source_is_kept_and_not_those_of_the_bench(conf, tmp_path, capsys):
+    source = source_fingerprint(MeanImage)
+    main(["check", *conf, "method=toy", "dataset=digits", "--records", "20"])
+    check = last_check(tmp_path / "results", source)
+    assert (check.method, check.passed) == ("tests.toys.MeanImage", True)
+    assert check.settings.startswith("20 made-up records 1x28x28, 10 classes; epsilon 10")
+    assert check.settings.endswith("; fast")
+    main(["check", *conf, "method=toy", "dataset=digits", "method.steps=0"])
+    assert last_check(tmp_path / "results", source).passed is False
+    main(["check", *conf, "method=uniform_noise", "dataset=digits"])
+    assert len(list((tmp_path / "results" / "checks").iterdir())) == 1  # MeanImage and Broken are in one module
 
 
 def test_a_plugin_with_the_name_of_a_method_of_the_bench_is_refused(tmp_path, capsys):

@@ -151,6 +151,7 @@ def test_the_readmes_method_conforms_and_runs(tmp_path):
     quick = ["~protocol.metrics.mlp", "runtime.account_s=0.01"]
     made = dpgen("run", *conf, "privacy.epsilon=10", *quick, cwd=tmp_path)
     assert made.returncode == 0, made.stdout + made.stderr
+    assert "ε proven rests on its source, which passed `dpgen check` on 20" in made.stderr
     (run,) = Store(tmp_path / "results").runs()
     (measurement,) = run.measurements.all()
     measured = measurement["repeats"][0]["metrics"]

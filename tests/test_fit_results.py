@@ -172,7 +172,8 @@ class ExitingMetric:
         ("NoArguments", "TypeError: expected NoArguments.fit to take the arguments (data, ctx), got fit()"),
     ],
 )
-def test_a_check_of_such_a_method_fails(tmp_path, capsys, target, message):
+def test_a_check_of_such_a_method_fails(tmp_path, capsys, monkeypatch, target, message):
+    monkeypatch.setenv("DPGEN_RESULTS", str(tmp_path / "results"))
     (tmp_path / "method").mkdir()
     (tmp_path / "method" / "own.yaml").write_text(f"name: own\n_target_: {HERE}.{target}\n")
     assert main(["check", "--config-dir", str(tmp_path), "method=own", "dataset=digits"]) == 1

@@ -62,7 +62,7 @@ def test_docstrings_name_sections_that_exist() -> None:
 # Names of the code
 
 FOLDERS = ("dpgen_bench", "methods", "tests", "conf", "docs", "results")
-GENERATED = re.compile(r"results/(runs\b|cache\b|plots\b|report\.html)")  # not committed, or only with records
+GENERATED = re.compile(r"results/(checks\b|runs\b|cache\b|plots\b|report\.html)")  # not committed, or only with records
 PLACEHOLDER = re.compile(r"NAME|\*|\.\.\.|\{|<")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 NOT_OURS = {"--cfg", "submitit_slurm", "ONEDNN_MAX_CPU_ISA", "steps_per_s"}  # of Hydra and oneDNN; a made-up name

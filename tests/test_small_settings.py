@@ -71,8 +71,10 @@ def test_a_check_that_is_no_mapping_is_refused():
 
 
 @pytest.fixture
-def run(tmp_path, capsys):
+def run(tmp_path, capsys, monkeypatch):
     """A function that checks a toy method whose yaml ends with this text, and returns status, output and errors."""
+
+    monkeypatch.setenv("DPGEN_RESULTS", str(tmp_path / "results"))
 
     def check(more, *options):
         (tmp_path / "method").mkdir(exist_ok=True)
@@ -103,7 +105,8 @@ def test_a_misspelt_key_is_named_with_the_mapping(run):
     assert "`check` in its yaml that sets method.stepz 3 instead of null" in errors
 
 
-def test_the_error_of_a_method_is_followed_by_its_line(tmp_path, capsys):
+def test_the_error_of_a_method_is_followed_by_its_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("DPGEN_RESULTS", str(tmp_path / "results"))
     (tmp_path / "method").mkdir()
     (tmp_path / "method" / "broken.yaml").write_text("name: broken\n_target_: tests.toys.Broken\n")
     assert main(["check", "--config-dir", str(tmp_path), "method=broken", "dataset=digits"]) == 1

@@ -19,12 +19,11 @@ from dpgen_bench.outcomes.soundness import release_problems
 from dpgen_bench.privacy.events import RELATIONS, budget_text
 from dpgen_bench.privacy.ledger import unproven_reasons
 from dpgen_bench.runs.measure import is_for_release
+from dpgen_bench.store.checks import is_plugin, plugin_note
 from dpgen_bench.store.folders import RunFolder
 from dpgen_bench.store.statistics import format_value, summarise
 from dpgen_bench.store.values import metric_values, notes
 from dpgen_bench.utils.errors import without_paths
-
-BENCH = ("dpgen_bench", "methods")  # the packages that are installed with dpgen_bench
 
 USE = """\
 import torch
@@ -60,7 +59,7 @@ def write_card(folder: RunFolder, generator: Generator, ledger: Mapping[str, Any
         "## Privacy",
         *_privacy(ledger),
         "## Caveats and what is out of scope",
-        _list(_caveats(ledger)),
+        _list(filter(None, [*_caveats(ledger), plugin_note(folder)])),
         "## Metrics",
         *_metrics(folder),
         "## Training",
@@ -105,7 +104,7 @@ def _modules(generator: Generator) -> str:
     network = generator.config().get("net_config")
     if isinstance(network, Mapping):
         names.append(str(network.get("_target_")))
-    needed = [name for name in names if name.split(".")[0] not in BENCH]
+    needed = [name for name in names if is_plugin(name)]
     if not needed:
         return ""
     return (

@@ -39,6 +39,7 @@ from dpgen_bench.report.text import (
     small_picture,
 )
 from dpgen_bench.runs.validation import file_problem, problem_of
+from dpgen_bench.store.checks import plugin_note
 from dpgen_bench.store.folders import REMOVED, ReadableRun, RunFolder
 from dpgen_bench.store.measurements import Measurement
 from dpgen_bench.store.records import Record, read_record, record_of, record_paths
@@ -308,6 +309,7 @@ def ledger_panel(run: Run) -> dict[str, Any]:
         f"{failure['what']}: that this did not depend on records is {failure['statement']}" for failure in stated
     ]
     warnings_ += [f"warning: {warning}" for warning in ledger.get("warnings", [])]
+    warnings_ += [note] if (note := plugin_note(run.folder)) else []
     # Epsilons under other assumptions come with the assumption, or with the reason why there is none.
     conditional, server = epsilon.get("conditional"), epsilon.get("server")
     if isinstance(conditional, dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from omegaconf import DictConfig
 from dpgen_bench.config.building import build_dataset, build_method, expect_own_name
 from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.display import relation_name
+from dpgen_bench.config.identity import source_fingerprint
 from dpgen_bench.config.small import Replaced, make_small
 from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.data.records import DatasetSpec
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.privacy.key import Key
+from dpgen_bench.store.checks import Check, is_plugin, keep_check
 from dpgen_bench.testing.bench import DataSet
 from dpgen_bench.testing.errors import ConformanceError
 from dpgen_bench.testing.source import read_plugin
@@ -94,38 +97,53 @@ def check_configured_method(
     threads = torch.get_num_threads()
     kind = f"records of {config.dataset.name}" if real else "made-up records"
     console.print(f"{config.method.name}: its yaml builds {config.method['_target_']}")
-    console.print(
-        f"  at  {len(data)} {kind} {'x'.join(map(str, data.images.shape[1:]))}, {dataset.num_classes} classes; "
+    at = (
+        f"{len(data)} {kind} {'x'.join(map(str, data.images.shape[1:]))}, {dataset.num_classes} classes; "
         f"epsilon {budget_text(budget.epsilon)}, delta {budget.delta:g}, {relation_name(budget.relation)}; "
         f"seed {int(config.seed)}; {threads} {'thread' if threads == 1 else 'threads'}; "
-        + ("thorough" if thorough else "fast (--thorough checks more)")
+        + ("thorough" if thorough else "fast")
     )
+    console.print(f"  at  {at}{'' if thorough else ' (--thorough checks more)'}")
     if replaced:
         console.print(f"  small, by `check` of the yaml: {'; '.join(map(str, replaced))}", markup=False)
     started = time.monotonic()
-    try:
-        check_method(
-            lambda: build_method(config),
-            num_classes=dataset.num_classes,
-            seed=int(config.seed),
-            budget=budget,
-            data=data,
-            clients=clients,
-            class_names=dataset.class_names,
-            data_folders=_data_folders(config),
-            thorough=thorough,
-            echo=lambda line: console.print(f"  ok  {line}", markup=False),
-        )
-    except (Exception, SystemExit) as error:  # any error of a plugin is a result of the suite, not a crash
-        kind = "" if isinstance(error, ConformanceError) else f"{type(error).__name__}: "
-        console.print(f"  FAILED  {kind}{error}{_where(error, plugin)}", markup=False)
+    failure = _failure(
+        plugin,
+        make_method=lambda: build_method(config),
+        num_classes=dataset.num_classes,
+        seed=int(config.seed),
+        budget=budget,
+        data=data,
+        clients=clients,
+        class_names=dataset.class_names,
+        data_folders=_data_folders(config),
+        thorough=thorough,
+        echo=lambda line: console.print(f"  ok  {line}", markup=False),
+    )
+    if failure:
+        console.print(f"  FAILED  {failure}", markup=False)
+    for warning in [*map(str, read_plugin(plugin)), *_about_switches(replaced)]:
+        console.print(f"  WARNING  {warning}", markup=False)
+    if is_plugin(config.method["_target_"]):
+        checked = f"{at}{', as configured' if as_configured else ''}"
+        result = Check(config.method["_target_"], not failure, f"{datetime.now(UTC):%Y-%m-%d}", checked)
+        keep_check(Path(str(config.results)), source_fingerprint(plugin), result)
+    if failure:
         return 1
-    finally:  # warnings are printed for a failed check too
-        for warning in [*map(str, read_plugin(plugin)), *_about_switches(replaced)]:
-            console.print(f"  WARNING  {warning}", markup=False)
     console.print(f"{config.method.name} conforms ({time.monotonic() - started:.0f} s)")
     console.print("The suite cannot detect:\n" + "\n".join(f"  - {limit}" for limit in LIMITS), markup=False)
     return 0
+
+
+def _failure(plugin: type, **arguments: Any) -> str:
+    """Run the suite; the rule that is broken, or the error of the method with its line. "" if the method conforms."""
+    try:
+        check_method(**arguments)
+    except ConformanceError as error:
+        return f"{error}{_where(error, plugin)}"
+    except (Exception, SystemExit) as error:  # any error of a plugin is a result of the suite, not a crash
+        return f"{type(error).__name__}: {error}{_where(error, plugin)}"
+    return ""
 
 
 def _build_small(config: DictConfig, replaced: list[Replaced]) -> None:

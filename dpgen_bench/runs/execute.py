@@ -46,6 +46,7 @@ from dpgen_bench.runs.processes import (
 )
 from dpgen_bench.runs.remembered import remember
 from dpgen_bench.runs.validation import expect_generator, expect_usable
+from dpgen_bench.store.checks import plugin_note
 from dpgen_bench.store.folders import PHASES, RunFailed, RunFolder, Store
 from dpgen_bench.store.values import mean_values, unmeasured
 from dpgen_bench.training.cost import PeakMemory
@@ -249,6 +250,8 @@ def _train(
     records = spec.dataset().load("train")
     ledger = open_ledger(spec, folder, len(records))
     expect_same_source(spec, folder, ledger)
+    if note := plugin_note(folder):
+        print(f"run {spec.id}: note: {note}", file=sys.stderr)
     _announce_warnings(spec, ledger)
     data, services = open_data(spec, folder, ledger, records, device, processes)
     del records  # from here on, only mechanisms reach them; on a GPU this copy is not needed, either
