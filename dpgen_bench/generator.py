@@ -159,6 +159,10 @@ class NetGenerator(Generator):
         latent: Distribution of z: "normal" (standard), "uniform" on [0, 1], or "bernoulli" with probability 1/2.
         value_range: The interval of the network's outputs, which is mapped to 0..255 and rounded.
 
+    Attributes:
+        clipped: The share of the pixels of the last samples that were clipped to `value_range` by more than a tenth of
+            its length.
+
     Raises:
         ValueError: For an unknown distribution of latents.
     """
@@ -182,6 +186,7 @@ class NetGenerator(Generator):
         self.image_shape = tuple(image_shape)  # type: ignore[assignment]
         self.latent: LatentDistribution = latent
         self.value_range = tuple(value_range)
+        self.clipped = 0.0
 
     @classmethod
     def build(
@@ -276,13 +281,16 @@ class NetGenerator(Generator):
             )
         device = next(self.net.parameters()).device
         low, high = self.value_range
-        images, done, nonfinite = [], 0, 0
+        images, done, nonfinite, clipped = [], 0, 0, 0.0
         with in_eval_mode(self.net):
             for z, y in batches(labels, seed) if len(labels) else ():
                 x = self.net(z.to(device), y.to(device))[: len(labels) - done]  # without the padding
                 done += len(x)
                 nonfinite += int((~torch.isfinite(x).flatten(1).all(dim=1)).sum())
-                images.append(finish(((x - low) / (high - low)).clamp(0.0, 1.0).mul(255.0).float()).cpu())
+                scaled = (x - low) / (high - low)
+                clipped += float(((scaled - 0.5).abs() > 0.6).float().mean()) * len(x) / len(labels)
+                images.append(finish(scaled.clamp(0.0, 1.0).mul(255.0).float()).cpu())
+        self.clipped = clipped
         if nonfinite:
             raise ValueError(
                 f"expected finite pixels, got NaN or infinite ones in {nonfinite} of {len(labels)} images (seed "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from omegaconf import OmegaConf
 
 from dpgen_bench.store.checks import Check, is_plugin, keep_check, last_check, plugin_note
 from dpgen_bench.store.folders import Store
@@ -35,7 +34,7 @@ def test_a_later_result_replaces_an_earlier_one_of_the_same_source(tmp_path):
 def a_run(results, target):
     folder = Store(results).folder("ab")
     folder.path.mkdir(parents=True, exist_ok=True)
-    (folder.path / "config.yaml").write_text(OmegaConf.to_yaml({"method": {"name": "mine", "_target_": target}}))
+    folder.write_json("identity.json", {"method": {"name": "mine", "_target_": target}})
     (folder.path / "source").write_text("ab12")
     return folder
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpgen_bench.generator import BLOCK, Generator, NetGenerator
+from dpgen_bench.runs.samples import clipping_note
 from tests.toys import Painter
 
 
@@ -33,6 +34,18 @@ def of_levels(*levels: float, value_range: tuple[float, float] = (0.0, 1.0)) -> 
 def painter(latent: str = "normal") -> NetGenerator:
     config = {"_target_": "tests.toys.Painter", "num_classes": 3, "image_shape": [1, 2, 2]}
     return NetGenerator(Painter(3, [1, 2, 2]), config, 4, 3, (1, 2, 2), latent=latent)  # type: ignore[arg-type]
+
+
+def test_pixels_that_are_clipped_by_more_than_a_tenth_of_the_range_are_counted_and_noted():
+    tanh = of_levels(-1.0, -0.05, 0.5, 1.05)  # of the four only the first one is clipped by more
+    tanh.sample(torch.arange(4), 0)
+    assert tanh.clipped == pytest.approx(0.25)
+    assert clipping_note(tanh).startswith("25% of the pixels of a few samples are far outside of the generator's")
+    assert "value_range, (0.0, 1.0), and are clipped" in clipping_note(tanh)
+    declared = of_levels(-1.0, -0.05, 0.5, 1.05, value_range=(-1.0, 1.0))
+    declared.sample(torch.arange(BLOCK + 4) % 4, 0)
+    assert declared.clipped == 0.0
+    assert clipping_note(declared) == clipping_note(Bare()) == ""
 
 
 class Bare(Generator):

@@ -86,6 +86,14 @@ def test_changed_protocol_settings_are_measured_again(undisturbed, tmp_path, cap
         assert len(archive["images"]) == 20
 
 
+def test_an_evaluation_without_any_value_fails_with_the_names_of_its_metrics(undisturbed, tmp_path):
+    shutil.copytree(undisturbed.path.parent.parent, tmp_path, dirs_exist_ok=True)
+    others = ["~protocol.metrics.logreg", "~protocol.metrics.mlp"]
+    broken = "+protocol.metrics.broken={_target_: tests.toy_metrics.Fails, %s}"
+    with pytest.raises(RunFailed, match="expected a value of one of the metrics broken, got none"):
+        evaluate_run(tmp_path, undisturbed.id, ["protocol=quick", *others, broken % "name: nothing"])
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

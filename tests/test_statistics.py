@@ -63,7 +63,16 @@ def test_no_values_have_no_summary(values):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(2272129.0, "2,272,129"), (123.456, "123.5"), (0.000423, "0.000423"), (1.0, "1"), (-0.5, "-0.5")],
+    [
+        (2272129.0, "2,272,129"),
+        (8233.04, "8,233"),
+        (999.96, "1,000"),
+        (999.94, "999.9"),
+        (123.456, "123.5"),
+        (0.000423, "0.000423"),
+        (1.0, "1"),
+        (-0.5, "-0.5"),
+    ],
 )
 def test_small_values_keep_their_digits(value, text):
     assert format_value(value) == text

@@ -45,10 +45,11 @@ from dpgen_bench.runs.processes import (
     undone_if_not_divisible,
 )
 from dpgen_bench.runs.remembered import remember
+from dpgen_bench.runs.samples import clipping_note
 from dpgen_bench.runs.validation import expect_generator, expect_usable
 from dpgen_bench.store.checks import plugin_note
 from dpgen_bench.store.folders import PHASES, RunFailed, RunFolder, Store
-from dpgen_bench.store.values import mean_values, unmeasured
+from dpgen_bench.store.values import mean_values, metric_values, unmeasured
 from dpgen_bench.training.cost import PeakMemory
 from dpgen_bench.training.precision import expect_possible
 from dpgen_bench.training.progress import NoProgress, ProgressBar, RecordedProgress
@@ -165,6 +166,7 @@ def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
         LookupError: if no run, or more than one, matches `run`.
         ValueError: if the run has no generator yet, or for another override.
         RunBusy: if another process executes this run.
+        RunFailed: if no metric could be measured.
     """
     folder = Store(results).find(run)
     expect_generator(folder)
@@ -175,8 +177,13 @@ def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
         torch.set_num_threads(int(config.runtime.threads))
     with folder.locked():
         done = bool(folder.measurements.of(spec.protocol_record()))
-        measure(spec, folder, choose_device(config.runtime.device), again=done)
+        measurement = measure(spec, folder, choose_device(config.runtime.device), again=done)
         _measure_kept(spec, folder, again=done)
+    if not metric_values(measurement):
+        raise RunFailed(
+            f"expected a value of one of the metrics {', '.join(unmeasured(measurement))}, got none; the lines above "
+            "have the reasons."
+        )
     return folder
 
 
@@ -301,6 +308,8 @@ def _train(
             "change it."
         )
     warn_of_unused_shares(ledger)
+    if note := clipping_note(generator):
+        print(f"run {spec.id}: note: {note}", file=sys.stderr)
     ctx.close()
     ledger.save()
     if ledger.diagnostics == "unsafe":

@@ -12,10 +12,12 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from dpgen_bench.data.records import Records
-from dpgen_bench.generator import Generator
+from dpgen_bench.generator import Generator, NetGenerator
 from dpgen_bench.store.folders import RunFolder
 from dpgen_bench.utils.cache import read_arrays, write_arrays
 from dpgen_bench.utils.files import atomic
+
+MUCH_CLIPPED = 0.2  # a share of the pixels
 
 
 def sample_labels(n: int, num_classes: int, kind: str, seed: int) -> Tensor:
@@ -83,6 +85,17 @@ def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int, keep: bool 
     arrays = {"images": samples.images.numpy(), "labels": samples.labels.numpy(), "made_by": np.array(made_by)}
     write_arrays(path, arrays, compress=True)
     return samples
+
+
+def clipping_note(generator: Generator) -> str:
+    """A note on a generator that clipped many pixels of its last samples, whose range may not be the declared one."""
+    if not isinstance(generator, NetGenerator) or generator.clipped <= MUCH_CLIPPED:
+        return ""
+    return (
+        f"{100 * generator.clipped:.0f}% of the pixels of a few samples are far outside of the generator's "
+        f"value_range, {generator.value_range}, and are clipped; if the network's outputs have another range, such as "
+        "(-1, 1) of a tanh, give it to NetGenerator."
+    )
 
 
 def set_size(folder: RunFolder) -> int | None:

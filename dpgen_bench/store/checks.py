@@ -55,8 +55,8 @@ def is_plugin(target: str) -> bool:
 
 def plugin_note(run: ReadableRun) -> str:
     """What is known of the source on which a plugin's proven epsilon rests; "" for a method of the bench."""
-    target = str(run.config.method.get("_target_"))
-    if not is_plugin(target):
+    target = str(run.read_json("identity.json").get("method", {}).get("_target_", ""))
+    if not target or not is_plugin(target):
         return ""
     stated = f"the class {target} is not of the bench, and ε proven rests on its source, which"
     source = run.path / "source" if isinstance(run, RunFolder) else None

@@ -53,13 +53,13 @@ class Summary:
 
 
 def format_value(value: float, reference: float | None = None) -> str:
-    """A value as text: no decimals from 10,000, one decimal from 2, and three significant digits below, as for a KID.
+    """A value as text: no decimals from 1,000, one decimal from 2, and three significant digits below, as for a KID.
 
     Args:
         reference: the value that determines the format; None is `value` itself. A spread takes the format of its mean.
     """
     size = abs(value if reference is None else reference)
-    return f"{value:,.0f}" if size >= 10_000 else f"{value:.1f}" if size >= 2 else f"{value:.3g}"
+    return f"{value:,.0f}" if round(size, 1) >= 1_000 else f"{value:.1f}" if size >= 2 else f"{value:.3g}"
 
 
 def summarise(values: Sequence[Sequence[float]]) -> Summary:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dpgen_bench.config.display import relation_name
-from dpgen_bench.store.checks import plugin_note
 from dpgen_bench.tables.lines import NONE, NOTHING, BuiltTable, Cell, Line
 from dpgen_bench.tables.naming import certified, epsilon_of, is_measured, is_real_data, uses_no_records
 
@@ -75,7 +74,7 @@ class Shared:
             ]
             texts.append(_sentence("; ".join(differing)))
             assert line.row is not None
-            texts += [_sentence(note) for note in dict.fromkeys(map(plugin_note, line.row.measured))]
+            texts += map(_sentence, line.row.plugin_notes)
         return [text for text in texts if text]
 
 

@@ -15,6 +15,7 @@ from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.outcomes.listing import describe_dataset, epsilon_entry, epsilon_number, first_stage, format_epsilon
 from dpgen_bench.outcomes.soundness import budget_problem
 from dpgen_bench.runs.validation import problem_of
+from dpgen_bench.store.checks import plugin_note
 from dpgen_bench.store.folders import ReadableRun, Store
 from dpgen_bench.store.measurements import Measurement
 from dpgen_bench.store.records import evidence, read_record, readable_run, record_paths
@@ -102,6 +103,11 @@ class TableRow:
     def epsilons(self) -> list[dict[str, Any]]:
         """What each measured run's ledger has on epsilon, see `runs.epsilon`; empty where nothing was accounted."""
         return [ledger.get("epsilon") or {} for ledger in self.ledgers]
+
+    @cached_property
+    def plugin_notes(self) -> list[str]:
+        """What is known of a plugin's source, of which measured runs may have several; each line once."""
+        return [note for note in dict.fromkeys(map(plugin_note, self.measured)) if note]
 
     def notes(self) -> list[str]:
         """Notes of the runs' measurements, and the assumptions of conditional epsilons; each line once."""

@@ -71,7 +71,9 @@ class Accountant(ABC):
             return 0.0
         reason = self.uncovered(composition, relation)
         if reason is not None:
-            raise NotCovered(f"{self.name} ({self.library}): {reason}")
+            covers = self is not (pld := ACCOUNTANTS["pld"]) and pld.uncovered(composition, relation) is None
+            remedy = "; privacy.accountant=pld covers these releases" if covers and "pld" not in reason else ""
+            raise NotCovered(f"{self.name} ({self.library}): {reason}{remedy}")
         return max(0.0, self._compose(composition, delta, relation))
 
     def uncovered(self, composition: Composition, relation: Relation) -> str | None:
