@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
@@ -14,10 +13,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import vector_to_parameters
 
 from dpgen_bench.nets.latents import LatentDistribution
+from dpgen_bench.nets.modes import batch_statistics, in_eval_mode
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.utils.building import instantiate
 from dpgen_bench.utils.classes import find_target, targets_in
@@ -167,6 +166,8 @@ class NetGenerator(Generator):
         ValueError: For an unknown distribution of latents.
     """
 
+    clipped = 0.0
+
     def __init__(
         self,
         net: nn.Module,
@@ -186,7 +187,6 @@ class NetGenerator(Generator):
         self.image_shape = tuple(image_shape)  # type: ignore[assignment]
         self.latent: LatentDistribution = latent
         self.value_range = tuple(value_range)
-        self.clipped = 0.0
 
     @classmethod
     def build(
@@ -367,42 +367,3 @@ def batch_sizes(n: int, batch_size: int) -> list[int]:
         raise ValueError("expected at least 2 images for batch statistics, got 1; sample more images.")
     sizes = [batch_size] * (n // batch_size) + [n % batch_size] * (n % batch_size > 0)
     return [*sizes[:-2], batch_size + 1] if sizes[-1:] == [1] else sizes
-
-
-@contextmanager
-def in_eval_mode(net: nn.Module) -> Iterator[None]:
-    """A context in which `net` is in eval mode; afterwards each of its modules has the mode that it had before."""
-    training = {module: module.training for module in net.modules()}
-    net.eval()
-    try:
-        yield
-    finally:
-        net.train(training[net])  # first, because it may be overridden, and sets the mode of all modules
-        for module, mode in training.items():
-            module.training = mode
-
-
-@contextmanager
-def batch_statistics(net: nn.Module) -> Iterator[None]:
-    """A context in which `net` in eval mode normalises each batch by the batch's own mean and (biased) variance.
-
-    In eval mode, PyTorch's batch normalisation does this if it has no running statistics. They are removed and restored
-    afterwards. Unlike in training mode, no forward pass changes them, and all other layers stay in eval mode.
-
-    Raises:
-        ValueError: If the net has no BatchNorm layer of PyTorch.
-    """
-    layers = [module for module in net.modules() if isinstance(module, _BatchNorm)]
-    if not layers:
-        raise ValueError(
-            f"expected a net with batch normalisation, got {type(net).__name__} without a torch BatchNorm layer, for "
-            "which batch statistics would change nothing: use a protocol with batch_statistics null."
-        )
-    running = [(layer.running_mean, layer.running_var) for layer in layers]
-    try:
-        for layer in layers:
-            layer.running_mean = layer.running_var = None
-        yield
-    finally:
-        for layer, (mean, variance) in zip(layers, running, strict=True):
-            layer.running_mean, layer.running_var = mean, variance

@@ -24,9 +24,10 @@ from dpgen_bench.data.private import PrivateData
 from dpgen_bench.federation.client import Answer, Parts, Program, Records
 from dpgen_bench.federation.client_mechanism import ClientMechanism
 from dpgen_bench.federation.data import ClientData
-from dpgen_bench.generator import Config, NetGenerator, config_of, in_eval_mode, make_net
+from dpgen_bench.generator import Config, NetGenerator, config_of, make_net
 from dpgen_bench.method import Context
 from dpgen_bench.nets.gs_wgan import AveragedGenerator, GSWGANSettings
+from dpgen_bench.nets.modes import in_eval_mode
 from dpgen_bench.nets.wasserstein import CriticTraining, draw_matching
 from dpgen_bench.nets.wgan import ProjectionCritic
 from dpgen_bench.privacy.accountants.claims import if_memoryless, paper_count, wor_rdp

@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 
 from dpgen_bench.data.private import PrivateData
-from dpgen_bench.generator import NetGenerator, config_of, in_eval_mode, make_net
+from dpgen_bench.generator import NetGenerator, config_of, make_net
 from dpgen_bench.method import Context
 from dpgen_bench.nets.gs_wgan import AveragedGenerator, GSWGANSettings
+from dpgen_bench.nets.modes import in_eval_mode
 from dpgen_bench.nets.wgan import ProjectionCritic
 from dpgen_bench.privacy.accountants.claims import if_memoryless, paper_count, wor_rdp
 from dpgen_bench.privacy.bounds import PerRow, Whole
