@@ -14,7 +14,13 @@ PASSED = Check("mine.Mine", True, "2026-11-26", "48 made-up records; fast")
 
 
 @pytest.mark.parametrize(
-    ("target", "plugin"), [("methods.dpgan.DPGAN", False), ("dpgen_bench.x.Y", False), ("methods_of_mine.X", True)]
+    ("target", "plugin"),
+    [
+        ("methods.dpgan.DPGAN", False),
+        ("dpgen_bench.x.Y", False),
+        ("methods_of_mine.X", True),
+        ("methods.mine.Mine", True),  # of a user's own package `methods`
+    ],
 )
 def test_methods_of_other_packages_are_plugins(target, plugin):
     assert is_plugin(target) is plugin

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from hydra.errors import InstantiationException
@@ -69,27 +70,33 @@ def build_plugin(config: DictConfig) -> Method:
     """The method of a config without pretraining, an object of the class that its yaml names.
 
     Raises:
-        ValueError: if the class or its arguments are invalid.
+        ValueError: if the class or its arguments are invalid, or another class has the name of a method of the bench.
     """
+    _expect_own_name(config)
     return _build(config.method, "method", drop=NOT_ARGUMENTS)
 
 
-def expect_own_name(config: DictConfig) -> None:
+def _expect_own_name(config: DictConfig) -> None:
     """Check that a plugin does not have the name of a method of the bench, as whose values its own would be read.
 
     Raises:
         ValueError: if it has.
     """
     name, target = str(config.method.get("name")), config.method.get("_target_")
-    bench = CONF / "method" / f"{name}.yaml"
-    if not (re.fullmatch(r"\w+", name) and bench.is_file()):
-        return
-    own = OmegaConf.select(OmegaConf.load(bench), "_target_")
-    if own != target:
+    own = _target_of_bench(name)
+    if own not in (None, target):
         raise ValueError(
             f"expected a name of its own for the method {target}, got method.name={name!r}, which is that of the "
             f"bench's {own}; give it another `name` in its yaml, or write method.name=NAME."
         )
+
+
+@cache
+def _target_of_bench(name: str) -> str | None:
+    """The class of the bench's method of this name; None if it has none."""
+    path = CONF / "method" / f"{name}.yaml"
+    is_own = re.fullmatch(r"\w+", name) and path.is_file()
+    return str(OmegaConf.select(OmegaConf.load(path), "_target_")) if is_own else None
 
 
 def has_first_stage(config: DictConfig) -> bool:

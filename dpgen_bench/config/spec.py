@@ -19,7 +19,6 @@ from dpgen_bench.config.building import (
     build_method,
     build_plugin,
     check_complete,
-    expect_own_name,
     first_stage_identity,
     has_first_stage,
 )
@@ -170,7 +169,6 @@ def build_spec(config: DictConfig, planned: bool = False) -> RunSpec:
         if not isinstance(config.get(key), DictConfig):
             raise ValueError(f"expected a config group {key!r}, got {config.get(key)!r}; see conf/{key}/.")
     _check_keys(config)
-    expect_own_name(config)
     check_runtime(config)
     if not _is_integer(config.seed) or not 0 <= config.seed < SEEDS:
         raise ValueError(f"expected seed to be an integer in [0, 2**63), got {config.seed!r}; write seed=0.")

@@ -19,6 +19,7 @@ from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context
 from dpgen_bench.pretraining.gaussians import LabelledImages, Share
 from dpgen_bench.privacy.bounds import PerRecord
+from dpgen_bench.privacy.planning import FIRST_STAGE
 from dpgen_bench.privacy.sampling import Poisson
 from dpgen_bench.utils.validation import Checked, Count, Fraction, Interval, NonNegative, Positive
 
@@ -57,7 +58,7 @@ class CentralImages(Checked):
         k, small = data.num_classes, (c, h // 2, w // 2)
         bound = PerRecord(C=self.radius * math.prod(small) ** 0.5, shape=(k, *small), microbatch=500)
         release = data.mechanism(
-            "init_central_images", sample=Poisson(self.rate), bound=bound, times=self.batches, share=self.share
+            f"{FIRST_STAGE}central_images", sample=Poisson(self.rate), bound=bound, times=self.batches, share=self.share
         )
 
         def rows(x: Tensor, y: Tensor) -> Tensor:

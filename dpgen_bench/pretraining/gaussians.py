@@ -30,6 +30,7 @@ from dpgen_bench.nets.class_gaussians import ClassGaussians
 from dpgen_bench.nets.gaussian_clusters import Clusters, diagonal_blocks, normal_distributions
 from dpgen_bench.privacy.factors import PerRecordMoments
 from dpgen_bench.privacy.mechanism import Mechanism
+from dpgen_bench.privacy.planning import FIRST_STAGE
 from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.utils.validation import Checked, Count, Fraction, Interval, NonNegative, Positive
 
@@ -183,7 +184,7 @@ class GaussianImages(GaussianModel):
 
     def request(self, data: PrivateData, ctx: Context) -> Callable[[], LabelledImages]:
         """Request the mechanisms, and return the function that makes the releases and draws images from them."""
-        released = self.request_model(data, ctx, prefix="init_", part=self.share)
+        released = self.request_model(data, ctx, prefix=FIRST_STAGE, part=self.share)
 
         def draw() -> LabelledImages:
             labels = torch.arange(self.images) % data.num_classes

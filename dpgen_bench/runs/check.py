@@ -13,7 +13,7 @@ import torch
 from hydra.utils import get_class
 from omegaconf import DictConfig
 
-from dpgen_bench.config.building import build_dataset, build_method, expect_own_name
+from dpgen_bench.config.building import build_dataset, build_method
 from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.display import relation_name
 from dpgen_bench.config.identity import source_fingerprint
@@ -85,7 +85,6 @@ def check_configured_method(
         raise ValueError(f"expected --records of at least 2, because one of them is removed, got {records}.")
     console = Console(soft_wrap=True, highlight=False)
     config = compose_config(overrides)
-    expect_own_name(config)
     build_method(config)  # raises for a class that is not found, or whose module or arguments are wrong
     overridden = {override.split("=")[0].lstrip("+~") for override in overrides}
     replaced = [] if as_configured else make_small(config, overridden)

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from dpgen_bench.store.folders import ReadableRun, RunFolder
 from dpgen_bench.utils.files import write_atomic
-
-BENCH = ("dpgen_bench", "methods")  # the packages that are installed with dpgen_bench; others are plugins
+from dpgen_bench.utils.paths import METHODS, PACKAGE
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,11 @@ def last_check(results: Path, source: str) -> Check | None:
 
 
 def is_plugin(target: str) -> bool:
-    """Whether a method's class, as `_target_` names it, is not of the bench."""
-    return target.split(".")[0] not in BENCH
+    """Whether a class, as `_target_` names it, is not of the bench; a user may have a package `methods`, too."""
+    package, _, rest = target.partition(".")
+    if package == METHODS.name:
+        return not (METHODS / f"{rest.partition('.')[0]}.py").is_file()
+    return package != PACKAGE.name
 
 
 def plugin_note(run: ReadableRun) -> str:

@@ -25,10 +25,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dpgen_bench.generator import Generator
-from dpgen_bench.utils.paths import METHODS, environment_of_children
+from dpgen_bench.utils.paths import METHODS, PACKAGE, environment_of_children
 from dpgen_bench.utils.source import of_a_library
 
-PACKAGE = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 600.0  # for one generator; long enough for a busy machine
 
 
@@ -197,7 +196,6 @@ def access_refused(
     """
     refused = ("socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
     code = (".py", ".pyc", ".so", ".pyd", ".dll")
-    trusted = (str(METHODS), str(PACKAGE))
     inside = threading.local()  # the hook itself may open files, which must not call it again
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -212,8 +210,9 @@ def access_refused(
             path = Path(os.fsdecode(arguments[0])).absolute()
             if path.is_relative_to(own) or not path.is_file():
                 return
-            source = str(_source_of(path))
-            if path.suffix in code and (source.startswith(trusted) or source in sources or of_a_library(source)):
+            source = _source_of(path)
+            of_bench = source.is_relative_to(PACKAGE) or source.is_relative_to(METHODS)
+            if path.suffix in code and (of_bench or str(source) in sources or of_a_library(str(source))):
                 return
             status = path.stat()
             newer = max(status.st_mtime, status.st_ctime) >= started

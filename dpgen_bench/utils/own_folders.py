@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-import yaml
-
 _FOLDERS: ContextVar[tuple[Path, ...]] = ContextVar("own folders", default=())
 
 
@@ -48,6 +46,8 @@ def own_files(group: str) -> dict[str, Path]:
 
 def misnamed_methods(folders: Sequence[Path]) -> Iterator[str]:
     """A note for each yaml of a method whose `name`, which results have, is not that of the file, which is typed."""
+    import yaml  # here, because only commands with folders of a user's own need it
+
     for path in (path for folder in folders for path in sorted((folder / "method").glob("*.yaml"))):
         try:
             content = yaml.safe_load(path.read_bytes())
