@@ -38,6 +38,8 @@ inductor = pytest.param(
     ],
 )
 
+cudagraphs = pytest.param("cudagraphs", marks=pytest.mark.gpu)
+
 
 class SmallNet(nn.Module):
     def __init__(self) -> None:

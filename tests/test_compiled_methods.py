@@ -24,7 +24,7 @@ from dpgen_bench.privacy.services import Services
 from dpgen_bench.testing.suite import random_data
 from dpgen_bench.utils import compiled
 from tests import toys
-from tests.test_compiled import inductor
+from tests.test_compiled import cudagraphs, inductor
 
 
 class Exact(toys.Watcher):
@@ -42,17 +42,24 @@ class Exact(toys.Watcher):
         return noisy
 
 
-def exact_values(settings: list[str], backend: str, records: int = 48, **changes: Any) -> list[Tensor]:
+def device_of(backend: str) -> torch.device:
+    """Where this backend is compared with others: cudagraphs on a GPU, others on the CPU."""
+    return torch.device("cuda" if backend == "cudagraphs" else "cpu")
+
+
+def exact_values(
+    settings: list[str], backend: str, device: torch.device, records: int = 48, **changes: Any
+) -> list[Tensor]:
     """Those of a small fit of the method itself, of two releases on padded draws."""
     config = compose_config([*settings, "dataset=mnist"])
     for key, value in {**changes, "steps": 2}.items():
         OmegaConf.update(config, key if key.startswith("privacy.") else f"method.{key}", value)
     private, watcher = random_data((1, 28, 28), records, 10, 8, seed=0), Exact()
     ledger = Ledger(RunSpec(config, training={}).budget(), records)
-    services = Services(ledger, Key.seeded("compiled"), observer=watcher, padded=True)
+    services = Services(ledger, Key.seeded("compiled"), device, observer=watcher, padded=True)
     data = PrivateData(private.images, private.labels, 10, services, ids=private.ids)
     with compiled.using(backend):
-        fit_method(build_method(config), data, Context(0, "cpu", services=services))
+        fit_method(build_method(config), data, Context(0, device, services=services))
     return watcher.values
 
 
@@ -60,9 +67,10 @@ def exact_values(settings: list[str], backend: str, records: int = 48, **changes
 def test_releases_of_a_method_are_recorded_and_equal_up_to_rounding(method, monkeypatch):
     settings = [f"method={method}"]
     check = dict(compose_config([*settings, "dataset=mnist"]).method.check)
-    expected, used, total = exact_values(settings, "none", **check), [], CompiledSums.total
+    cpu = torch.device("cpu")
+    expected, used, total = exact_values(settings, "none", cpu, **check), [], CompiledSums.total
     monkeypatch.setattr(CompiledSums, "total", lambda *args: used.append(1) or total(*args))
-    values = exact_values(settings, "graph", **check)
+    values = exact_values(settings, "graph", cpu, **check)
     assert len(used) == len(values) == len(expected) == 2
     first, second = zip(values, expected, strict=True)
     assert torch.allclose(*first, rtol=1e-5, atol=1e-6 * float(first[1].abs().max()))
@@ -70,12 +78,12 @@ def test_releases_of_a_method_are_recorded_and_equal_up_to_rounding(method, monk
     assert float((second[0] - second[1]).norm()) <= 1e-3 * float(second[1].norm())
 
 
-@pytest.mark.parametrize("backend", [inductor])
+@pytest.mark.parametrize("backend", [inductor, cudagraphs])
 @pytest.mark.parametrize("preset", ["quick/dpgan", "dpgan/eps10", "dpdm/reduced_mnist"])
 def test_releases_compiled_at_the_sizes_of_presets_are_equal_up_to_rounding(preset, backend):
     """The sizes of DPGAN's quick preset, of its paper, and of DPDM's reduced preset."""
     settings = [f"experiment={preset}"]
-    expected, values = (exact_values(settings, name, records=800) for name in ("none", backend))
+    expected, values = (exact_values(settings, name, device_of(backend), records=800) for name in ("none", backend))
     for value, exact in zip(values, expected, strict=True):
         # A leaky ReLU whose input is zero up to rounding has another slope, in the gradient of one record.
         assert float((value - exact).norm()) <= 1e-3 * float(exact.norm())

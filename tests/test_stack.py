@@ -300,6 +300,17 @@ def test_settled_vectors_give_the_largest_singular_value():
     assert all(torch.equal(before[name], value) for name, value in net.named_parameters())
 
 
+def test_networks_are_initialised_without_the_generators_of_gpus(monkeypatch):
+    """torch.manual_seed would seed them, and a private function that changes them is refused."""
+
+    def seeded(seed: int) -> None:
+        raise AssertionError("a generator of a GPU was seeded")
+
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded)
+    first, again = (Stack.initial(critic, rng(2)) for _ in range(2))
+    assert all(torch.equal(value, again[name]) for name, value in first.items())
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
 def test_an_accelerator_trains_the_same_critics():

@@ -7,6 +7,7 @@ Chen, Kerkouche & Fritz (*Private Set Generation with Discriminative Information
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from itertools import pairwise
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpgen_bench.nets.wgan import DCGANGenerator
+from dpgen_bench.utils.upload import upload
 
 
 class FiniteSet(nn.Module):
@@ -101,9 +103,13 @@ class MatchNet(nn.Module):
         self.reset()
 
     def reset(self) -> None:
-        """Draw new weights from PyTorch's global generator."""
+        """Draw new weights from PyTorch's global generator of the CPU, so that they are the same on each device."""
         for layer in (*self.convolutions, self.linear):
-            layer.reset_parameters()
+            drawn = deepcopy(layer).to_empty(device="cpu")
+            drawn.reset_parameters()
+            with torch.no_grad():
+                for own, new in zip(layer.parameters(), drawn.parameters(), strict=True):
+                    own.copy_(upload(new.detach(), own.device))
         for scale in self.affine:
             nn.init.ones_(scale.weight)  # type: ignore[arg-type]
             nn.init.zeros_(scale.bias)  # type: ignore[arg-type]

@@ -51,7 +51,8 @@ class Stack:
         nets = []
         for rng in rngs:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(int(torch.randint(2**62, (), generator=rng)))
+                # torch.manual_seed would also seed the generators of GPUs, which are not restored.
+                torch.default_generator.manual_seed(int(torch.randint(2**62, (), generator=rng)))
                 nets.append(make())
         parameters, buffers = stack_module_state(nets)
         return {name: value.detach() for name, value in {**parameters, **buffers}.items()}

@@ -105,15 +105,29 @@ class Compiled:
         graph = make_fx(lambda args: self._fn(*args), tracing_mode="fake")(args)
         if backend() == "graph":
             return graph
-        return torch.compile(graph, backend=backend(), dynamic=False, fullgraph=True)
+        run = torch.compile(graph, backend=backend(), dynamic=False, fullgraph=True)
+        return _kept(run) if backend() == "cudagraphs" else run
 
 
 def _without_gradient(value: Tensor) -> Tensor:
     return value.detach()
 
 
+def _kept(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, whose results the next call does not overwrite, as it does with the memory of a CUDA graph."""
+
+    def call(args: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return pytree.tree_map_only(Tensor, torch.clone, run(args))
+
+    return call
+
+
 def network(net: nn.Module) -> Callable[..., Tensor]:
-    """`net`, to be called in steps: compiled by `runtime.compile`, with the parameters of `net`."""
-    if backend() in ("none", "graph"):
+    """`net`, to be called in steps: compiled by `runtime.compile=inductor`, with the parameters of `net`.
+
+    Not by cudagraphs, which PyTorch's compiler starts so slowly that a step of DP-Sinkhorn took longer on an H200.
+    """
+    if backend() != "inductor":
         return net
-    return torch.compile(net, backend=backend(), dynamic=False)
+    return torch.compile(net, backend="inductor", dynamic=False)

@@ -1,6 +1,6 @@
 """Runs every benchmark of this package (or those named) and writes one JSON file each.
 
-    python -m tests.bench [NAME ...] [--out results/bench]
+    python -m tests.bench [NAME ...] [--out results/bench] [--device cpu|cuda]
 
 A benchmark is a module with `measure() -> dict`, whose values are plain numbers, strings, lists and dicts. One that
 cannot be measured here, for example because the Inception weights are missing, is named with its reason, and one that
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import tests.bench
 from dpgen_bench.evaluate.metric import NotMeasured
+from tests.bench._machine import DEVICES
 
 
 def main() -> None:
@@ -26,7 +27,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all if none is given")
     parser.add_argument("--out", type=Path, default=Path("results/bench"), help="directory of the JSON files")
+    parser.add_argument("--device", choices=DEVICES, help="the only one, for benchmarks that compare kinds of device")
     arguments = parser.parse_args()
+    if arguments.device:
+        DEVICES[:] = [arguments.device]
     if unknown := [name for name in arguments.names if name not in names]:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(names)}")
     missing: dict[str, NotMeasured] = {}

@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+# The kinds of device that a benchmark measures on, if the machine has them.
+DEVICES = ["cpu", "cuda"]
+
 
 def machine(*libraries: str) -> dict[str, Any]:
     """The processor, PyTorch's instruction set and threads, and the versions of Python, PyTorch and `libraries`."""
@@ -29,5 +32,5 @@ def machine(*libraries: str) -> dict[str, Any]:
 def on_each_device(doc: str | None, values: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
     """What a benchmark measures (the docstring of its module), on which machine, and its values on each device."""
     torch.set_num_threads(1)
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    devices = [each for each in DEVICES if each == "cpu" or torch.cuda.is_available()]
     return {"what": " ".join((doc or "").split()), "machine": machine(), **{each: values(each) for each in devices}}
