@@ -76,25 +76,27 @@ class Stalls:
     Attributes:
         places: All places but those of the log.
         logged: Places in the arguments of `ctx.log(...)`.
+        drawn: Where code drew from the accelerator's global generator, whose numbers are others than the host's.
     """
 
     def __init__(self) -> None:
         self.places: Counter[str] = Counter()
         self.logged: Counter[str] = Counter()
+        self.drawn: Counter[str] = Counter()
         self.paused = False
         self._on_host: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def add(self) -> None:
         if self.paused:
             return
-        frames = [frame for frame, _ in traceback.walk_stack(None)]  # the innermost first
-        own = [frame for frame in frames if any(part in _file(frame) for part in ("dpgen_bench/", "/methods/"))]
-        last = (own or [frame for frame in frames if _file(frame) != __file__ and "/torch/" not in _file(frame)])[0]
+        last = _innermost_of_the_bench()
         if _file(last).endswith("utils/upload.py"):  # it copies through page-locked memory
             return
-        line = linecache.getline(_file(last), last.f_lineno).strip()
         counter = self.logged if _is_logged(last) else self.places
-        counter[f"{_file(last).rsplit('/', 1)[-1]}: {line}"] += 1
+        counter[_place(last)] += 1
+
+    def add_draw(self) -> None:
+        self.drawn[_place(_innermost_of_the_bench())] += 1
 
     def all_places(self) -> Counter[str]:
         """Both, with "log of " before the places of the log."""
@@ -130,12 +132,17 @@ class _Operations(TorchDispatchMode):
         on_host = bool(sized) and all(self.stalls.is_on_host(each) for each in sized)
         if not on_host and self._waits(func, name, args, kwargs):
             self.stalls.add()
+        there = not on_host if tensors else kwargs.get("device") == ACCELERATOR
+        given = any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values()))
+        if there and not given and torch.Tag.nondeterministic_seeded in func.tags:
+            self.stalls.add_draw()
         result = func(*args, **kwargs)
         if name == "aten::copy_":
             if self.stalls.is_on_host(args[0]) != self.stalls.is_on_host(args[1]) and args[1].dim():
                 self.stalls.add()
         elif tensors:
-            self.stalls.mark(result, on_host)
+            device = kwargs.get("device") if name.endswith("_like") else None
+            self.stalls.mark(result, on_host if device is None else device.index is None)
         return result
 
     def _waits(self, func: Any, name: str, args: Any, kwargs: Any) -> bool:
@@ -252,6 +259,18 @@ def _file(frame: FrameType) -> str:
     return frame.f_code.co_filename
 
 
+def _innermost_of_the_bench() -> FrameType:
+    """The innermost frame of the bench's code, or else of code that is neither PyTorch's nor in this module."""
+    frames = [frame for frame, _ in traceback.walk_stack(None)]  # the innermost first
+    own = [frame for frame in frames if any(part in _file(frame) for part in ("dpgen_bench/", "/methods/"))]
+    return (own or [frame for frame in frames if _file(frame) != __file__ and "/torch/" not in _file(frame)])[0]
+
+
+def _place(frame: FrameType) -> str:
+    """ "file: line of code"."""
+    return f"{_file(frame).rsplit('/', 1)[-1]}: {linecache.getline(_file(frame), frame.f_lineno).strip()}"
+
+
 def _is_logged(frame: FrameType) -> bool:
     """Whether a frame is at an expression in the arguments of `ctx.log(...)`."""
     line, last_line, column, last_column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
@@ -312,15 +331,25 @@ def counted() -> Iterator[Stalls]:
         yield stalls
 
 
-def stalls_of_a_step(
-    name: str, *overrides: str, padded: bool = True, mode: NoiseMode = "seeded", on_host: bool = False
-) -> Counter[str]:
-    """Where a step of the last loop of a small fit on made-up records waits, as on an accelerator: each place as often
-    as in the step that waits there most. The first step, which may make what later ones keep, counts only if it is
-    the only one.
+def stalls_of_a_step(name: str, *overrides: str, **options: Any) -> Counter[str]:
+    """Where a step of the last loop of a small fit waits, as on an accelerator: each place as often as in the step that
+    waits there most. The first step, which may make what later ones keep, counts only if it is the only one.
 
-    Draws are padded as there, and the harness takes the branch-free ways. Places whose text begins with "log of " are
-    in the arguments of `ctx.log`.
+    Places whose text begins with "log of " are in the arguments of `ctx.log`.
+    """
+    _, of_steps = stalls_of_a_fit(name, *overrides, **options)
+    worst: Counter[str] = Counter()
+    for counts in of_steps[1:] or of_steps:
+        worst |= counts
+    return worst
+
+
+def stalls_of_a_fit(
+    name: str, *overrides: str, padded: bool = True, mode: NoiseMode = "seeded", on_host: bool = False
+) -> tuple[Stalls, list[Counter[str]]]:
+    """What was counted in a small fit on made-up records, and where each step of its last loop waited.
+
+    Draws are padded as on an accelerator, and the harness takes the branch-free ways.
 
     Args:
         padded: whether draws are padded.
@@ -366,8 +395,4 @@ def stalls_of_a_step(
         patch.setattr(isolation, "_len_torch_dispatch_stack", lambda: 0)  # noise and clipping are counted, too
         patch.setattr(torch._C, "DisableTorchFunction", nullcontext)
         fit_method(build_method(config), data, Context(0, str(ACCELERATOR), services=services))
-    of_steps = [after - earlier for earlier, after in zip(before[::2], before[1::2], strict=True)]
-    worst: Counter[str] = Counter()
-    for counts in of_steps[1:] or of_steps:
-        worst |= counts
-    return worst
+    return stalls, [after - earlier for earlier, after in zip(before[::2], before[1::2], strict=True)]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from dpgen_bench.utils.paths import CONF
 from dpgen_bench.utils.upload import upload
-from tests.stalls import ACCELERATOR, counted, stalls_of_a_step
+from tests.stalls import ACCELERATOR, counted, stalls_of_a_fit, stalls_of_a_step
 
 
 @pytest.mark.parametrize(
@@ -193,6 +193,33 @@ def test_noise_for_release_waits_for_nothing(method):
 def test_without_padding_the_size_of_a_draw_is_read():
     places = stalls_of_a_step("dpgan", padded=False)
     assert any(place.startswith("bookkeeping.py") for place in places), places
+
+
+@pytest.mark.parametrize(
+    ("draws", "number"),
+    [
+        (lambda x: torch.nn.init.uniform_(x), 1),
+        (lambda x: F.dropout(x), 1),
+        (lambda x: torch.rand(3, device=x.device), 1),
+        (lambda x: torch.randn_like(x) + x.bernoulli(0.5), 2),
+        (lambda x: torch.rand(3).to(x.device) * x, 0),
+        (lambda x: torch.rand(3, generator=torch.Generator()), 0),
+        (lambda x: x.normal_(generator=torch.Generator()), 0),
+    ],
+)
+def test_what_draws_from_the_generator_of_an_accelerator_is_found(draws, number):
+    with counted() as stalls:
+        draws(torch.ones(3, device=ACCELERATOR))
+    assert stalls.drawn.total() == number
+
+
+@pytest.mark.parametrize(
+    "method", [name if name in ("psg", "g_pate") else pytest.param(name, marks=pytest.mark.slow) for name in READINGS]
+)
+def test_no_fit_draws_from_the_generator_of_an_accelerator(method):
+    """Its numbers are not those of a CPU, so that a run would train another generator there."""
+    stalls, _ = stalls_of_a_fit(method)
+    assert not stalls.drawn
 
 
 def test_every_method_with_steps_that_see_records_has_an_entry():
