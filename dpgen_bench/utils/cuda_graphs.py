@@ -24,8 +24,8 @@ class Replayed:
     """`fn`, whose kernels are captured once for each set of shapes and then replayed, bit by bit as without a graph.
 
     This is so on a GPU with `runtime.compile=cudagraphs`. Elsewhere, and for further sets of shapes after the first
-    128, `fn` is called. Arguments and results are erased after each replay, so none of a private batch stays in the
-    memory of a graph.
+    128, `fn` is called. The tensors in which a graph finds its arguments and leaves its results are erased after each
+    replay, because those of a private function could be read there later.
 
     Args:
         fn: a function of tensors that returns a tuple of tensors. It must not wait for the device, draw random numbers,
@@ -41,12 +41,12 @@ class Replayed:
         if compiled.backend() != "cudagraphs" or any(each.device.type != "cuda" for each in arguments):
             return self._fn(*arguments)
         key = tuple((each.shape, each.dtype, each.device) for each in arguments)
-        captured = self._graphs.get(key)
-        if captured is None:
-            if len(self._graphs) >= _MOST_SHAPES:
-                return self._fn(*arguments)
-            captured = self._graphs[key] = self._capture(arguments)
-        with torch.no_grad():
+        if key not in self._graphs and len(self._graphs) >= _MOST_SHAPES:
+            return self._fn(*arguments)
+        with torch.no_grad(), torch.cuda.device(arguments[0].device):
+            if key not in self._graphs:
+                self._graphs[key] = self._capture(arguments)
+            captured = self._graphs[key]
             for own, given in zip(captured.arguments, arguments, strict=True):
                 own.copy_(given)
             captured.graph.replay()
@@ -55,7 +55,6 @@ class Replayed:
                 each.zero_()
         return results
 
-    @torch.no_grad()
     def _capture(self, arguments: tuple[Tensor, ...]) -> _Graph:
         """Capture the kernels of a call, whose results no one reads."""
         if self._pool is None:
