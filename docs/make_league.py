@@ -90,7 +90,8 @@ def with_interval(summary: Summary) -> str:
     text = f"{summary.mean:.1f}"
     if summary.seeds < LEAST_SEEDS or summary.ci95 is None:
         return text
-    return f"{text} [{summary.ci95[0]:.1f},\u00a0{summary.ci95[1]:.1f}]"  # one line in a narrow column
+    low, high = max(summary.ci95[0], 0.0), min(summary.ci95[1], 100.0)  # three seeds can give more than percents can be
+    return f"{text} [{low:.1f},\u00a0{high:.1f}]"  # one line in a narrow column
 
 
 def cells(line: Line) -> tuple[str, ...]:
