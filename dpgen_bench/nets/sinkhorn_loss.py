@@ -66,16 +66,16 @@ class SinkhornLoss:
 
     @cached_property
     def _second(self) -> Replayed:
-        def term(x: Tensor) -> tuple[Tensor, Tensor]:
-            n_ = len(x) - self.n
-            (own,) = self.transport.solve((x[: self.n], x[n_:]), within=self.extent)
-            in_cross, in_last = own.in_both
-            gradient = x.new_zeros(len(x), *self.image_shape)
-            gradient[: self.n] -= self._pixels(in_cross)
-            gradient[n_:] -= self._pixels(in_last)
-            return gradient, own.value
+        return Replayed(self._second_term)
 
-        return Replayed(term)
+    def _second_term(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        n_ = len(x) - self.n
+        (own,) = self.transport.solve((x[: self.n], x[n_:]), within=self.extent)
+        in_cross, in_last = own.in_both
+        gradient = x.new_zeros(len(x), *self.image_shape)
+        gradient[: self.n] -= self._pixels(in_cross)
+        gradient[n_:] -= self._pixels(in_last)
+        return gradient, own.value
 
     def gradient(self, own: Tensor, x: Tensor, images: Tensor, labels: Tensor) -> Tensor:
         """Gradient of S in X[0:n]. It runs inside a mechanism: no records make it raise, and the batch may be empty.
@@ -93,11 +93,11 @@ class SinkhornLoss:
 
     @cached_property
     def _first(self) -> Replayed:
-        def term(x: Tensor, y: Tensor) -> tuple[Tensor]:
-            (cross,) = self.transport.solve((x, y), within=self.extent)
-            return (2.0 * self._pixels(cross.in_x),)
+        return Replayed(self._first_term)
 
-        return Replayed(term)
+    def _first_term(self, x: Tensor, y: Tensor) -> tuple[Tensor]:
+        (cross,) = self.transport.solve((x, y), within=self.extent)
+        return (2.0 * self._pixels(cross.in_x),)
 
     def parameter_gradient(
         self, theta: Sequence[Tensor], X: Tensor, own: Tensor, x: Tensor, images: Tensor, labels: Tensor
