@@ -267,7 +267,7 @@ def _innermost_of_the_bench() -> FrameType:
 
 
 def _place(frame: FrameType) -> str:
-    """ "file: line of code"."""
+    """The name of its file, and the line of code."""
     return f"{_file(frame).rsplit('/', 1)[-1]}: {linecache.getline(_file(frame), frame.f_lineno).strip()}"
 
 
