@@ -28,7 +28,8 @@ BEGIN, END = "<!-- tables: made by docs/make_league.py -->", "<!-- end of the ta
 LEAGUES = {"MNIST": "league_mnist", "Fashion-MNIST": "league_fashion_mnist"}
 HEADER = ("#", "method", "ε, add/remove", "seeds", "CNN", "MLP", "log. reg.", "CPU, s")
 NONE = "–"
-OWN = ("dp_gauss",)  # methods of no paper, by the authors of the bench
+# What of a method is by the authors of the bench, if it is not the algorithm of a paper.
+OWN = {"dp_gauss": "ours", "pate_gan": "our votes"}
 
 Line = dict[str, str]
 
@@ -52,11 +53,11 @@ def end_of(line: Line) -> float | None:
 def name_of(line: Line) -> str:
     """The method of a line, linked to its page, and what sets the line apart.
 
-    That is whether it is the bench's own method, its first stage, its fonts, that these are public data, the scale if
+    That is what of it is the bench's own, its first stage, its fonts, that these are public data, the scale if
     it is reduced, and the proven epsilon if it is less than 98 % of the budget.
     """
     shown = f"[{method_name(line['method'])}](methods/{line['method']}.md)"
-    shown += " (ours)" if line["method"] in OWN else ""
+    shown += f" ({OWN[line['method']]})" if line["method"] in OWN else ""
     if line.get("init", "none") != "none":
         shown += f", `init={line['init']}`"
     if line.get("fonts", NONE) not in ("None", NONE):

@@ -151,7 +151,7 @@ def measured(entry: Entry) -> str:
                 own = settings(record.content["identity"]["method"])
                 found.append(((config.scale.name, config.privacy.relation), own, value))
                 break
-    return cell_of(found) or "–"
+    return cell_of(found, same.get("names", {}), same.get("sizes", "of a paper")) or "–"
 
 
 def settings(method: Mapping[Any, Any]) -> dict[str, str]:
@@ -162,19 +162,26 @@ def settings(method: Mapping[Any, Any]) -> dict[str, str]:
     return {str(key): str(setting) for key, setting in method.items() if key not in NOT_ARGUMENTS}
 
 
-def cell_of(found: Sequence[Found]) -> str:
-    """Means over seeds, one for each scale, relation and settings of the method; settings that differ are named."""
+def cell_of(found: Sequence[Found], names: Mapping[str, str] | None = None, sizes: str = "of a paper") -> str:
+    """Means over seeds, one for each scale, relation and settings of the method; settings that differ are named.
+
+    Args:
+        names: what stands for all differing settings, by one of them as key=value.
+        sizes: "ours" if no paper states the method's sizes, so that no scale is comparable with the printed value.
+    """
     groups: dict[tuple[str, str, str], list[float]] = {}
     for place, own, value in found:
         others = [other for where, other, _ in found if where == place]
-        differing = [key for key in own if any(other.get(key) != own[key] for other in others)]
-        groups.setdefault((*place, "".join(f", {key}={own[key]}" for key in differing)), []).append(value)
+        differing = [f"{key}={own[key]}" for key in own if any(other.get(key) != own[key] for other in others)]
+        groups.setdefault((*place, ", ".join(differing)), []).append(value)
     cells = []
-    for (scale, relation, label), values in sorted(groups.items()):
-        about = f"{counted(len(values), 'seed')}, {relation_name(relation)}{label}"
-        cells.append(
-            f"{statistics.fmean(values):.1f} ({about}{'' if scale == 'paper' else f', scale {scale}: not comparable'})"
-        )
+    for (scale, relation, differing), values in sorted(groups.items()):
+        named = [name for setting, name in (names or {}).items() if setting in differing.split(", ")]
+        about = [counted(len(values), "seed"), relation_name(relation), *(named or [differing] * bool(differing))]
+        limits = [f"scale {scale}"] * (scale != "paper") + ["sizes are ours"] * (sizes == "ours")
+        if limits:
+            about.append(f"{', '.join(limits)}: not comparable")
+        cells.append(f"{statistics.fmean(values):.1f} ({', '.join(about)})")
     return "; ".join(cells)
 
 

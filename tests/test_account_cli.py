@@ -332,7 +332,10 @@ def test_a_plan_that_fails_is_an_error_not_a_traceback(monkeypatch, capsys) -> N
         ([*SHORT, "method=dpgan"], "got both"),
         (["--sigm", "1"], "got --sigm (did you mean '--sigma'?)"),
         (["--steep=3"], "got --steep=3 (did you mean '--steps'?)"),
-        (["method=dp_merf", "dataset=digits", "--published"], "for which the paper of dp_merf states an epsilon"),
+        (
+            ["method=dp_merf", "dataset=digits", "--published"],
+            "whose paper's count can be printed, got dp_merf, which has none: ",
+        ),
         (["method=dpgan", "--bound", "row"], "--bound and --releases-per-draw together with"),
     ],
 )

@@ -186,8 +186,7 @@ def test_the_stack_changes_no_answer_and_no_randomness():
             rows = drawn + states["own"] + torch.stack([images.sum() for images, _ in shards])
             return rows[:, None], {"own": drawn}
 
-        state = data.private_state("teachers", sample=sample, start=start, identity={}, stack=stack)
-        object.__setattr__(state, "_key", Key.seeded("the same, which otherwise depends on the stack"))
+        state = data.private_state("teachers", sample=sample, start=start, identity={}, stack=stack, keyed_stack=1)
         bound = PerShard(C=100.0, shape=(1,))
         release = data.mechanism("sum", sample=sample, bound=bound, times=3, std=1e5, state=state)
         for _ in range(3):

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from dpgen_bench.plots import draw as draw_module
 from dpgen_bench.plots.draw import KINDS, draw, drawings
@@ -393,3 +394,12 @@ def test_numbers_that_are_nearly_the_same_share_a_tick():
     assert axis.others["∞"] == pytest.approx(9.99991**1.24)
     assert XAxis([9.9999, 9.9998], log=True).numbers == [9.9999]
     assert XAxis([9.9, 9.99], log=True).numbers == [9.9, 9.99]
+
+
+def test_ticks_are_apart_on_the_whole_axis():
+    """The places of 0 and infinity lengthen the axis, so that 0.738 and 1 are closer than a tenth of it."""
+    axis = XAxis([0.0, 0.738, 1.0, 8.5, 10.0, math.inf], log=True)
+    figure = Figure()
+    panel = figure.add_subplot()
+    axis.apply(panel)
+    assert [tick.get_text() for tick in panel.get_xticklabels()] == ["1", "10", "0", "∞"]

@@ -81,6 +81,11 @@ def test_runs_with_other_settings_of_a_method_are_not_averaged() -> None:
         "10.0 (1 seed, replace-one, vote=sign, scale reduced: not comparable)"
     )
     assert made.cell_of([(("paper", "add_remove"), {"lr": "1"}, 50.0)]) == "50.0 (1 seed, add/remove)"
+    names = {"vote=median": "our votes", "vote=sign": "the paper's votes"}
+    assert made.cell_of(found, names, "ours") == (
+        "60.0 (1 seed, replace-one, our votes, scale reduced, sizes are ours: not comparable); "
+        "10.0 (1 seed, replace-one, the paper's votes, scale reduced, sizes are ours: not comparable)"
+    )
 
 
 def test_an_option_that_a_method_got_later_does_not_divide_seeds() -> None:

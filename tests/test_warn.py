@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.federation.client_mechanism import ClientMechanism
 from dpgen_bench.privacy.accountants.calibration import calibrate_std, is_nearly_spent
-from dpgen_bench.privacy.bounds import PerRecord, PerRow
+from dpgen_bench.privacy.bounds import PerRecord, PerRow, Whole
 from dpgen_bench.privacy.events import Budget, Sensitivity
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
@@ -45,6 +45,18 @@ def test_a_delta_of_at_least_one_record_writes_a_warning(tmp_path, delta, epsilo
     warnings = Ledger.load(tmp_path / "ledger.json").warnings
     assert warnings == announced
     assert [f"delta = {delta:g} is not below 1/n = 0.0833" in line for line in warnings] == [True] * warned
+
+
+@pytest.mark.parametrize(("shards", "empty"), [(12, 0), (15, 3)])
+@pytest.mark.parametrize("eps", [1.0, math.inf])
+def test_more_shards_than_records_cause_a_warning(shards, empty, eps):
+    data, ledger = open_data(Budget(eps, relation="replace_one"))
+    data.mechanism("sum", sample=OneShard(shards), bound=Whole(C=1.0, shape=(1,)), times=1, std=10.0)
+    about_shards = [line for line in ledger.warnings if "into" in line]
+    assert about_shards == [
+        f"'sum' divides 12 records into 15 shards, so at least {empty} of them have no record, and what is trained on "
+        "these learns nothing from records. Set fewer shards."
+    ] * bool(empty)
 
 
 def test_clients_are_counted_if_the_unit_is_the_client():

@@ -210,7 +210,7 @@ class XAxis:
         alone = not self.others and self.zero is None
         if spaced and spaced[-1] - spaced[0] < self._unit() and alone:
             panel.set_xlim(*(self._unscaled(place) for place in (spaced[0] - self._unit(), spaced[-1] + self._unit())))
-        near = min(np.diff(spaced), default=math.inf) < SPACE * (spaced[-1] - spaced[0]) if spaced else False
+        near = min(np.diff(spaced), default=math.inf) < self._least_distance()
         if near and not self.log and alone:
             return
         ticks = self.numbers
@@ -233,9 +233,15 @@ class XAxis:
         """Whether a line leads through a place: not through those of 0, texts and infinity."""
         return (self.parted is None or place < self.parted) and place != self.zero
 
+    def _least_distance(self) -> float:
+        """The least distance between two ticks; the axis extends to the places of 0, texts and infinity."""
+        places = [*([] if self.zero is None else [self.zero]), *self.numbers, *self.others.values()]
+        scaled = [self._scaled(place) for place in places]
+        return SPACE * (max(scaled) - min(scaled)) if scaled else 0.0
+
     def _apart(self) -> list[float]:
         """The numbers whose ticks fit on a logarithmic axis, chosen from the right."""
-        least = SPACE * (self._scaled(self.numbers[-1]) - self._scaled(self.numbers[0]))
+        least = self._least_distance()
         kept = [self.numbers[-1]]
         for value in reversed(self.numbers[:-1]):
             if self._scaled(kept[0]) - self._scaled(value) >= least:

@@ -20,12 +20,19 @@ CHANGES: dict[Relation, str] = {
 
 
 def warn_of_settings(ledger: Ledger, name: str, keep_ids: Sequence[Relation] = RELATIONS) -> None:
-    """Write the warnings about the newly approved entry `name`; none if the budget is infinite.
+    """Write the warnings about the newly approved entry `name`; those about privacy only if the budget is finite.
 
     Args:
         keep_ids: the relations under which all other records keep their ids, see `Records`.
     """
     budget, entry = ledger.budget, ledger.entries[name]
+    shards = sampling.shards if isinstance(sampling := entry.event.sampling, OneShard | EveryShard) else 0
+    if shards > ledger.records > 0:
+        ledger.warn(
+            f"{name!r} divides {ledger.records} records into {shards} shards, so at least "
+            f"{shards - ledger.records} of them have no record, and what is trained on these learns nothing "
+            "from records. Set fewer shards."
+        )
     if budget.without_privacy:
         return
     if ledger.records > 0 and budget.delta >= 1.0 / ledger.records:
@@ -34,8 +41,7 @@ def warn_of_settings(ledger: Ledger, name: str, keep_ids: Sequence[Relation] = R
             f"{ledger.unit}s: a mechanism that publishes the data of one {ledger.unit} at random satisfies this "
             "(epsilon, delta). Set privacy.delta well below 1/n."
         )
-    of_shards = isinstance(entry.event.sampling, OneShard | EveryShard)
-    if of_shards and budget.relation not in keep_ids:
+    if shards and budget.relation not in keep_ids:
         instead = "Set privacy.relation=replace_one, or give" if "replace_one" in keep_ids else "Give"
         ledger.warn(
             f"{name!r} assigns records to shards by their place in the data set, so {CHANGES[budget.relation]} moves "

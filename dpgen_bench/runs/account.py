@@ -134,7 +134,11 @@ def _claims(
         claimed = claimed_epsilon(method, events, delta)
         conditional = conditional_epsilon(method, events, delta)
         if claimed is None and conditional is None:
-            raise UsageError(f"expected settings for which the paper of {name} states an epsilon with --published.")
+            at = " at these settings" if hasattr(method, "epsilon_claimed") else ""
+            raise UsageError(
+                f"expected with --published a method whose paper's count can be printed, got {name}, which has "
+                f"none{at}: the paper states no count, or one that depends on private values."
+            )
         return (
             {} if claimed is None else {f"claimed (by {name}'s paper)": float(claimed)},
             {}

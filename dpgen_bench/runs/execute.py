@@ -348,7 +348,8 @@ def _fail(spec: RunSpec, folder: RunFolder, phase: str, error: Exception) -> NoR
             where = f"The traceback is in {path}; "
     raise RunFailed(
         f"run {spec.id} ({_title(spec)}) failed during {PHASES[phase]}: {what}{unmarked}\n"
-        f"{where}once the cause is removed, the same command continues from the last checkpoint."
+        f"{where}once the cause is removed, the same command continues from the last checkpoint; with other settings, "
+        "it is another run."
     ) from error
 
 

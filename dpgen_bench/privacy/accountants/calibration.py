@@ -243,7 +243,7 @@ def calibrate_times(
         raise BudgetExceeded(
             f"not even one release of noise std {std:g} at sensitivity {getattr(sensitivity, budget.relation):g} fits "
             f"epsilon={budget.limit:g} (delta={budget.delta:g}, {budget.relation}, {budget.accountant}) after what "
-            "is already planned: use more noise, a smaller clipping norm or a larger budget."
+            "is already planned: use more noise, a smaller sensitivity or a larger budget."
         )
     guess, step = 1, 4.0
     for accountant in _ever_closer(budget):
