@@ -44,9 +44,11 @@ def build_method(config: DictConfig) -> Method:
     """The method of a config, pretrained if the config has a first stage.
 
     Raises:
-        ValueError: if a class or its arguments are invalid, or the method's yaml does not say how it is pretrained.
+        ValueError: if a class or its arguments are invalid, another class has the name of a method of the bench, or the
+            method's yaml does not say how it is pretrained.
     """
-    method = build_plugin(config)
+    _expect_own_name(config)
+    method: Method = _build(config.method, "method", drop=NOT_ARGUMENTS)
     if not has_first_stage(config):
         return method
     changes, stated = config.method.get("pretraining"), f"init={config.init.get('name')}: expected "
@@ -64,16 +66,6 @@ def build_method(config: DictConfig) -> Method:
     assert isinstance(changed, DictConfig)
     stage: FirstStage = _build(config.init, "init", drop=NOT_ARGUMENTS)
     return Pretrained(method, stage, _build(changed, "method", drop=NOT_ARGUMENTS))
-
-
-def build_plugin(config: DictConfig) -> Method:
-    """The method of a config without pretraining, an object of the class that its yaml names.
-
-    Raises:
-        ValueError: if the class or its arguments are invalid, or another class has the name of a method of the bench.
-    """
-    _expect_own_name(config)
-    return _build(config.method, "method", drop=NOT_ARGUMENTS)
 
 
 def _expect_own_name(config: DictConfig) -> None:
@@ -113,10 +105,14 @@ def has_first_stage(config: DictConfig) -> bool:
     return bool(init.name != "none")
 
 
-def first_stage_identity(config: DictConfig) -> dict[str, Any]:
-    """The part of a first stage and of the pretraining in a run's identity."""
-    stage = resolved_arguments(type(_build(config.init, "init", drop=NOT_ARGUMENTS)), config.init)
-    return {**stage, "pretraining": OmegaConf.to_container(config.method.pretraining), "version": PRETRAINING_VERSION}
+def first_stage_identity(stage: FirstStage, config: DictConfig) -> dict[str, Any]:
+    """The part of a first stage, which is that of the config, and of the pretraining in a run's identity."""
+    arguments = resolved_arguments(type(stage), config.init)
+    return {
+        **arguments,
+        "pretraining": OmegaConf.to_container(config.method.pretraining),
+        "version": PRETRAINING_VERSION,
+    }
 
 
 def check_complete(config: DictConfig, prefix: str = "") -> None:

@@ -17,16 +17,15 @@ from omegaconf.errors import OmegaConfBaseException
 from dpgen_bench.config.building import (
     build_dataset,
     build_method,
-    build_plugin,
     check_complete,
     first_stage_identity,
-    has_first_stage,
 )
 from dpgen_bench.config.identity import method_version, resolved_arguments
 from dpgen_bench.config.runtime import check_runtime, precision_of
 from dpgen_bench.data.records import DatasetSpec
 from dpgen_bench.federation.settings import Settings, settings
 from dpgen_bench.method import Method, Scale
+from dpgen_bench.pretraining.pretrained import FirstStage, Pretrained, plugin_of
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.store.folders import Store
@@ -46,7 +45,8 @@ T = TypeVar("T")
 class RunSpec:
     """A resolved config with the identity of its run.
 
-    The dataset and the budget are built and checked at their first use, once.
+    The dataset, the budget and an instance of the method that is never fitted are built and checked at their first use,
+    once.
 
     Args:
         config: the resolved config.
@@ -71,6 +71,18 @@ class RunSpec:
     def method(self) -> Method:
         """A new instance of the method at each call, so that `fit` cannot change the instance used for accounting."""
         return build_method(self.config)
+
+    def _unfitted(self) -> Method:
+        """The instance of which only the class and what it declares are read."""
+        return self._once("method", self.method)
+
+    def method_class(self) -> type[Method]:
+        """The class that the method's yaml names."""
+        return type(plugin_of(self._unfitted()))
+
+    def first_stage(self) -> FirstStage | None:
+        """The first stage with which the method is pretrained, if any; an instance that makes no release."""
+        return method.stage if isinstance(method := self._unfitted(), Pretrained) else None
 
     def budget(self) -> Budget:
         return self._once("budget", self._read_budget)
@@ -114,7 +126,7 @@ class RunSpec:
         Raises:
             ValueError: for a declaration that is no text.
         """
-        declared = getattr(self.method(), "public_data", None)
+        declared = getattr(self._unfitted(), "public_data", None)
         if declared is not None and (not isinstance(declared, str) or not declared.strip()):
             raise ValueError(
                 f"expected {self.config.method.name}.public_data to be text, such as 'fonts', or None, got "
@@ -176,8 +188,7 @@ def build_spec(config: DictConfig, planned: bool = False) -> RunSpec:
     spec.new_ledger(records=0)
     population_of(config)
     spec.scale()
-    method = type(build_plugin(config))
-    spec.method()
+    method = spec.method_class()
     faults = spec.federation().faults
     check_evaluation(config)
     training = {
@@ -192,7 +203,7 @@ def build_spec(config: DictConfig, planned: bool = False) -> RunSpec:
     }
     # Without a first stage, simulated faults and a lower precision, ids are those of runs from before these existed.
     precision = precision_of(config)
-    training |= {"init": first_stage_identity(config)} if has_first_stage(config) else {}
+    training |= {"init": first_stage_identity(first, config)} if (first := spec.first_stage()) else {}
     training |= {"faults": asdict(faults)} if faults.any else {}
     training |= {"precision": precision} if precision != "fp32" else {}
     return replace(spec, training=_canonical(training))

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from dpgen_bench.config.building import build_plugin
 from dpgen_bench.config.identity import source_fingerprint
 from dpgen_bench.config.runtime import precision_of
 from dpgen_bench.config.spec import RunSpec, population_of
@@ -48,7 +47,7 @@ def expect_same_source(spec: RunSpec, folder: RunFolder, ledger: Ledger) -> None
     Raises:
         ValueError: if releases were made and the source has changed.
     """
-    path, now = folder.path / "source", source_fingerprint(type(build_plugin(spec.config)))
+    path, now = folder.path / "source", source_fingerprint(spec.method_class())
     has_released = any(entry.executed for entry in ledger.own.values())
     before = path.read_text() if path.exists() else ""
     if has_released and before and before != now:
