@@ -57,12 +57,13 @@ def name_of(line: Line) -> str:
     it is reduced, and the proven epsilon if it is less than 98 % of the budget.
     """
     shown = f"[{method_name(line['method'])}](methods/{line['method']}.md)"
-    shown += f" ({OWN[line['method']]})" if line["method"] in OWN else ""
     if line.get("init", "none") != "none":
         shown += f", `init={line['init']}`"
     if line.get("fonts", NONE) not in ("None", NONE):
         shown += f", {line['fonts']}"
-    more = [f"public {line['public_data']}"] if line.get("public_data") and line["method"] != "public_fonts" else []
+    more = [OWN[line["method"]]] if line["method"] in OWN else []
+    if line.get("public_data") and line["method"] != "public_fonts":
+        more.append(f"public {line['public_data']}")
     more += [] if line["scale"] == "paper" else [line["scale"]]
     if end_of(line) is None and float(line["epsilon_proven"]) < SPENT * float(line["epsilon_budget"]):
         more.append(f"ε proven {float(line['epsilon_proven']):.3g}")
