@@ -47,10 +47,6 @@ class DenseTeacher(nn.Module):
 
 TEACHERS: dict[str, type[nn.Module]] = {"conv": ConvTeacher, "dense": DenseTeacher}
 
-# First weights depend on this number and not on `stack`, which changes results by rounding alone. It is the stack of
-# the runs that were recorded before that was so, which still begin with the same weights.
-KEYED_STACK = 100
-
 
 def untrained(make: Callable[[], nn.Module], teacher: dict[str, Any], stack: int) -> dict[str, Any]:
     """Arguments of `PrivateData.private_state`, for shards with a teacher each whose first weights are random.
@@ -58,13 +54,12 @@ def untrained(make: Callable[[], nn.Module], teacher: dict[str, Any], stack: int
     Args:
         make: Returns a new teacher.
         teacher: Its architecture, which identifies the state.
-        stack: The number of teachers that are trained as one `Stack`.
+        stack: The number of teachers that are trained as one `Stack`; their first weights depend on it.
     """
     return {
         "start": lambda shards, rngs: Stack.initial(make, rngs),
         "identity": {"teacher": teacher},
         "stack": stack,
-        "keyed_stack": KEYED_STACK,
     }
 
 
