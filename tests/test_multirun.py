@@ -86,7 +86,9 @@ def test_all_jobs_write_a_checkpoint_and_no_other_begins(tmp_path, number, to, w
         os.kill(multirun.pid if to == "multirun" else int(begun[0].read_text()), number)
     messages = multirun.communicate(timeout=300)[1]
     announced = ["", "stopping after this step; press Ctrl-C again to stop at once"] if number == signal.SIGINT else []
-    assert messages.splitlines() == [*announced, "dpgen: stopped by a signal; the same command continues"]
+    # joblib's tracker may warn of a semaphore that its processes were removing when they were stopped.
+    own = [line for line in messages.splitlines() if "resource_tracker" not in line and "warnings.warn(" not in line]
+    assert own == [*announced, "dpgen: stopped by a signal; the same command continues"]
     assert multirun.returncode == 128 + number
     assert sorted(file.name for file in tmp_path.glob("begun-*")) == [file.name for file in begun]
     assert len(list(tmp_path.glob("checkpoint-*"))) == 2
