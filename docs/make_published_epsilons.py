@@ -166,18 +166,19 @@ def cell_of(found: Sequence[Found], names: Mapping[str, str] | None = None, size
     """Means over seeds, one for each scale, relation and settings of the method; settings that differ are named.
 
     Args:
-        names: what stands for all differing settings, by one of them as key=value.
+        names: what runs with a setting, written key=value, are called instead of by all settings that differ.
         sizes: "ours" if no paper states the method's sizes, so that no scale is comparable with the printed value.
     """
-    groups: dict[tuple[str, str, str], list[float]] = {}
+    groups: dict[tuple[str, str, str, str], list[float]] = {}
     for place, own, value in found:
         others = [other for where, other, _ in found if where == place]
-        differing = [f"{key}={own[key]}" for key in own if any(other.get(key) != own[key] for other in others)]
-        groups.setdefault((*place, ", ".join(differing)), []).append(value)
+        differing = ", ".join(f"{key}={own[key]}" for key in own if any(each.get(key) != own[key] for each in others))
+        own_settings = {f"{key}={setting}" for key, setting in own.items()}
+        named = ", ".join(name for setting, name in (names or {}).items() if setting in own_settings)
+        groups.setdefault((*place, differing, named), []).append(value)
     cells = []
-    for (scale, relation, differing), values in sorted(groups.items()):
-        named = [name for setting, name in (names or {}).items() if setting in differing.split(", ")]
-        about = [counted(len(values), "seed"), relation_name(relation), *(named or [differing] * bool(differing))]
+    for (scale, relation, differing, named), values in sorted(groups.items()):
+        about = [counted(len(values), "seed"), relation_name(relation), *filter(None, [named or differing])]
         limits = [f"scale {scale}"] * (scale != "paper") + ["sizes are ours"] * (sizes == "ours")
         if limits:
             about.append(f"{', '.join(limits)}: not comparable")

@@ -82,6 +82,12 @@ def test_runs_with_other_settings_of_a_method_are_not_averaged() -> None:
     )
     assert made.cell_of([(("paper", "add_remove"), {"lr": "1"}, 50.0)]) == "50.0 (1 seed, add/remove)"
     names = {"vote=median": "our votes", "vote=sign": "the paper's votes"}
+    assert made.cell_of(found[1:], names) == "60.0 (1 seed, replace-one, our votes, scale reduced: not comparable)"
+    others = [(place, {"vote": "median", "lr": lr}, value) for lr, value in [("1", 60.0), ("2", 20.0)]]
+    assert made.cell_of(others, names) == (
+        "60.0 (1 seed, replace-one, our votes, scale reduced: not comparable); "
+        "20.0 (1 seed, replace-one, our votes, scale reduced: not comparable)"
+    )
     assert made.cell_of(found, names, "ours") == (
         "60.0 (1 seed, replace-one, our votes, scale reduced, sizes are ours: not comparable); "
         "10.0 (1 seed, replace-one, the paper's votes, scale reduced, sizes are ours: not comparable)"
