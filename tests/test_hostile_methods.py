@@ -166,6 +166,18 @@ def test_no_mode_of_pytorch_sees_noise_or_clipping_and_each_is_active_again_afte
 # --- names of types in public text ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("changed", ["the caller's", "the mechanism's"])
+def test_a_bound_that_is_changed_after_its_approval_bounds_as_before(changed):
+    """Rows of norm 3 are clipped to C = 1, and not to the 100 that the method sets afterwards."""
+    data, ledger = open_data()
+    bound = PerRecord(C=1.0, shape=(2,))
+    release = make_mechanism(data, bound=bound, std=0.5)
+    object.__setattr__(bound if changed == "the caller's" else release.bound, "C", 100.0)
+    value = release(lambda x, y: torch.tensor([3.0, 0.0]).repeat(len(x), 1))
+    assert 3.0 < value.norm() < 9.0  # six rows of norm 1 and a little noise, where rows of norm 3 would have 18
+    assert ledger.entries["sum"].bound["C"] == 1.0
+
+
 def test_types_of_a_method_are_not_named():
     own = type("SECRET0_3072", (Exception,), {})
     posing = type("ValueError", (Exception,), {"__module__": "builtins"})

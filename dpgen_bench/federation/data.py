@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import pickle
 from collections.abc import Callable
@@ -126,6 +127,7 @@ class ClientData:
         """
         ledger = self._services.ledger
         # Refuse what no proof covers before any of the budget is planned for it.
+        bound = copy.copy(bound)  # as in `Allowance`: what was approved cannot be changed afterwards
         request = Request(name, sample, bound, times, std, share)
         ledger.expect_new(name)
         self._expect_covered(sample, bound, noise_at, against)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Protocol
 
@@ -22,7 +23,8 @@ class Allowance:
     """The public part of every mechanism: what was approved, and how much of it was used."""
 
     def __init__(self, entry: Entry, bound: Bound) -> None:
-        self._entry, self._bound = entry, bound
+        # A copy, so that the bound that was approved cannot be changed afterwards, not even by `object.__setattr__`.
+        self._entry, self._bound = entry, copy.copy(bound)
         self._executed = 0
 
     @property
@@ -42,8 +44,8 @@ class Allowance:
 
     @property
     def bound(self) -> Bound:
-        """The bound on the exact value of a release."""
-        return self._bound
+        """A copy of the bound on the exact value of a release."""
+        return copy.copy(self._bound)
 
     @property
     def executed(self) -> int:
