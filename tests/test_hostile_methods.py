@@ -163,7 +163,7 @@ def test_no_mode_of_pytorch_sees_noise_or_clipping_and_each_is_active_again_afte
     assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
 
 
-# --- names of types in public text ------------------------------------------------------------------------------------
+# --- settings that are changed after the approval ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("changed", ["the caller's", "the mechanism's"])
@@ -176,6 +176,29 @@ def test_a_bound_that_is_changed_after_its_approval_bounds_as_before(changed):
     value = release(lambda x, y: torch.tensor([3.0, 0.0]).repeat(len(x), 1))
     assert 3.0 < value.norm() < 9.0  # six rows of norm 1 and a little noise, where rows of norm 3 would have 18
     assert ledger.entries["sum"].bound["C"] == 1.0
+
+
+@pytest.mark.parametrize("changed", ["the caller's", "the mechanism's"])
+def test_a_sampling_that_is_changed_after_its_approval_draws_as_before(changed):
+    data, ledger = open_data(n=1000)
+    sample = Poisson(0.1)
+    release = make_mechanism(data, sample=sample, bound=PerRecord(C=1.0, shape=(2,)))
+    object.__setattr__(sample if changed == "the caller's" else release.event.sampling, "rate", 1.0)
+    drawn = []
+    release(lambda x, y: drawn.append(len(x)) or torch.zeros(len(x), 2))
+    assert 0 < sum(drawn) < 500
+    assert ledger.entries["sum"].event.sampling.rate == 0.1
+
+
+def test_noise_that_is_changed_after_its_approval_is_as_before():
+    data, ledger = open_data()
+    release = make_mechanism(data, bound=PerRecord(C=1.0, shape=(2,)))
+    object.__setattr__(release.event, "std", 0.0)
+    assert release(lambda x, y: torch.zeros(len(x), 2)).norm() > 0
+    assert release.std == ledger.entries["sum"].event.std == 10.0
+
+
+# --- names of types in public text ------------------------------------------------------------------------------------
 
 
 def test_types_of_a_method_are_not_named():

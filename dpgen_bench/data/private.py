@@ -219,6 +219,7 @@ class PrivateData:
         """
         # Refuse what no proof covers before any of the budget is planned for it.
         request = Request(name, sample, bound, times, std, share)
+        sample, bound = request.sample, request.bound  # copies
         self._services.ledger.expect_new(name)
         _expect_proven(sample, SAMPLINGS, "sampling")
         _expect_proven(bound, _BOUNDS, "bound")

@@ -247,11 +247,11 @@ class ClientMechanism(Allowance):
         If the draw of clients is secret, the expected number of clients is counted instead of the number asked.
         """
         public = self._services.public
-        if isinstance(self.event.sampling, OneClient):
+        if isinstance(self._entry.event.sampling, OneClient):
             public.count(rounds=1, clients_asked=asked)
             public.count_bytes(server_to_client=asked * size)  # `_ask` counts the bytes of answers
             return
-        expected = round(self.event.sampling.rate * self._clients)
+        expected = round(self._entry.event.sampling.rate * self._clients)
         public.count(rounds=1, clients_asked=expected)
         public.count_bytes(server_to_client=expected * size, client_to_server=expected * self._answer_size)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import pickle
 from collections.abc import Callable
@@ -127,8 +126,8 @@ class ClientData:
         """
         ledger = self._services.ledger
         # Refuse what no proof covers before any of the budget is planned for it.
-        bound = copy.copy(bound)  # as in `Allowance`: what was approved cannot be changed afterwards
         request = Request(name, sample, bound, times, std, share)
+        sample, bound = request.sample, request.bound  # copies
         ledger.expect_new(name)
         self._expect_covered(sample, bound, noise_at, against)
         # A resumed run gets the entry that was approved before, so noise_at may differ from it.

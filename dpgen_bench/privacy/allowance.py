@@ -23,8 +23,7 @@ class Allowance:
     """The public part of every mechanism: what was approved, and how much of it was used."""
 
     def __init__(self, entry: Entry, bound: Bound) -> None:
-        # A copy, so that the bound that was approved cannot be changed afterwards, not even by `object.__setattr__`.
-        self._entry, self._bound = entry, copy.copy(bound)
+        self._entry, self._bound = entry, bound
         self._executed = 0
 
     @property
@@ -44,7 +43,7 @@ class Allowance:
 
     @property
     def bound(self) -> Bound:
-        """A copy of the bound on the exact value of a release."""
+        """A copy of the bound on the exact value of a release; the mechanism's own must not change."""
         return copy.copy(self._bound)
 
     @property
@@ -54,8 +53,8 @@ class Allowance:
 
     @property
     def event(self) -> Event:
-        """The approved releases, as accountants read them."""
-        return self._entry.event
+        """A copy of the approved releases, as accountants read them; the mechanism's own must not change."""
+        return copy.deepcopy(self._entry.event)
 
 
 class Observer(Protocol):

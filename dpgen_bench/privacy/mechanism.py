@@ -148,14 +148,14 @@ class Mechanism(Allowance):
 
     def _positions(self, index: int) -> np.ndarray:
         """The positions of the records of draw `index`."""
-        return self.event.sampling.draw(self._ids, self._services.key.derive(self.name, index), index)
+        return self._entry.event.sampling.draw(self._ids, self._services.key.derive(self.name, index), index)
 
     def _release(self, fn: Callable[..., Any], public: PublicRows | None, index: int) -> dict[str, Tensor]:
         if not callable(fn):
             raise ValueError(f"mechanism {self.name!r}: expected a function of (images, labels), got {fn!r}; give one.")
         # These checks use no records, so their errors mark nothing.
         self._bound.check_public(public)
-        sampling = self.event.sampling
+        sampling = self._entry.event.sampling
         of_shards = isinstance(sampling, EveryShard)
         if of_shards or self._state is not None:
             _expect_arguments(self.name, fn, of_shards, self._state is not None)
@@ -223,7 +223,7 @@ class Mechanism(Allowance):
 
     def _of_shards(self, fn: Callable[..., Any], index: int, key: Key, unbounded: list[Any]) -> dict[str, Tensor]:
         """The exact value of a release to which every shard gives an answer."""
-        services, sampling, bound = self._services, self.event.sampling, self._bound
+        services, sampling, bound = self._services, self._entry.event.sampling, self._bound
         assert isinstance(sampling, EveryShard)
         assert isinstance(bound, PerShard | Votes)
         rows: dict[int, Tensor] = {}

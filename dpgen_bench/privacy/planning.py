@@ -17,6 +17,7 @@ whole budget, and the last mechanism takes what the parent and the other mechani
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from collections.abc import Sequence
@@ -45,6 +46,9 @@ _ROUNDING = 1e-9  # tolerance of a sum of shares
 class Request:
     """A request of a method: `times` releases of values within `bound` on draws of `sample`, and their noise.
 
+    It has copies of `sample` and `bound`, so that the method cannot change afterwards what was approved, not even by
+    `object.__setattr__`.
+
     Raises:
         ValueError: for a name that cannot name a file, or `times`, `std` or `share` out of range.
     """
@@ -58,6 +62,8 @@ class Request:
 
     def __post_init__(self) -> None:
         who = f"mechanism {expect_name(self.name, 'a mechanism')!r}"
+        object.__setattr__(self, "sample", copy.copy(self.sample))
+        object.__setattr__(self, "bound", copy.copy(self.bound))
         if self.times is not None:
             advice = "give the number of releases, or leave it out and give std"
             object.__setattr__(self, "times", expect_integer(self.times, f"{who}, times", advice=advice))
