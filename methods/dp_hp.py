@@ -30,7 +30,7 @@ from dpgen_bench.nets.hermite import hermite_features, hermite_sums, mehler_rho
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.factors import PerRecordProducts
 from dpgen_bench.privacy.sampling import Full
-from dpgen_bench.utils.validation import Checked, Count, CountOrZero, Fraction, NonNegative, Positive
+from dpgen_bench.utils.validation import Checked, Count, CountOrZero, NonNegative, Positive, Share
 
 
 @dataclass
@@ -65,7 +65,7 @@ class DPHP(Checked):
     product_order: CountOrZero
     length_scale2: Positive
     gamma: NonNegative
-    share: Fraction
+    share: Share
     sigma_sum: Positive | None
     sigma_product: Positive | None
     generator: Literal["dense", "conv"]

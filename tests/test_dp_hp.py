@@ -182,7 +182,8 @@ def test_both_generators_train_and_make_images_of_colour(generator: str) -> None
     [
         ({"sum_order": -1}, r"method.sum_order: expected a number in \[0, inf\), got -1"),
         ({"length_scale2": 0.0}, r"method.length_scale2: expected a number in \(0, inf\), got 0.0"),
-        ({"share": 1.5}, r"method.share: expected a number in \[0, 1\], got 1.5"),
+        ({"share": 1.5}, r"method.share: expected a number in \(0, 1\), got 1.5"),
+        ({"share": 1.0}, r"method.share: expected a number in \(0, 1\), got 1"),
         ({"sigma_sum": 0.0}, "method.sigma_sum"),
         ({"generator": "dcgan"}, "method.generator"),
     ],

@@ -28,6 +28,7 @@ from tests.test_privacy_core import open_data
         (lambda: PerRecordProducts(C=1.0, shapes={"a/b": (3, 4)}), "a word that can name a file"),
         (lambda: PerRecordProducts(C=1.0, shapes=SHAPES, classes=0), "classes: expected a whole number >= 1"),
         (lambda: PerRecordMoments(dim=0, radius=1.0, weights=WEIGHTS), "dim: expected a whole number >= 1"),
+        (lambda: PerRecordMoments(dim=10_000, radius=1.0, weights=WEIGHTS, classes=10), "at most 134,217,728 numbers"),
         (lambda: PerRecordMoments(dim=2, radius=0.0, weights=WEIGHTS), "radius: expected a number"),
         (lambda: PerRecordMoments(dim=2, radius=math.inf, weights=WEIGHTS), "expected a finite radius"),
         (lambda: PerRecordMoments(dim=2, radius=1.0, weights=(0.1, 0.2)), "weights of count, first and second"),

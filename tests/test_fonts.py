@@ -106,6 +106,8 @@ def test_a_folder_without_fonts_and_classes_that_are_no_characters_are_refused(t
         fit(public_fonts(), 0.0, names=(*"01234567", "trouser", " "))
     with pytest.raises(ValueError, match=r"one character for each of 10 classes, got 'abc'; give 10"):
         fit(public_fonts(characters="abc"), 0.0)
+    with pytest.raises(ValueError, match=r"another character for each class, got 'A' for several; change"):
+        fit(public_fonts(characters="AACDEFGHIJ"), 0.0)
     fit(public_fonts(characters="ABCDEFGHIJ"), 0.0, names=tuple(f"class {i}" for i in range(10)))
 
 

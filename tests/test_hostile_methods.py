@@ -23,8 +23,9 @@ from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Invalidated, Ledger
 from dpgen_bench.privacy.noise import add_noise
 from dpgen_bench.privacy.record_rng import RecordRng
-from dpgen_bench.privacy.sampling import Full, OneShard, Poisson
+from dpgen_bench.privacy.sampling import EveryShard, Full, OneShard, Poisson
 from dpgen_bench.privacy.services import Services
+from dpgen_bench.privacy.votes import Votes
 
 
 def open_data(n=6, fill=0.5):
@@ -188,6 +189,18 @@ def test_a_sampling_that_is_changed_after_its_approval_draws_as_before(changed):
     release(lambda x, y: drawn.append(len(x)) or torch.zeros(len(x), 2))
     assert 0 < sum(drawn) < 500
     assert ledger.entries["sum"].event.sampling.rate == 0.1
+
+
+def test_the_partition_of_private_state_cannot_be_changed_before_its_mechanism_is_requested():
+    """With another partition a record would change the state of one shard and the answer of another."""
+    data, _ = open_data()
+    sample = EveryShard(3)
+    state = data.private_state("teachers", sample=sample, start=lambda records, rngs: {}, identity={})
+    changed = EveryShard(3, seed=sample.seed + 1)
+    for each in (sample, state.sampling):
+        object.__setattr__(each, "seed", changed.seed)
+    with pytest.raises(ValueError, match="expected the sampling of private state 'teachers'"):
+        data.mechanism("votes", sample=changed, bound=Votes(bins=2, voters="shards"), times=1, std=10.0, state=state)
 
 
 def test_noise_that_is_changed_after_its_approval_is_as_before():

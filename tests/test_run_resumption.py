@@ -6,6 +6,7 @@ import functools
 import json
 import multiprocessing
 import os
+import platform
 import shutil
 import signal
 import time
@@ -67,6 +68,21 @@ def test_two_loops_with_a_release_between_them_resume_anywhere(tmp_path, every):
             break
         assert contents(execute(make(results))) == contents(whole), f"killed at rename {number}"
     assert number > 12
+
+
+def test_a_run_that_continues_on_another_machine_names_both(tmp_path, undisturbed, monkeypatch):
+    prepare(tmp_path, undisturbed)
+    assert in_child(lambda: kill_at_rename(2, lambda: execute(config(tmp_path)), "last.pt")) == -signal.SIGKILL
+    here = Store(tmp_path).folder(undisturbed.id).read_json("environment.json")
+    assert "earlier" not in here
+    for python in ("3.98", "3.99"):  # as on two other machines; the last one makes nothing but the end
+        monkeypatch.setattr(platform, "python_version", lambda version=python: version)
+        if python == "3.98":
+            killed = in_child(lambda: kill_at_rename(2, lambda: execute(config(tmp_path)), "last.pt"))
+            assert killed == -signal.SIGKILL
+    last = execute(config(tmp_path)).read_json("environment.json")
+    assert last.pop("earlier") == [here, {**here, "python": "3.98"}]
+    assert last == {**here, "python": "3.99"}
 
 
 def test_a_run_that_is_killed_repeatedly_finishes(undisturbed, tmp_path):

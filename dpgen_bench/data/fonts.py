@@ -129,13 +129,18 @@ def expect_characters(names: Sequence[str]) -> None:
     """Check that each name of a class is a character that fonts can draw.
 
     Raises:
-        ValueError: unless each name is one visible character.
+        ValueError: unless each name is one visible character, and each another.
     """
     others = [name for name in names if len(name) != 1 or not name.isprintable() or name.isspace()]
     if others:
         raise ValueError(
             f"expected classes that are characters, which fonts can draw, got {', '.join(map(repr, others[:5]))}; use "
-            "a data set of characters, or give the character of each class: method.characters=0123456789."
+            "a data set of characters, or give the character of each class, such as method.characters=AB for two."
+        )
+    if repeated := sorted({name for name in names if list(names).count(name) > 1}):
+        raise ValueError(
+            f"expected another character for each class, got {', '.join(map(repr, repeated))} for several; change "
+            "method.characters."
         )
 
 

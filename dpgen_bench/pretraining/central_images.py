@@ -17,11 +17,11 @@ from torch import Tensor
 
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.method import Context
-from dpgen_bench.pretraining.gaussians import LabelledImages, Share
+from dpgen_bench.pretraining.gaussians import LabelledImages
 from dpgen_bench.privacy.bounds import PerRecord
 from dpgen_bench.privacy.planning import FIRST_STAGE
 from dpgen_bench.privacy.sampling import Poisson
-from dpgen_bench.utils.validation import Checked, Count, Fraction, Interval, NonNegative, Positive
+from dpgen_bench.utils.validation import Checked, Count, Fraction, Interval, NonNegative, Positive, Share
 
 
 @dataclass

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -32,10 +31,9 @@ from dpgen_bench.privacy.factors import PerRecordMoments
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.planning import FIRST_STAGE
 from dpgen_bench.privacy.sampling import Full
-from dpgen_bench.utils.validation import Checked, Count, Fraction, Interval, NonNegative, Positive
+from dpgen_bench.utils.validation import Checked, Count, Fraction, NonNegative, Positive, Share
 
 LLOYD_STEPS = 3
-Share = Annotated[float, Interval("(0, 1)")]
 LabelledImages = tuple[Tensor, Tensor]  # uint8 [n, c, h, w] and int64 [n]
 
 

@@ -32,7 +32,7 @@ from dpgen_bench.privacy.batch import Batch
 from dpgen_bench.privacy.clipping import SMALLEST_C, clip_rows
 from dpgen_bench.privacy.compiled_sums import CompiledSums
 from dpgen_bench.privacy.events import Sensitivity
-from dpgen_bench.privacy.expect import expect_integer, expect_number, expect_shape
+from dpgen_bench.privacy.expect import expect_integer, expect_number, expect_shape, expect_size
 from dpgen_bench.privacy.gradients import check_module, clipped_gradient_sum
 from dpgen_bench.privacy.gradients.per_tensor import sum_clipped_per_tensor, trainable
 from dpgen_bench.privacy.isolation import expect_plain
@@ -105,6 +105,7 @@ class Bound(ABC):
             shape = expect_shape(self.shape, what, minimum=1)
             if not shape:
                 raise ValueError(f"{what}: expected a shape of at least one size, got (); take (1,) for one number.")
+            expect_size(math.prod(shape), what)
             object.__setattr__(self, "shape", shape)
         microbatch = getattr(self, "microbatch", None)
         if microbatch is not None:

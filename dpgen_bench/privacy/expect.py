@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
+_MOST_NUMBERS = 2**27  # of a release: 1 GiB in float64, of which noise and sums need several
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 
 
@@ -47,6 +48,18 @@ def expect_number(
     if isinstance(value, bool) or not isinstance(value, Real) or not above < float(value) <= maximum:
         raise ValueError(f"{what}: expected a number in ({above:g}, {maximum:g}], got {value!r}; {advice}.")
     return float(value)
+
+
+def expect_size(numbers: int, what: str) -> None:
+    """Check the size of a release before any is made: one that ended for want of memory would mark the run.
+
+    Raises:
+        ValueError: for more than 2^27 numbers.
+    """
+    if numbers > _MOST_NUMBERS:
+        raise ValueError(
+            f"{what}: expected a release of at most {_MOST_NUMBERS:,} numbers, got {numbers:,}; release fewer."
+        )
 
 
 def expect_shape(value: Any, what: str, *, minimum: int) -> tuple[int, ...]:

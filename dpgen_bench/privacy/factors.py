@@ -22,7 +22,7 @@ from torch import Tensor
 from dpgen_bench.privacy.bounds import Batch, DrawBound, PublicRows, call, call_for_parts, records_in_memory
 from dpgen_bench.privacy.clipping import SMALLEST_C, clip_products, clip_rows
 from dpgen_bench.privacy.events import Sensitivity
-from dpgen_bench.privacy.expect import expect_integer, expect_name, expect_number, expect_shape
+from dpgen_bench.privacy.expect import expect_integer, expect_name, expect_number, expect_shape, expect_size
 
 # The coefficients of a row of moments are rounded to float64; with this margin its exact norm is at most C.
 _MARGIN = 1.0 + 1e-9
@@ -68,6 +68,7 @@ class PerRecordProducts(DrawBound):
             shapes[part] = sizes
         object.__setattr__(self, "shapes", shapes)
         object.__setattr__(self, "classes", _expect_classes(self.classes, what))
+        expect_size((self.classes or 1) * sum(m * n for m, n in shapes.values()), what)
 
     @property
     def sensitivity(self) -> Sensitivity:
@@ -209,6 +210,7 @@ class PerRecordMoments(DrawBound):
         object.__setattr__(self, "weights", weights)
         object.__setattr__(self, "dim", expect_integer(self.dim, f"{what}, dim"))
         object.__setattr__(self, "classes", _expect_classes(self.classes, what))
+        expect_size((self.classes or 1) * self.size, what)
 
     @property
     def sensitivity(self) -> Sensitivity:

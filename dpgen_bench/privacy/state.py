@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -81,7 +82,8 @@ class PrivateState:
                 f"private state {name!r}: expected `stack`, the number of shards made together, as an integer >= 1, "
                 f"got {stack!r}."
             )
-        self.name, self.sampling, self.groups = name, sampling, 0
+        sampling = copy.copy(sampling)  # the caller's, or what `sampling` returns, could be changed afterwards
+        self.name, self._sampling, self.groups = name, sampling, 0
         self._make, self.stack = make, min(stack, sampling.shards)
         self._draw, self._services = draw, services
         self._members = sampling.members(ids)
@@ -117,6 +119,11 @@ class PrivateState:
         self._committed = 0
         self._unfinished: tuple[range, int, Callable[[], np.ndarray]] | None = None
 
+    @property
+    def sampling(self) -> OneShard | EveryShard:
+        """The partition of the records into shards, as a copy."""
+        return copy.copy(self._sampling)
+
     def bind(self, visits: list[int] | None, key: Key) -> None:
         """Set the shard that each release of the mechanism will draw (None: each asks all) and the mechanism's key."""
         if self._bound:
@@ -125,7 +132,7 @@ class PrivateState:
                 "for it."
             )
         self._bound, self._visits = True, None if visits is None else np.array(visits, np.int64)
-        drawn = np.arange(self.sampling.shards) if self._visits is None else np.unique(self._visits)
+        drawn = np.arange(self._sampling.shards) if self._visits is None else np.unique(self._visits)
         needed = sorted({int(shard) // self.stack for shard in drawn})
         self.groups = len(needed)
         # Each run begins with another group, so that runs with one cache divide the work among them.
@@ -144,13 +151,13 @@ class PrivateState:
                 "with state=... first."
             )
         first = self._needed[number] * self.stack
-        if self._services.asks(self.sampling, range(first, min(first + self.stack, self.sampling.shards))):
+        if self._services.asks(self._sampling, range(first, min(first + self.stack, self._sampling.shards))):
             self._start_group(self._needed[number])
 
     def _start_group(self, group: int) -> None:
         """Make the first states of a group's shards, unless this or another process has stored them."""
         self._services.before_records()
-        shards = range(group * self.stack, min((group + 1) * self.stack, self.sampling.shards))
+        shards = range(group * self.stack, min((group + 1) * self.stack, self._sampling.shards))
         with self._lock(f"group-{group}"):
             self._reopen_cache()
             if all(self._first.find(shard, 1) is not None for shard in shards):
@@ -180,7 +187,7 @@ class PrivateState:
     def _reopen_cache(self) -> None:
         """Open the cache's file if another process has made it in the meantime."""
         if self._first.layout is None:
-            self._first = StateFile(self._cache, self.sampling.shards, slots=1)
+            self._first = StateFile(self._cache, self._sampling.shards, slots=1)
 
     def _lock(self, what: str) -> AbstractContextManager[Any]:
         if self._cache is None:

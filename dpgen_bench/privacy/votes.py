@@ -29,7 +29,7 @@ from torch import Tensor
 
 from dpgen_bench.privacy.bounds import Batch, DrawBound, PublicRows, call
 from dpgen_bench.privacy.events import Sensitivity
-from dpgen_bench.privacy.expect import expect_integer
+from dpgen_bench.privacy.expect import expect_integer, expect_size
 from dpgen_bench.privacy.isolation import isolated_from_modes
 
 _RECORDS_AT_ONCE = 1000
@@ -76,6 +76,7 @@ class Votes(DrawBound):
             raise ValueError(f"Votes: expected k of at most {bins}, the number of bins, got {k}; give fewer votes.")
         if self.voters not in ("records", "shards"):
             raise ValueError(f"Votes: expected voters 'records' or 'shards', got {self.voters!r}; give one.")
+        expect_size(bins, "Votes")
         object.__setattr__(self, "bins", bins)
         object.__setattr__(self, "k", k)
         object.__setattr__(self, "C", math.sqrt(k))

@@ -277,7 +277,7 @@ def _command(run: Run, environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _environment(environment: Mapping[str, Any]) -> list[list[str]]:
-    """Device and versions, without the machine's name and without paths."""
+    """Device and versions, without the machine's name and without paths; at the end, other devices that were used."""
     machine, packages = environment.get("machine") or {}, environment.get("packages") or {}
     values = {
         "device": machine.get("device"),
@@ -287,6 +287,9 @@ def _environment(environment: Mapping[str, Any]) -> list[list[str]]:
         "commit": environment.get("commit"),
         **packages,
     }
+    before = dict.fromkeys(str(each["machine"]["device"]) for each in environment.get("earlier", []))
+    if others := [device for device in before if device != machine.get("device")]:
+        values["device before"] = ", ".join(others)
     return [[name, str(value)] for name, value in values.items() if value is not None]
 
 

@@ -56,7 +56,7 @@ from dpgen_bench.training.progress import NoProgress, ProgressBar, RecordedProgr
 from dpgen_bench.training.signals import Preempted, StopSignals
 from dpgen_bench.training.tracker import Tracker
 from dpgen_bench.utils import compiled
-from dpgen_bench.utils.environment import choose_device, describe_environment
+from dpgen_bench.utils.environment import choose_device, describe_environment, with_earlier
 from dpgen_bench.utils.errors import without_paths
 from dpgen_bench.utils.files import append_private, write_atomic
 
@@ -252,7 +252,8 @@ def _train(
     device = _device(spec)
     memory = PeakMemory(device)
     made_by = {} if overrides is None else {"overrides": without_local_paths(overrides)}
-    folder.write_json("environment.json", {**describe_environment(device), **made_by})
+    environment = with_earlier(describe_environment(device), folder.read_json("environment.json"))
+    folder.write_json("environment.json", {**environment, **made_by})
     _write_dataset(spec, folder)
     records = spec.dataset().load("train")
     ledger = open_ledger(spec, folder, len(records))

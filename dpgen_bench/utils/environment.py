@@ -7,7 +7,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from typing import Any
@@ -52,6 +52,21 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
         },
         "commit": _commit(),
     }
+
+
+def with_earlier(environment: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment of a run that goes on, with the key "earlier": others in which parts of it were computed.
+
+    Args:
+        environment: as `describe_environment` makes it.
+        before: the environment of the session before, or {} if there was none; other keys are left out.
+    """
+    last = {key: before[key] for key in environment if key in before}
+    earlier: list[dict[str, Any]] = []
+    for each in (*before.get("earlier", []), last):
+        if each and each not in (environment, *earlier):
+            earlier.append(each)
+    return {**environment, "earlier": earlier} if earlier else environment
 
 
 def package_versions() -> dict[str, str]:

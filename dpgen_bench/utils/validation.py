@@ -35,6 +35,7 @@ Positive = Annotated[float, Interval("(0, inf)")]
 NonNegative = Annotated[float, Interval("[0, inf)")]
 Fraction = Annotated[float, Interval("[0, 1]")]
 Decay = Annotated[float, Interval("[0, 1)")]
+Share = Annotated[float, Interval("(0, 1)")]  # of a budget, of which something is left
 
 
 class Checked:
@@ -85,7 +86,10 @@ def check_types(cls: type, values: Mapping[str, Any], group: str) -> None:
         if name not in hints:
             continue
         if not _has_type(value, hints[name]):
-            raise ValueError(f"{group}.{name}: expected {_describe_type(hints[name])}, got {value!r}.")
+            # Hydra reads 12 as a number, and '12' in quotes that the shell leaves as a string.
+            text = isinstance(value, int | float) and not isinstance(value, bool) and _has_type("", hints[name])
+            advice = f"""; write "{group}.{name}='{value}'".""" if text else "."
+            raise ValueError(f"{group}.{name}: expected {_describe_type(hints[name])}, got {value!r}{advice}")
         if (interval := _violated_interval(value, hints[name])) is not None:
             raise ValueError(f"{group}.{name}: expected a number in {interval.text}, got {value!r}.")
 
