@@ -11,6 +11,7 @@ import json
 import math
 import statistics
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,16 @@ def line_of(record: Record, protocol: str) -> Line:
     )
 
 
+@cache
+def records() -> tuple[Record, ...]:
+    """All records, in the order of their paths."""
+    return tuple(map(read_record, sorted(record_paths(ROOT / "results").values())))
+
+
 def measured() -> dict[Line, dict[str, list[float]]]:
     """The values of each line by metric, one for each seed; `seconds` are those of the fit."""
     lines: dict[Line, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for path in sorted(record_paths(ROOT / "results").values()):
-        record = read_record(path)
+    for record in records():
         cost = record.content["cost"]
         for each in record.measurements.all():
             values = lines[line_of(record, each["protocol"]["name"])]
@@ -109,12 +115,18 @@ def cost_line(record: Record) -> tuple[str, ...]:
     return method, dataset, settings, record.config.scale.name
 
 
+def on_a_cpu(record: Record) -> bool:
+    """Whether the whole fit was computed without an accelerator, also its sessions on other machines."""
+    environment = record.content["environment"]
+    return all(each["machine"]["device"] == "cpu" for each in (environment, *environment.get("earlier", [])))
+
+
 def costs() -> str:
-    """The table of what fits cost; runs of all seeds and ε that have the other settings in common share a line."""
+    """The table of what fits on a CPU cost; runs of all seeds and ε that have the other settings in common share a line."""
     lines: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
-    for path in sorted(record_paths(ROOT / "results").values()):
-        record = read_record(path)
-        if not record.config.dataset.name.startswith("validation_"):  # a search has other settings, and similar costs
+    for record in records():
+        search = record.config.dataset.name.startswith("validation_")  # has other settings, and similar costs
+        if not search and on_a_cpu(record):
             lines[cost_line(record)].append(record.content["cost"])
     counted_lines = json.loads(OPERATIONS.read_text())["lines"]
 
@@ -158,6 +170,7 @@ def tables() -> str:
     """The tables in Markdown; lines of one data set and one ε are sorted by the CNN's accuracy."""
     league, others = [], []
     lines = measured()
+    public = {record.config.method.name: record.content["ledger"].get("public_data") for record in records()}
 
     def order(line: Line) -> tuple[str, float, float]:
         return line[0], line[1], -statistics.fmean(lines[line].get(ACCURACIES[0], [0.0]))
@@ -165,13 +178,16 @@ def tables() -> str:
     for line in sorted(lines, key=order):
         values = dict(lines[line])
         seconds = values.pop("seconds")
+        method, *cells = about(line)
+        if also := public[line[2]]:
+            method += f", public data: {also}"
         if line[-1] == LEAGUE:
             accuracies = (shown(values.get(name, [])) for name in ACCURACIES)
-            league.append((*about(line), str(len(seconds)), *accuracies, f"{statistics.fmean(seconds):.0f}"))
+            league.append((method, *cells, str(len(seconds)), *accuracies, f"{statistics.fmean(seconds):.0f}"))
         else:
             named = (metric_with_value(name, shown(values[name])) for name in sorted(values) if not of_no_table(name))
-            others.append((*about(line), str(len(seconds)), f"`{line[-1]}`", "; ".join(named)))
-    runs = counted(len(record_paths(ROOT / "results")), "record")
+            others.append((method, *cells, str(len(seconds)), f"`{line[-1]}`", "; ".join(named)))
+    runs = counted(len(records()), "record")
     heading = (
         f"From {runs}. By the protocol `{LEAGUE}`, accuracies in percent. Times of fits are on the clock; those of "
     )
