@@ -217,19 +217,22 @@ def draw(method: str) -> None:
     fonts = {"svg.fonttype": "none", "svg.hashsalt": "dpgen_bench", "font.size": 9, "text.color": TEXT}
     matplotlib.rcParams.update(fonts)
     import matplotlib.pyplot as plt
+    from matplotlib.textpath import TextPath
 
     lines = rows(method)
-    height, margin = 0.34 * len(lines), 0.85  # in inches
-    figure = plt.figure(figsize=(9.0, height + margin), facecolor=BACKGROUND)
-    axes = figure.add_axes((0.33, 0.5 / (height + margin), 0.36, height / (height + margin)), facecolor=BACKGROUND)
-    ends = limits(lines)
-    for y, row in enumerate(lines):
-        draw_points(axes, row, y, ends)
     # Texts: what the line is, to the left of the axis, and its values to the right.
     texts = [(-1, "", ("◇ claimed", "● proven", "▶ certified"), "bold")]
     texts += [(y, ", ".join(row.texts()[:2]), row.texts()[2:], "normal") for y, row in enumerate(lines)]
+    # Sizes in inches: the axis is 3.25 wide, the values are right of it, and the longest label has room to its left.
+    left = 0.3 + max(TextPath((0, 0), label, size=9).get_extents().width for _, label, *_ in texts[1:]) / 72
+    width, height, whole = left + 6.1, 0.34 * len(lines), 0.34 * len(lines) + 0.85
+    figure = plt.figure(figsize=(width, whole), facecolor=BACKGROUND)
+    axes = figure.add_axes((left / width, 0.5 / whole, 3.25 / width, height / whole), facecolor=BACKGROUND)
+    ends = limits(lines)
+    for y, row in enumerate(lines):
+        draw_points(axes, row, y, ends)
     for y, label, values, weight in texts:
-        for x, text in zip((-0.02, 1.2, 1.46, 1.85), (label, *values), strict=True):
+        for x, text in zip((-0.05, 1.2, 1.46, 1.85), (label, *values), strict=True):
             transform = axes.get_yaxis_transform()
             axes.text(x, y, text, ha="right", va="center", fontweight=weight, transform=transform)
     axes.set(xscale="log", xlim=ends, ylim=(len(lines) - 0.5, -0.5), yticks=[])

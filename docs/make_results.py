@@ -122,7 +122,7 @@ def on_a_cpu(record: Record) -> bool:
 
 
 def costs() -> str:
-    """The table of what fits on a CPU cost; runs of all seeds and ε that have the other settings in common share a line."""
+    """The table of what fits on a CPU cost; runs of all seeds and ε with the same other settings share a line."""
     lines: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for record in records():
         search = record.config.dataset.name.startswith("validation_")  # has other settings, and similar costs
@@ -160,7 +160,7 @@ def about(line: Line) -> tuple[str, ...]:
     dataset, epsilon, method, relation, settings, _ = line
     page = f"[{method_name(method)}](methods/{method}.md)"
     has_page = (ROOT / "docs" / "methods" / f"{method}.md").exists()
-    budget = "∞" if math.isinf(epsilon) else f"{epsilon:.3g}"
+    budget = "∞" if math.isinf(epsilon) else f"{epsilon:.3g}" if epsilon < 1000 else f"{epsilon:,.0f}"
     if relation != "replace_one":
         budget += f" ({relation_name(relation)})"
     return page if has_page else method_name(method), dataset_name(dataset), budget, settings
