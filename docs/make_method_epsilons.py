@@ -225,7 +225,8 @@ def draw(method: str) -> None:
     texts += [(y, ", ".join(row.texts()[:2]), row.texts()[2:], "normal") for y, row in enumerate(lines)]
     # Sizes in inches: the axis is 3.25 wide, the values are right of it, and the longest label has room to its left.
     left = 0.3 + max(TextPath((0, 0), label, size=9).get_extents().width for _, label, *_ in texts[1:]) / 72
-    width, height, whole = left + 6.1, 0.34 * len(lines), 0.34 * len(lines) + 0.85
+    width, height = left + 6.1, 0.34 * len(lines)
+    whole = height + 0.85
     figure = plt.figure(figsize=(width, whole), facecolor=BACKGROUND)
     axes = figure.add_axes((left / width, 0.5 / whole, 3.25 / width, height / whole), facecolor=BACKGROUND)
     ends = limits(lines)

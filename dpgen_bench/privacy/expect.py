@@ -58,7 +58,7 @@ def expect_size(numbers: int, what: str) -> None:
     """
     if numbers > _MOST_NUMBERS:
         raise ValueError(
-            f"{what}: expected a release of at most {_MOST_NUMBERS:,} numbers, got {numbers:,}; release fewer."
+            f"{what}: expected a release of at most {_MOST_NUMBERS:,} numbers, got {numbers:,}; give smaller sizes."
         )
 
 

@@ -55,7 +55,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def with_earlier(environment: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment of a run that goes on, with the key "earlier": others in which parts of it were computed.
+    """The environment of a run that goes on, with the key "earlier": those of its earlier sessions that differ.
 
     Args:
         environment: as `describe_environment` makes it.
