@@ -191,6 +191,7 @@ def protocol(name: str):
         ("gs_wgan_cpu", 60_000, "balanced", "none", 1, THIRTEEN - {"cnn"}),
         ("dpgan_revisited", 60_000, "uniform", "uint8", 1, {"cnn", "fid"}),
         ("dp_sinkhorn", 60_000, "uniform", "uint8", 5, {"logreg", "mlp", "cnn", "fid"}),
+        ("dp_sinkhorn_once", 60_000, "uniform", "uint8", 1, {"logreg", "mlp", "cnn", "fid"}),
         ("dp_sinkhorn_authors", 60_000, "uniform", "uint8", 5, {"logreg", "mlp", "cnn", "fid"}),
         ("dp_sinkhorn_authors_classifiers", 60_000, "uniform", "uint8", 1, {"logreg", "mlp", "cnn"}),
         ("dp_hp", 6_000, "balanced", "none", 1, (THIRTEEN - {"cnn"}) | {"average"}),

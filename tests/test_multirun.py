@@ -131,7 +131,8 @@ def test_a_multirun_that_is_not_stopped_leaves_everything_as_it_was(capsys):
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_job_of_a_cluster_without_the_folder_ends_by_a_signal_with_its_status(number, monkeypatch, tmp_path):
     """On another machine; submitit sees the status, or requeues the job by its own handler."""
-    monkeypatch.setenv(VARIABLE, f"1:{tmp_path / 'of another machine'}")
+    elsewhere = os.getppid() + 1  # of another machine; not 1, which is this process's parent in some containers
+    monkeypatch.setenv(VARIABLE, f"{elsewhere}:{tmp_path / 'of another machine'}")
     called = []
     before = signal.signal(number, lambda number, frame: called.append(number))
     try:

@@ -121,6 +121,25 @@ def test_what_a_part_of_a_protocol_has_measured_is_not_measured_again(tmp_path, 
     assert len(tally.read_text().split()) == 8
 
 
+def test_the_first_of_several_repeats_may_be_measured_on_its_own(tmp_path, folder):
+    """Of a metric that takes hours, some tables have fewer repeats than the paper: as many as were measured."""
+    tally = tmp_path / "tally"
+    metrics = {name: metric("Mean", name=name, tally=str(tally)) for name in ("one", "two")}
+    once = run(spec_for(tmp_path, {"one": metrics["one"]}, name="once", repeats=1), folder)
+    run(spec_for(tmp_path, {"two": metrics["two"]}, repeats=3), folder)
+    whole = spec_for(tmp_path, metrics, repeats=3)
+    assembled = folder.measurements.assembled(whole.protocol_record())
+    assert {name: len(values) for name, values in metric_values(assembled).items()} == {"one": 1, "two": 3}
+    assert not folder.measurements.covered(whole.protocol_record())
+    run(whole, folder)
+    assert tally.read_text().split() == ["one", *3 * ["two"], "one", "one"]
+    (measured,) = (each for each in folder.measurements.all() if each["protocol"] == whole.protocol_record())
+    assert measured["repeats"][0]["metrics"]["one"] == once["repeats"][0]["metrics"]["one"]
+    first = run(spec_for(tmp_path, metrics, name="first", repeats=1), folder)
+    assert first["repeats"] == measured["repeats"][:1]
+    assert len(tally.read_text().split()) == 6
+
+
 def test_only_failed_metrics_are_run_again(tmp_path, folder):
     tally, unless = tmp_path / "tally", tmp_path / "mended"
     metrics = {

@@ -16,7 +16,7 @@ from dpgen_bench.store.folders import Store
 from dpgen_bench.store.statistics import t_interval
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.expand import expand, jobs_of, lines_of, parent_ids, spec_of_job
-from dpgen_bench.tables.formats import long_frame
+from dpgen_bench.tables.formats import long_frame, to_markdown
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.names import table_names
 from tests.table_toys import every_column, fake_run, table_of, write_demo
@@ -32,10 +32,11 @@ def test_expansion_is_hydras_own():
     assert len(expand(sweep)) == 6
 
 
-def test_a_table_separates_repeats_from_seeds_and_leaves_out_other_protocols(tmp_path, monkeypatch):
+def test_a_table_separates_repeats_from_seeds_and_leaves_out_other_protocols(tmp_path):
     """Seeds' means 90 and 94, within them deviations of 1 and 3 (n - 1: 2 and 18): pooled sqrt(10) = 3.2."""
-    table = write_demo(tmp_path, monkeypatch)
-    first = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"]
+    sweeps = ["experiment=demo/dp_merf privacy.epsilon=1,10 seed=0,1 protocol=quick protocol.repeats=2"]
+    table = table_of(sweeps=sweeps, metrics=["acc_logreg_pct"])
+    first = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick", "protocol.repeats=2"]
     fake_run(tmp_path, [*first, "seed=0"], [89.0, 91.0])
     fake_run(tmp_path, [*first, "seed=1"], [91.0, 97.0])
     other = build_spec(compose_config([*first, "protocol.num_samples=1000"])).protocol_record()
@@ -53,7 +54,7 @@ def test_a_run_that_two_sweeps_name_is_one_run(tmp_path):
     table = table_of(sweeps=sweeps, metrics=["acc_logreg_pct"])
     once, thrice = every_column(assemble("demo", table, tmp_path)).to_dict("records")
     assert (once["acc_logreg_pct"], once["seeds"], once["status"]) == ("90.0", "1", "1 measured, 1 not run")
-    assert (thrice["acc_logreg_pct"], thrice["seeds"]) == ("–", "0")
+    assert (thrice["acc_logreg_pct"], thrice["seeds"]) == ("90.0 (1 of 3 repeats)", "1")  # the first of the three
 
 
 def test_a_misspelt_metric_is_refused_once_runs_are_measured_and_a_new_one_is_not(tmp_path):
@@ -79,6 +80,23 @@ def test_a_cell_names_the_number_of_seeds_that_have_the_metric(tmp_path):
     assert line["acc_logreg_pct"] == "90.0 (1 of 2 seeds)"
     assert "logreg: failed: no" in built.rows[0].notes()
     assert "not measured: logreg" in "".join(row(overview(run)))
+
+
+def test_a_cell_names_the_number_of_repeats_that_have_the_metric(tmp_path):
+    """The first of three drawings, measured by another protocol, next to a metric that has all three."""
+    line = ["experiment=demo/dp_merf", "privacy.epsilon=10", "protocol=quick"]
+    once = build_spec(compose_config([*line, "seed=0", "~protocol.metrics.mlp"])).protocol_record()
+    run = Store(tmp_path).folder(fake_run(tmp_path, [*line, "seed=0"], 90.0, {**once, "name": "once"}))
+    whole = build_spec(compose_config([*line, "protocol.repeats=3"])).protocol_record()
+    mlp = {"status": "measured", "values": {"acc_mlp_pct": 80.0}, "reason": None, "notes": []}
+    repeats = [{"seed": repeat, "samples": {"notes": []}, "metrics": {"mlp": mlp}} for repeat in range(3)]
+    thrice = {**whole, "metrics": {"mlp": whole["metrics"]["mlp"]}}
+    run.measurements.write({"protocol": thrice, "repeats": repeats, "complete": True})
+    metrics = ["acc_logreg_pct", "acc_mlp_pct"]
+    built = assemble("t", table_of(sweeps=[f"{' '.join(line)} protocol.repeats=3 seed=0"], metrics=metrics), tmp_path)
+    (shown,) = every_column(built).to_dict("records")
+    assert [shown[metric] for metric in metrics] == ["90.0 (1 of 3 repeats)", "80.0 (repeats ± 0.0)"]
+    assert "1 of 3 repeats measured." in to_markdown(built)
 
 
 def test_a_table_shows_the_settings_its_rows_differ_in(tmp_path):

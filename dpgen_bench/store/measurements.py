@@ -48,10 +48,11 @@ class Measured(ABC):
     def assembled(self, protocol: Protocol) -> Measurement:
         """The complete measurement by this protocol, completed from those by other protocols where it lacks metrics.
 
-        A result of another protocol is used if that protocol draws the same samples (all entries but `name` and
-        `metrics` are equal) and configures the metric in the same way. A metric that is combined from others (`of`)
+        A result of another protocol is used if that protocol draws the same samples (all entries but `name`, `metrics`
+        and `repeats` are equal) and configures the metric in the same way. A metric that is combined from others (`of`)
         also needs those to be configured in the same way. The value is then the one that `protocol` itself would have
-        measured. Results of two fits, which a record may have, are not combined.
+        measured. Of a protocol with fewer repeats it has the first ones, because the seed of a repeat follows from
+        its number. Results of two fits, which a record may have, are not combined.
 
         Returns:
             The measurement, whose entry `parts` names the other protocols that results were taken from; {} if nothing
@@ -59,7 +60,9 @@ class Measured(ABC):
         """
         whole = self.of(protocol)
         for part in sorted(self.all(), key=lambda each: "fit" in each):  # the record's own fit comes first
-            if part["protocol"] == protocol or sampling_settings(part["protocol"]) != sampling_settings(protocol):
+            if part["protocol"] == protocol or _settings_of_a_repeat(part["protocol"]) != _settings_of_a_repeat(
+                protocol
+            ):
                 continue
             fit, shared = {"fit": part["fit"]} if "fit" in part else {}, _shared_metrics(part["protocol"], protocol)
             if shared and (not whole or whole.get("fit") == part.get("fit")):
@@ -148,6 +151,11 @@ def sampling_settings(protocol: Protocol) -> dict[str, Any]:
     return {key: value for key, value in protocol.items() if key not in ("name", "metrics")}
 
 
+def _settings_of_a_repeat(protocol: Protocol) -> dict[str, Any]:
+    """The entries of a protocol that determine which samples one repeat draws."""
+    return {key: value for key, value in sampling_settings(protocol).items() if key != "repeats"}
+
+
 def is_part(part: Protocol, whole: Protocol) -> bool:
     """Whether `part` is `whole` with none or some of its metrics left out."""
     same_samples = sampling_settings(part) == sampling_settings(whole)
@@ -172,9 +180,13 @@ def is_component(metric: Mapping[str, Any], combined: Mapping[str, Any]) -> bool
 
 
 def _add_part(whole: Measurement, part: Measurement, shared: list[str]) -> Measurement:
-    """A copy of `whole` in which results of the `shared` metrics are taken from `part` where `whole` has none."""
+    """A copy of `whole` in which results of the `shared` metrics are taken from `part` where `whole` has none.
+
+    It has no more repeats than its protocol.
+    """
     repeats, used = [], False
-    for number in range(max(len(whole["repeats"]), len(part["repeats"]))):
+    most = int(whole["protocol"].get("repeats", 1))
+    for number in range(min(max(len(whole["repeats"]), len(part["repeats"])), most)):
         source = part["repeats"][number] if number < len(part["repeats"]) else {"metrics": {}, "samples": {}}
         target = whole["repeats"][number] if number < len(whole["repeats"]) else {**source, "metrics": {}}
         metrics = dict(target["metrics"])

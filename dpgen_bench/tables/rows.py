@@ -88,11 +88,31 @@ class TableRow:
         return summarise(values) if values else None
 
     def cell(self, metric: str) -> str:
-        """The summary as text; if not all measured seeds have the metric, it says how many do."""
+        """The summary as text, with what is missing of it."""
         summary, runs = self.summary(metric), len(self.measured)
         if summary is None:
             return "–"
-        return summary.text() + (f" ({summary.seeds} of {runs} seeds)" if summary.seeds < runs else "")
+        seeds = f"{summary.seeds} of {runs} seeds" if summary.seeds < runs else ""
+        missing = ", ".join(filter(None, [seeds, self.repeats(metric)]))
+        return summary.text() + (f" ({missing})" if missing else "")
+
+    def repeats(self, metric: str) -> str:
+        """`1 of 5 repeats`, if a run has another number of them than its protocol; "" else, and for a cost."""
+        if not self.keys_of(metric):
+            return ""
+        repeats = int(self.specs[0].protocol_record().get("repeats", 1))
+        other = sorted({len(values[metric]) for values in self.known if metric in values} - {repeats})
+        return f"{other[0]} of {repeats} repeats" if other else ""
+
+    def keys_of(self, metric: str) -> set[str]:
+        """Keys of the protocol's metrics that gave the values of this name; empty for a cost."""
+        return {
+            key
+            for measurement in self.measurements.values()
+            for repeat in measurement["repeats"]
+            for key, result in repeat["metrics"].items()
+            if metric in result["values"]
+        }
 
     @cached_property
     def ledgers(self) -> list[dict[str, Any]]:
