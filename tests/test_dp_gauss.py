@@ -244,6 +244,9 @@ def test_mistakes_are_refused_before_records_are_read():
         ValueError, match=r"method.dim: expected less than 16, the number of pixels of an image, got 16"
     ):
         fit(images, labels, dim=16)
+    # 3 symmetric matrices of side 5,000 * 3.
+    with pytest.raises(ValueError, match=r"method.dim=3 and method.clusters=5000 .* at most 134,217,728 numbers"):
+        fit(images, labels, dim=3, clusters=5000)
     with pytest.raises(ValueError, match=r"expected a sum below 1, because the codes get the rest, got 0.6 [+] 0.4"):
         build(DPGauss, share_means=0.6, share_residuals=0.4)
     build(

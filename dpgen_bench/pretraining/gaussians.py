@@ -59,7 +59,7 @@ class GaussianModel(Checked):
 
     Raises:
         ValueError: For a setting outside its range, for shares that leave nothing, and in `request_model`, for a d that
-            is not below the number of pixels.
+            is not below the number of pixels, and for a release of more numbers than memory holds.
     """
 
     dim: Count
@@ -103,10 +103,14 @@ class GaussianModel(Checked):
                 f"{self.config_group}.dim: expected less than {p}, the number of pixels of an image, got {d}; lower it."
             )
         R, R_r, R_z = (radius * p**0.5 for radius in (self.radius, self.radius_residual, self.radius_code))
-        images = PerRecordMoments(dim=p, radius=R, weights=(0.2, 1.0, 0.0), classes=k, nonnegative=True)
-        residuals = PerRecordMoments(dim=p, radius=R_r, weights=(0.0, 0.0, 1.0))
-        steps = PerRecordMoments(dim=K * (d + 1), radius=R_z * 1.25**0.5, weights=(0.0, 1.0, 0.0), classes=k)
-        codes = PerRecordMoments(dim=K * d, radius=R_z, weights=(0.0, 0.2, 1.0), classes=k)
+        try:
+            images = PerRecordMoments(dim=p, radius=R, weights=(0.2, 1.0, 0.0), classes=k, nonnegative=True)
+            residuals = PerRecordMoments(dim=p, radius=R_r, weights=(0.0, 0.0, 1.0))
+            steps = PerRecordMoments(dim=K * (d + 1), radius=R_z * 1.25**0.5, weights=(0.0, 1.0, 0.0), classes=k)
+            codes = PerRecordMoments(dim=K * d, radius=R_z, weights=(0.0, 0.2, 1.0), classes=k)
+        except ValueError as error:  # the sizes of the bounds are not settings
+            settings = f"{self.config_group}.dim={d} and {self.config_group}.clusters={K}"
+            raise ValueError(f"{settings} with {k} classes of images of {p} pixels: {error}") from None
 
         def mechanism(name: str, bound: PerRecordMoments, share: float | None, times: int = 1) -> Mechanism:
             return data.mechanism(f"{prefix}{name}", sample=Full(), bound=bound, times=times, share=share)
