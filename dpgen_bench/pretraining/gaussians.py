@@ -59,7 +59,7 @@ class GaussianModel(Checked):
 
     Raises:
         ValueError: For a setting outside its range, for shares that leave nothing, and in `request_model`, for a d that
-            is not below the number of pixels, and for a release of more numbers than memory holds.
+            is not below the number of pixels, and for a release of more than 2^27 numbers.
     """
 
     dim: Count

@@ -58,11 +58,9 @@ class Measured(ABC):
             The measurement, whose entry `parts` names the other protocols that results were taken from; {} if nothing
             is measured.
         """
-        whole = self.of(protocol)
+        whole, settings = self.of(protocol), _settings_of_a_repeat(protocol)
         for part in sorted(self.all(), key=lambda each: "fit" in each):  # the record's own fit comes first
-            if part["protocol"] == protocol or _settings_of_a_repeat(part["protocol"]) != _settings_of_a_repeat(
-                protocol
-            ):
+            if part["protocol"] == protocol or _settings_of_a_repeat(part["protocol"]) != settings:
                 continue
             fit, shared = {"fit": part["fit"]} if "fit" in part else {}, _shared_metrics(part["protocol"], protocol)
             if shared and (not whole or whole.get("fit") == part.get("fit")):

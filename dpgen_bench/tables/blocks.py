@@ -75,14 +75,12 @@ def cell_block(line: Line, metric: str, best: Best, shared: Shared, notes: Notes
     cell = line.cells.get(metric, Cell())
     texts = []
     if cell.measured is not None:
-        runs = len(line.row.measured) if line.row else 0
         why = cell.why_no_reproduction
-        seeds = f"{cell.measured.seeds} of {runs} seeds measured." if cell.measured.seeds < runs else ""
-        repeats = line.row.repeats(metric) if line.row else ""
-        some = [seeds, f"{repeats} measured." if repeats else ""]
         caveat = f"No reproduction: {why}." if why else ""
-        bold = best.is_best(line, metric, cell.measured.mean)
-        texts.append(Text(value_text(cell.measured), notes.number([caveat, *([] if cell.caveat else some)]), bold))
+        # A caveat says what the runs lack.
+        lacks = line.row.lacks(metric) if line.row and not cell.caveat else []
+        numbers = notes.number([caveat, *(f"{each} measured." for each in lacks)])
+        texts.append(Text(value_text(cell.measured), numbers, best.is_best(line, metric, cell.measured.mean)))
     if cell.published is not None or cell.illegible:
         printed = "illegible" if cell.illegible else cell.printed.removesuffix("*")
         distance = "" if cell.difference is None else f", {cell.distance}"

@@ -68,15 +68,26 @@ def caveat_of(
     if "uncertain" in printed.cells[metric].note.lower():
         reasons.append("what is printed is uncertain")
     reasons += caveats
-    if keys := row.keys_of(metric):  # else it is a cost, which no protocol measures
+    if keys := _keys_of(row, metric):  # else it is a cost, which no protocol measures
         paper, used = current_protocol(table.protocol), row.specs[0].protocol_record()
         # Another protocol is comparable if it draws the same samples and configures the metric identically.
         same = all(key in paper["metrics"] and paper["metrics"][key] == used["metrics"].get(key) for key in keys)
         if sampling_settings(paper) != sampling_settings(used) or not same:
             reasons.append(f"protocol {row.protocol} (the paper's: {table.protocol})")
-        reasons += filter(None, [row.repeats(metric)])
+        reasons += row.repeats(metric)
     if measured.seeds < len(row.specs):
         reasons.append(f"{measured.seeds} of {len(row.specs)} seeds")
     if not math.isfinite(measured.mean):
         reasons.append("no finite number")
     return "; ".join(dict.fromkeys(reasons))
+
+
+def _keys_of(row: TableRow, metric: str) -> set[str]:
+    """Keys of the protocol's metrics that gave the row's values; empty for a cost."""
+    return {
+        key
+        for measurement in row.measurements.values()
+        for repeat in measurement["repeats"]
+        for key, result in repeat["metrics"].items()
+        if metric in result["values"]
+    }

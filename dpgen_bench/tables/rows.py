@@ -88,31 +88,25 @@ class TableRow:
         return summarise(values) if values else None
 
     def cell(self, metric: str) -> str:
-        """The summary as text, with what is missing of it."""
-        summary, runs = self.summary(metric), len(self.measured)
+        """The summary as text, with what the measured runs lack."""
+        summary = self.summary(metric)
         if summary is None:
             return "–"
-        seeds = f"{summary.seeds} of {runs} seeds" if summary.seeds < runs else ""
-        missing = ", ".join(filter(None, [seeds, self.repeats(metric)]))
-        return summary.text() + (f" ({missing})" if missing else "")
+        lacks = ", ".join(self.lacks(metric))
+        return summary.text() + (f" ({lacks})" if lacks else "")
 
-    def repeats(self, metric: str) -> str:
-        """`1 of 5 repeats`, if a run has another number of them than its protocol; "" else, and for a cost."""
-        if not self.keys_of(metric):
-            return ""
-        repeats = int(self.specs[0].protocol_record().get("repeats", 1))
-        other = sorted({len(values[metric]) for values in self.known if metric in values} - {repeats})
-        return f"{other[0]} of {repeats} repeats" if other else ""
+    def lacks(self, metric: str) -> list[str]:
+        """`1 of 2 seeds`, if not all measured runs have the metric, and `repeats`."""
+        seeds, runs = sum(metric in values for values in self.known), len(self.measured)
+        return [*([f"{seeds} of {runs} seeds"] if seeds < runs else []), *self.repeats(metric)]
 
-    def keys_of(self, metric: str) -> set[str]:
-        """Keys of the protocol's metrics that gave the values of this name; empty for a cost."""
-        return {
-            key
-            for measurement in self.measurements.values()
-            for repeat in measurement["repeats"]
-            for key, result in repeat["metrics"].items()
-            if metric in result["values"]
-        }
+    def repeats(self, metric: str) -> list[str]:
+        """`1 of 5 repeats`, if a run has another number of them than its protocol; [] else, and for a cost."""
+        measured = [self.measurements[folder.id] for folder in self.measured]
+        numbers = [
+            (len(metric_values(each).get(metric, [])), int(each["protocol"].get("repeats", 1))) for each in measured
+        ]
+        return [f"{number} of {whole} repeats" for number, whole in sorted(numbers) if number not in (0, whole)][:1]
 
     @cached_property
     def ledgers(self) -> list[dict[str, Any]]:
