@@ -198,11 +198,44 @@ def test_the_stack_changes_no_answer_and_no_randomness():
     assert run(3) == pytest.approx(first, rel=1e-6)
 
 
-def test_a_killed_run_continues_with_the_states_of_its_checkpoint(tmp_path):
+def test_the_runs_stack_changes_no_first_state():
+    """`runtime.stack` computes more shards together than the method names, and the key of first states keeps its number."""
+
+    def first_states(least: int | None) -> list[float]:
+        data = open_data(n=13)
+        object.__setattr__(data._services, "stack", least)
+        exact, sample = taped(data), EveryShard(5)
+
+        def start(shards: Any, rngs: Any) -> dict[str, Tensor]:
+            return {"own": torch.stack([torch.rand((), generator=rng) for rng in rngs])}
+
+        state = data.private_state("teachers", sample=sample, start=start, identity={}, stack=2)
+        bound = PerShard(C=100.0, shape=(1,))
+        release = data.mechanism("sum", sample=sample, bound=bound, times=1, std=1e5, state=state)
+        groups = []
+
+        def answer(shards: Any, states: Any, rngs: Any) -> tuple[Tensor, Any]:
+            groups.append(len(shards))
+            return states["own"][:, None], states
+
+        release(answer)
+        return [*exact, *map(float, groups)]
+
+    asked = first_states(None)
+    assert asked[1:] == [2, 2, 1]
+    assert first_states(1) == asked, "it raises the method's number only"
+    assert first_states(4) == pytest.approx([asked[0], 4, 1])
+    assert first_states(9) == pytest.approx([asked[0], 5])
+
+
+@pytest.mark.parametrize("held", [0, 8, 1000])
+def test_a_killed_run_continues_with_the_states_of_its_checkpoint(tmp_path, held):
+    """With no group of states in memory between checkpoints, with one of two, and with both."""
+
     def fit(folder: Any, kill: int | None) -> list[float]:
         ledger = Ledger.load(folder / "ledger.json") if (folder / "ledger.json").exists() else None
         ledger = ledger or Ledger(Budget(1e4), 12, path=folder / "ledger.json")
-        services = Services(ledger, Key.seeded("k"), place=StatePlace(folder / "state", folder / "cache", {}))
+        services = Services(ledger, Key.seeded("k"), place=StatePlace(folder / "state", folder / "cache", {}, held))
         data = PrivateData(torch.rand(12, 1, 1, 1), torch.zeros(12, dtype=torch.int64), 2, services)
         exact = taped(data)
         context = Context(0, services=services, folder=folder, due=lambda _: len(exact) == 3)

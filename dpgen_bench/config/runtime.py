@@ -26,6 +26,8 @@ class Runtime:
     failures_independent_of_records: bool = False
     workers: Count | None = None
     padded: bool | None = None
+    stack: Count | None = None
+    state_gib: Annotated[float, Interval("[0, inf)")] = 0.0
     processes: Count = 1
     precision: Precision = "fp32"
     compile: Backend = "none"

@@ -43,6 +43,7 @@ class Services:
         padded: whether Poisson draws of sums over records are padded (`padding`); None pads on an accelerator, and
             where several processes divide draws.
         host_noise: a private file that says that all noise for release is added on the host, see `noise.Undecided`.
+        stack: the least number of shards that private state computes together, where a method names fewer.
         processes: those that make the releases together; None for this one alone.
 
     Raises:
@@ -62,6 +63,7 @@ class Services:
     mechanisms: dict[str, Allowance] = field(default_factory=dict)
     controls: dict[str, Control] = field(default_factory=dict)
     padded: bool | None = None
+    stack: int | None = None
     processes: Processes | None = None
     host_noise: Path | None = None
 

@@ -15,6 +15,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from dpgen_bench.privacy.expect import expect_name
+from dpgen_bench.privacy.held_states import HeldStates
 from dpgen_bench.privacy.isolation import expect_plain, public_type
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.sampling import EveryShard, OneShard
@@ -68,7 +69,7 @@ class PrivateState:
             sampling: the partition of the records into shards.
             make: makes the first states of the shards of a group; the method's `start`.
             services: what the mechanisms of the run share.
-            stack: the number of shards in a group.
+            stack: the number of shards in a group, which `services.stack` may raise.
             keyed_stack: the number in the key of first states, if it is not `stack`.
             ids: int64 [n], the ids of all records.
             draw: returns the images and labels at the given positions.
@@ -84,7 +85,7 @@ class PrivateState:
             )
         sampling = copy.copy(sampling)  # the caller's, or what `sampling` returns, could be changed afterwards
         self.name, self._sampling, self.groups = name, sampling, 0
-        self._make, self.stack = make, min(stack, sampling.shards)
+        self._make, self.stack = make, min(max(stack, services.stack or 0), sampling.shards)
         self._draw, self._services = draw, services
         self._members = sampling.members(ids)
         of_shards = {"shards": sampling.shards, "partition": sampling.seed}
@@ -94,7 +95,7 @@ class PrivateState:
                 "remove these keys."
             )
         # First states have a key and a place in the cache that depend on everything that they are computed from.
-        keyed = self.stack if keyed_stack is None else keyed_stack
+        keyed = min(stack, sampling.shards) if keyed_stack is None else keyed_stack
         whole = {"name": name, "stack": keyed, "own": {**of_shards, **identity}, **place.identity}
         try:
             text = json.dumps(whole, sort_keys=True)
@@ -113,6 +114,7 @@ class PrivateState:
         self._text = text
         self._first = StateFile(self._cache, sampling.shards, slots=1)
         self._later = StateFile(place.folder and place.folder / name, sampling.shards, slots=2)
+        self._held = HeldStates(place.held, services.device)
         self._visits: np.ndarray | None = None  # None: every release asks all shards
         self._bound = False
         self._needed: list[int] = []
@@ -219,6 +221,9 @@ class PrivateState:
 
     def _before_group(self, shards: range, index: int) -> Parts:
         """The states of these shards before release `index`, [g, ...] by name."""
+        held = self._held.find(shards, self._version(shards.start, index))  # all shards of a group have one version
+        if held is not None:
+            return held
         self._finish()
         stored = [self._before(shard, index) for shard in shards]
         return stored[0][0].unpack(np.stack([row for _, row in stored]), self._services.device)
@@ -226,24 +231,36 @@ class PrivateState:
     def _keep_group(self, shards: range, index: int, after: Parts) -> None:
         """Store the states that release `index` leaves to these shards, [g, ...] by name.
 
-        Their copy to the host begins here. It is waited for before states are read or written again, when the device
-        has other work.
+        Unless they are held in memory, their copy to the host begins here. It is waited for before states are read or
+        written again, when the device has other work.
         """
         expect_parts(after, leading=len(shards))
+        self._later.expect_layout(after)
+        if self._held.keep(shards, index + 1, after):
+            return
         rows = self._later.pack(after)
         self._finish()
-        self._unfinished = shards, index, rows
+        self._unfinished = shards, index + 1, rows
 
     def _finish(self) -> None:
         """Write the states whose copy to the host has begun."""
         if self._unfinished is None:
             return
-        (shards, index, rows), self._unfinished = self._unfinished, None
-        for shard, row in zip(shards, rows(), strict=True):
+        (shards, version, rows), self._unfinished = self._unfinished, None
+        self._write(shards, version, rows())
+
+    def _write(self, shards: range, version: int, rows: np.ndarray) -> None:
+        for shard, row in zip(shards, rows, strict=True):
             # Overwrite the version that is not the last checkpoint's, which is needed after a kill.
             versions = self._later.versions(shard)
             kept = int(np.argmax(np.where(versions <= self._committed, versions, -1)))
-            self._later.write_row(shard, 1 - kept, index + 1, row)
+            self._later.write_row(shard, 1 - kept, version, row)
+
+    def _version(self, shard: int, index: int) -> int:
+        """The version that release `index` needs: 1 + the number of the last earlier release that drew this shard."""
+        if self._visits is None:
+            return index
+        return int(np.flatnonzero(np.append(True, self._visits[:index] == shard))[-1])
 
     def _before(self, shard: int, index: int) -> tuple[StateFile, np.ndarray]:
         """The state of a shard before release `index`, after the last earlier release that drew it, or the first one.
@@ -251,19 +268,17 @@ class PrivateState:
         Returns:
             the file and the row.
         """
-        last = index - 1
-        if self._visits is not None:
-            last = int(np.flatnonzero(np.append(True, self._visits[:index] == shard))[-1]) - 1
-        if last < 0:
+        version = self._version(shard, index)
+        if version == 0:
             file, found = self._first, self._first.find(shard, 1)
             if found is None:
                 self._start_group(shard // self.stack)
                 file, found = self._first, self._first.find(shard, 1)
         else:
-            file, found = self._later, self._later.find(shard, last + 1)
+            file, found = self._later, self._later.find(shard, version)
         if found is None:
             raise RuntimeError(
-                f"private state {self.name!r}: expected the state of shard {shard} after release {last}, "
+                f"private state {self.name!r}: expected the state of shard {shard} after release {version - 1}, "
                 "got none: the run's private/ folder does not fit its checkpoint. Restore the folder, or delete the "
                 "run's folder and start again, which with privacy.noise=os spends its epsilon a second time."
             )
@@ -272,6 +287,8 @@ class PrivateState:
     def flush(self) -> None:
         """Write everything to disk, before a checkpoint that needs it."""
         self._finish()
+        for shards, version, parts in self._held.unwritten():
+            self._write(shards, version, self._later.pack(parts)())
         self._later.flush()
 
     def commit(self, executed: int) -> None:

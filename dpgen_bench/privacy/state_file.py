@@ -37,11 +37,13 @@ class StatePlace:
         folder: of one run, for the states after its releases; private.
         cache: shared by runs, for first states; private.
         identity: the harness's values on which a first state depends (data set, seed, source), as JSON values.
+        held: bytes of later states that stay in the device's memory and are written for checkpoints only.
     """
 
     folder: Path | None = None
     cache: Path | None = None
     identity: dict[str, Any] = field(default_factory=dict)
+    held: int = 0
 
 
 class StateFile:
@@ -142,8 +144,8 @@ class StateFile:
             start = columns.stop
         return parts
 
-    def pack(self, parts: Parts) -> Callable[[], np.ndarray]:
-        """A function that gives the rows [g, P] of tensors [g, ...], whose copy to the host has begun.
+    def expect_layout(self, parts: Parts) -> None:
+        """Create the rows for tensors [g, ...], or check that these tensors fit.
 
         Raises:
             ValueError: unless names, shapes and types are those of the rows that were written before.
@@ -154,6 +156,14 @@ class StateFile:
             raise ValueError(
                 f"expected private state as float32 tensors of the same names and shapes every time, got {layout}."
             )
+
+    def pack(self, parts: Parts) -> Callable[[], np.ndarray]:
+        """A function that gives the rows [g, P] of tensors [g, ...], whose copy to the host has begun.
+
+        Raises:
+            ValueError: for tensors that do not fit, see `expect_layout`.
+        """
+        self.expect_layout(parts)
         flat = [part.detach().reshape(len(part), -1) for part in parts.values()]
         # Numbers that stay on the host are not copied to the device to be copied back.
         copies = [

@@ -39,6 +39,7 @@ def arithmetic(spec: RunSpec, device: torch.device) -> dict[str, Any]:
         "numpy": np.__version__,
         "runtime.processes": number_of_processes(spec.config),
         "runtime.padded": OmegaConf.select(spec.config, "runtime.padded"),
+        "runtime.stack": OmegaConf.select(spec.config, "runtime.stack"),
         "runtime.compile": backend_of(spec.config),
         "runtime.device": device.type,
         "runtime.threads": torch.get_num_threads(),

@@ -125,9 +125,11 @@ def open_data(
             folder=private / "state",
             cache=results_of(spec) / "cache" / "private_state",
             identity={key: spec.training[key] for key in ("dataset", "seed", "version", "training_version")},
+            held=int(2**30 * spec.config.runtime.get("state_gib", 0.0)),
         ),
         client_folder=private / "federation",
         padded=spec.config.runtime.get("padded"),
+        stack=spec.config.runtime.get("stack"),
         processes=processes,
         host_noise=private / "host_noise",
     )

@@ -1,0 +1,122 @@
+"""Tests of the states that stay in the device's memory between checkpoints."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dpgen_bench.privacy.held_states import HeldStates
+from dpgen_bench.privacy.state_file import StateFile, StatePlace
+from tests.state_toys import open_data, prepare, taped, visit
+
+CPU = torch.device("cpu")
+BYTES = 3 * 4  # of a state of `count`: three numbers
+
+
+def checkpoint(data):
+    data._services.controls["query"].before_checkpoint()
+    data._services.controls["query"].after_checkpoint()
+
+
+def written(folder, shards=3):
+    """The newest version of each shard's state in the file; 0 for none."""
+    file = StateFile(folder / "critics", shards, slots=2)
+    return [int(file.versions(shard).max()) for shard in range(shards)]
+
+
+@pytest.mark.parametrize(("held", "expected"), [(0, 3), (BYTES, 2), (2 * BYTES, 1), (3 * BYTES, 0)])
+def test_states_are_written_for_a_checkpoint_if_there_is_room_for_them(tmp_path, held, expected):
+    data, _ = open_data(place=StatePlace(tmp_path, None, {}, held))
+    release, _ = prepare(data, std=1e5)
+    for _ in range(3):  # balanced: each of the three shards once
+        release(visit)
+    assert sum(version > 0 for version in written(tmp_path)) <= expected
+    checkpoint(data)
+    assert sorted(written(tmp_path)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("held", [0, BYTES, 3 * BYTES])
+def test_releases_are_those_of_states_in_a_file(tmp_path, held):
+    data, _ = open_data(place=StatePlace(tmp_path, None, {}, held))
+    exact = taped(data)
+    release, _ = prepare(data, std=1e5)
+    for _ in range(9):
+        release(visit)
+    in_file, _ = open_data()
+    expected = taped(in_file)
+    release, _ = prepare(in_file, std=1e5)
+    for _ in range(9):
+        release(visit)
+    assert exact == expected
+
+
+def test_a_checkpoint_writes_only_what_changed(tmp_path, monkeypatch):
+    data, _ = open_data(place=StatePlace(tmp_path, None, {}, 1000))
+    release, _ = prepare(data, std=1e5)
+    writes = []
+    original = StateFile.write_row
+    monkeypatch.setattr(StateFile, "write_row", lambda self, *args: writes.append(args) or original(self, *args))
+    for _ in range(3):
+        release(visit)
+    writes.clear()  # of first states
+    checkpoint(data)
+    assert len(writes) == 3
+    checkpoint(data)
+    assert len(writes) == 3
+    release(visit)
+    checkpoint(data)
+    assert len(writes) == 4
+
+
+def test_a_tensor_that_a_method_keeps_is_not_the_state(tmp_path):
+    """Otherwise a function could change the state of one shard when it sees the records of another."""
+    data, _ = open_data(place=StatePlace(tmp_path, None, {}, 1000))
+    exact = taped(data)
+    release, _ = prepare(data, std=1e5)
+    kept = []
+
+    def changes_later(images, labels, state, rng):
+        for tensor in kept:
+            tensor += 100.0
+        value, after = visit(images, labels, state, rng)
+        kept.extend([*state.values(), *after.values()])
+        return value, after
+
+    for _ in range(9):
+        release(changes_later)
+    honest, _ = open_data()
+    expected = taped(honest)
+    release, _ = prepare(honest, std=1e5)
+    for _ in range(9):
+        release(visit)
+    assert exact == expected
+
+
+def test_states_of_another_layout_are_refused(tmp_path):
+    data, _ = open_data(place=StatePlace(tmp_path, None, {}, 1000))
+    release, _ = prepare(data, std=1e5)
+    for _ in range(3):
+        release(visit)
+    with pytest.raises(ValueError, match="expected private state as float32 tensors of the same names and shapes"):
+        for _ in range(6):
+            release(lambda images, labels, state, rng: (torch.zeros(2, 1), {"other": torch.zeros(2)}))
+
+
+def test_only_the_version_that_is_held_is_found():
+    held = HeldStates(1000, CPU)
+    shards = range(2, 4)
+    assert held.keep(shards, 5, {"a": torch.ones(2, 3)})
+    assert held.find(shards, 4) is None
+    assert held.find(range(0, 2), 5) is None
+    found = held.find(shards, 5)
+    assert found is not None
+    assert torch.equal(found["a"], torch.ones(2, 3))
+    assert [(group, version) for group, version, _ in held.unwritten()] == [(shards, 5)]
+    assert list(held.unwritten()) == []
+
+
+def test_a_group_without_room_is_never_held():
+    held = HeldStates(24, CPU)
+    assert held.keep(range(0, 2), 1, {"a": torch.ones(2, 3)})
+    assert not held.keep(range(2, 4), 1, {"a": torch.ones(2, 3)})
+    assert held.keep(range(0, 2), 2, {"a": torch.ones(2, 3)}), "its own room is free again"
