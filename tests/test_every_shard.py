@@ -199,7 +199,7 @@ def test_the_stack_changes_no_answer_and_no_randomness():
 
 
 def test_the_runs_stack_changes_no_first_state():
-    """`runtime.stack` computes more shards together than the method names, and the key of first states keeps its number."""
+    """`runtime.stack` computes more shards together than the method names; the key of first states stays."""
 
     def first_states(least: int | None) -> list[float]:
         data = open_data(n=13)
