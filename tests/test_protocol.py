@@ -140,6 +140,35 @@ def test_the_first_of_several_repeats_may_be_measured_on_its_own(tmp_path, folde
     assert len(tally.read_text().split()) == 6
 
 
+def test_what_an_interrupted_protocol_has_measured_is_not_measured_again(tmp_path, folder, monkeypatch):
+    """Of five repeats, two were measured before a machine was lost: they count for a protocol with one."""
+    tally = tmp_path / "tally"
+    metrics = {name: metric("Mean", name=name, tally=str(tally)) for name in ("one", "two")}
+    write, writes = Measurements.write, []
+
+    def stopped(self, measurement):
+        write(self, measurement)
+        writes.append(measurement)
+        if len(writes) == 3:
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Measurements, "write", stopped)
+        with pytest.raises(Killed):
+            run(spec_for(tmp_path, metrics, repeats=5), folder)
+    assert tally.read_text().split() == ["one", "two", "one"]
+    assert folder.measurements.all() == []
+    first = run(spec_for(tmp_path, metrics, name="first", repeats=1), folder)
+    run(spec_for(tmp_path, {"one": metrics["one"]}, name="others", repeats=2), folder)
+    assert len(tally.read_text().split()) == 3
+    assert first["complete"]
+    whole = run(spec_for(tmp_path, metrics, repeats=5), folder)
+    assert whole["repeats"][:1] == first["repeats"]
+    assert len(tally.read_text().split()) == 10
+    run(spec_for(tmp_path, metrics, name="first", repeats=1), folder, again=True)
+    assert len(tally.read_text().split()) == 12
+
+
 def test_only_failed_metrics_are_run_again(tmp_path, folder):
     tally, unless = tmp_path / "tally", tmp_path / "mended"
     metrics = {

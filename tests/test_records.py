@@ -330,6 +330,15 @@ def test_a_further_measurement_completes_a_record(finished: RunFolder, tmp_path:
         add_record(folder, "Ada")
     with pytest.raises(ValueError, match="its seconds are the same"):
         add_record(folder, "Grace")  # the fit that Ada measured by `another`
+    measurement = copy.deepcopy(folder.measurements.of(first[0]["protocol"]))
+    for each in (measurement["protocol"]["metrics"], measurement["repeats"][0]["metrics"]):
+        each["later"] = each.pop("brightness")  # a metric that takes hours, say, by the protocol that the record has
+    folder.measurements.write(measurement)
+    write_record(*add_record(folder, "Ada"))
+    record = read_record(record.path)
+    assert [list(each["protocol"]["metrics"]) for each in record.measurements.all()].count(["later"]) == 1
+    with pytest.raises(ValueError, match="or a measurement by a protocol that the record lacks"):
+        add_record(folder, "Ada")
     measure("fourth", 1.0)
     with pytest.raises(ValueError, match="expected --log of the fit that the record of"):
         add_record(folder, "Ada", log=["mean"])

@@ -121,8 +121,8 @@ def verify(record: Record, again: Record) -> Record:
 def add_record(folder: RunFolder, by: str, log: Sequence[str] = (), overwrite: bool = False) -> tuple[Record, bytes]:
     """The record of a run as it is to be written: a new one, or the existing one with what this run adds to it.
 
-    To a record by the same name, the run adds measurements by protocols that the record has none of; to one by another
-    name, a verification.
+    To a record by the same name, the run adds measurements by protocols, or of their metrics, that the record has none
+    of; to one by another name, a verification.
 
     Raises:
         ValueError: as `make_record`, `complete` and `verify` do.
@@ -169,9 +169,15 @@ def complete(record: Record, again: Record) -> Record:
 
 
 def _further(record: Record, again: Record) -> list[Measurement]:
-    """The measurements of `again` by protocols of which `record` has none of the same name."""
-    names = {each["protocol"]["name"] for each in record.measurements.all()}
-    return [each for each in again.measurements.all() if each["protocol"]["name"] not in names]
+    """The measurements of `again` with a metric that no measurement of `record` by a protocol of the same name has."""
+    metrics: dict[str, set[str]] = {}
+    for each in record.measurements.all():
+        metrics.setdefault(each["protocol"]["name"], set()).update(each["protocol"]["metrics"])
+    return [
+        each
+        for each in again.measurements.all()
+        if not each["protocol"]["metrics"].keys() <= metrics.get(each["protocol"]["name"], set())
+    ]
 
 
 def _same_author(record: Record, again: Record) -> bool:

@@ -41,7 +41,7 @@ def measure(
         folder: the folder with the generator, of a run or of one of its kept steps; the measurement is written to it.
         again: measure every metric again; the earlier measurement stays until the new one is complete. If false,
             metrics that were measured before are kept, also those of another protocol that measures them in the same
-            way (`Measured.assembled`), and failed ones are tried again.
+            way (`Measurements.begun`), and failed ones are tried again.
         cache: see `EvalContext`; None is the folder `cache` next to `runs`.
 
     Returns:
@@ -53,7 +53,7 @@ def measure(
     metrics = build_metrics(protocol)
     # Continue an interrupted measurement; otherwise start from what this and other protocols have measured of it, or
     # from nothing if `again`.
-    measurement = folder.measurements.unfinished(record) or ({} if again else folder.measurements.assembled(record))
+    measurement = folder.measurements.unfinished(record) if again else folder.measurements.begun(record)
     measurement = {"protocol": record, "repeats": measurement.get("repeats", [])}
     dataset = spec.dataset()
     test = dataset.load("test")

@@ -17,7 +17,7 @@ import hashlib
 import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,14 +58,7 @@ class Measured(ABC):
             The measurement, whose entry `parts` names the other protocols that results were taken from; {} if nothing
             is measured.
         """
-        whole, settings = self.of(protocol), _settings_of_a_repeat(protocol)
-        for part in sorted(self.all(), key=lambda each: "fit" in each):  # the record's own fit comes first
-            if part["protocol"] == protocol or _settings_of_a_repeat(part["protocol"]) != settings:
-                continue
-            fit, shared = {"fit": part["fit"]} if "fit" in part else {}, _shared_metrics(part["protocol"], protocol)
-            if shared and (not whole or whole.get("fit") == part.get("fit")):
-                whole = _add_part(whole or {"protocol": protocol, "repeats": [], "complete": True, **fit}, part, shared)
-        return whole if any(repeat["metrics"] for repeat in whole.get("repeats", [])) else {}
+        return _assembled(protocol, self.of(protocol), self.all())
 
     def covered(self, protocol: Protocol) -> bool:
         """Whether `assembled` has a measured result for every metric of every repeat of this protocol."""
@@ -97,6 +90,15 @@ class Measurements(Measured):
     def unfinished(self, protocol: Protocol) -> Measurement:
         """What an interrupted evaluation by this protocol has measured, or {}."""
         return self._read(self._unfinished_file(protocol), protocol)
+
+    def begun(self, protocol: Protocol) -> Measurement:
+        """What an evaluation by this protocol need not measure, or {}: its own interrupted one if there is one.
+
+        Otherwise it is `assembled` of complete measurements and of interrupted ones by other protocols.
+        """
+        interrupted = map(self._read, sorted((self.path / "metrics" / "unfinished").glob("*.json")))
+        parts = [*self.all(), *(each for each in interrupted if each)]
+        return self.unfinished(protocol) or _assembled(protocol, self.of(protocol), parts)
 
     def write(self, measurement: Measurement) -> None:
         """Write a measurement to the file of complete or of unfinished ones, as its entry `complete` says.
@@ -175,6 +177,18 @@ def _shared_metrics(part: Protocol, protocol: Protocol) -> list[str]:
 def is_component(metric: Mapping[str, Any], combined: Mapping[str, Any]) -> bool:
     """Whether one metric of a protocol is combined from values of another one, which it names in `of`."""
     return "name" in metric and metric["name"] in (combined.get("of") or [])
+
+
+def _assembled(protocol: Protocol, whole: Measurement, parts: Iterable[Measurement]) -> Measurement:
+    """`whole`, which may be {}, completed by results of `parts` as `Measured.assembled` says."""
+    settings = _settings_of_a_repeat(protocol)
+    for part in sorted(parts, key=lambda each: "fit" in each):  # the record's own fit comes first
+        if part["protocol"] == protocol or _settings_of_a_repeat(part["protocol"]) != settings:
+            continue
+        fit, shared = {"fit": part["fit"]} if "fit" in part else {}, _shared_metrics(part["protocol"], protocol)
+        if shared and (not whole or whole.get("fit") == part.get("fit")):
+            whole = _add_part(whole or {"protocol": protocol, "repeats": [], "complete": True, **fit}, part, shared)
+    return whole if any(repeat["metrics"] for repeat in whole.get("repeats", [])) else {}
 
 
 def _add_part(whole: Measurement, part: Measurement, shared: list[str]) -> Measurement:
