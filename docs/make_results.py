@@ -48,6 +48,7 @@ COSTS = (
     "noise takes is that of Python, its libraries and the records. `≤` is the shortest time on the clock, of runs that "
     "did not count processor time. `≥` leaves out the warm start of GS-WGAN's critics, which was taken from the cache:"
 )
+CPU, GPU = "seconds on a CPU", "seconds that include an accelerator's"
 CACHED = 0.3  # seconds that reading critics from the cache takes at most; one without iterations takes two
 # Overrides that have a column of their own, or change neither the generator nor what is measured.
 NOT_SETTINGS = (
@@ -82,15 +83,28 @@ def records() -> tuple[Record, ...]:
     return tuple(map(read_record, sorted(record_paths(ROOT / "results").values())))
 
 
+def values_of(record: Record) -> dict[str, dict[str, float]]:
+    """The values of a record by protocol and metric, each protocol's of one fit: the one with most metrics."""
+    by_fit: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+    for each in record.measurements.all():
+        fit = json.dumps(each.get("fit", {}).get("cost"))  # its seconds are those of no other fit
+        by_fit[each["protocol"]["name"], fit].update(mean_values(each))
+    values: dict[str, dict[str, float]] = {}
+    for (protocol, _), of_fit in by_fit.items():
+        if len(of_fit) > len(values.get(protocol, {})):
+            values[protocol] = of_fit
+    return values
+
+
 def measured() -> dict[Line, dict[str, list[float]]]:
-    """The values of each line by metric, one for each seed; `seconds` are those of the fit."""
+    """The values of each line by metric, one for each seed, and the seconds of fits, under `CPU` or `GPU`."""
     lines: dict[Line, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for record in records():
-        cost = record.content["cost"]
-        for each in record.measurements.all():
-            values = lines[line_of(record, each["protocol"]["name"])]
-            values["seconds"].append(cost_values(cost)["seconds_total"])
-            for metric, value in mean_values(each).items():
+        seconds = cost_values(record.content["cost"])["seconds_total"]
+        for protocol, of_metrics in values_of(record).items():
+            values = lines[line_of(record, protocol)]
+            values[CPU if on_a_cpu(record) else GPU].append(seconds)
+            for metric, value in of_metrics.items():
                 if "_num_" not in metric:  # numbers of images belong to the protocol
                     values[metric].append(value)
     return lines
@@ -177,21 +191,23 @@ def tables() -> str:
 
     for line in sorted(lines, key=order):
         values = dict(lines[line])
-        seconds = values.pop("seconds")
+        on_cpu, on_gpu = values.pop(CPU, []), values.pop(GPU, [])
+        seeds = str(len(on_cpu) + len(on_gpu))
+        seconds = f"{statistics.fmean(on_cpu):.0f}" if on_cpu else f"{statistics.fmean(on_gpu):.0f} (GPU)"
         method, *cells = about(line)
         if also := public[line[2]]:
             method += f", public data: {also}"
         if line[-1] == LEAGUE:
             accuracies = (shown(values.get(name, [])) for name in ACCURACIES)
-            league.append((method, *cells, str(len(seconds)), *accuracies, f"{statistics.fmean(seconds):.0f}"))
+            league.append((method, *cells, seeds, *accuracies, seconds))
         else:
             named = (metric_with_value(name, shown(values[name])) for name in sorted(values) if not of_no_table(name))
-            others.append((method, *cells, str(len(seconds)), f"`{line[-1]}`", "; ".join(named)))
+            others.append((method, *cells, seeds, f"`{line[-1]}`", "; ".join(named)))
     runs = counted(len(records()), "record")
     heading = (
-        f"From {runs}. By the protocol `{LEAGUE}`, accuracies in percent. Times of fits are on the clock; those of "
+        f"From {runs}. By the protocol `{LEAGUE}`, accuracies in percent. Times of fits are on the clock, those on a "
+        "GPU only where there are no others; those of GS-WGAN leave out a warm start that was taken from the cache:"
     )
-    heading += "GS-WGAN leave out a warm start that was taken from the cache:"
     values_by = [heading, table(HEADER, league), "By other protocols:", table(OTHER_HEADER, others)]
     return "\n\n".join([*values_by, COSTS, costs()])
 

@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from dpgen_bench.nets.teachers import TEACHERS, score_gradients, untrained, upda
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.utils.upload import upload
-from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, Positive
+from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, Interval, Positive
 
 
 @dataclass
@@ -66,7 +66,7 @@ class GPATE(Checked):
     batch_size: Count
     sigma: Positive | None
     dims: Count
-    bins: Count
+    bins: Annotated[int, Interval("[2, inf)")]  # with one bin, votes would not depend on gradients
     clip: Positive
     threshold: Fraction
     lr: Positive
@@ -82,7 +82,9 @@ class GPATE(Checked):
         self.expect_one_of("sigma", "steps")
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
-        B, d = self.batch_size, self.dims
+        B, d, pixels = self.batch_size, self.dims, math.prod(data.image_shape)
+        if d > pixels:
+            raise ValueError(f"method.dims: expected d <= {pixels}, the pixels of an image, got {d}.")
         sizes = {"latent_dim": self.latent_dim, "width": self.width}
         generator = NetGenerator.build(PateGenerator, data, ctx.device, latent="uniform", **sizes)
         G = generator.net
@@ -102,7 +104,7 @@ class GPATE(Checked):
         for t in ctx.steps(ctx.limit(release.times), generator=G, adam=adam):
             z, y = ctx.latents(generator, B)
             x = G(z, y)
-            basis = upload(torch.randn(B, x[0].numel(), d, generator=ctx.generator), x.device) / math.sqrt(d)
+            basis = upload(torch.randn(B, pixels, d, generator=ctx.generator), x.device) / math.sqrt(d)
             histogram = release(partial(self._votes, template, x.detach(), y, basis)).reshape(B, d, self.bins)
             most, winner = histogram.max(dim=2)
             agreed = most >= self.threshold * self.teachers

@@ -155,6 +155,18 @@ def test_what_the_printed_number_of_steps_proves() -> None:
     assert epsilon([event], 1e-5, "replace_one", "pld") == pytest.approx(173.55, abs=0.05)
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"bins": 1}, r"method.bins: expected .*\[2, inf\).*, got 1"),
+        ({"dims": 785}, "method.dims: expected d <= 784, the pixels of an image, got 785"),
+    ],
+)
+def test_settings_with_which_votes_say_nothing_are_refused_before_a_release(change: dict, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        fit(eps=2.0, **change)
+
+
 def test_either_noise_or_steps_must_be_stated() -> None:
     with pytest.raises(ValueError, match=r"method.sigma and method.steps are both null"):
         build(GPATE, sigma=None)

@@ -13,9 +13,23 @@ def test_the_tables_are_those_of_the_records() -> None:
 def test_a_line_has_all_seeds_of_its_settings() -> None:
     lines = made.measured()
     gauss = lines["mnist", 1.0, "dp_gauss", "replace_one", "`dp_gauss/mnist`", "league"]
-    assert len(gauss["acc_cnn_pct"]) == len(gauss["seconds"]) == 3
+    assert len(gauss["acc_cnn_pct"]) == len(gauss[made.CPU]) == 3
     assert made.shown(gauss["acc_cnn_pct"]) == "95.0 ± 0.3"
 
 
 def test_a_spread_needs_three_values() -> None:
     assert [made.shown(values) for values in ([], [1.0, 2.0], [1.0, 2.0, 3.0])] == ["–", "1.5", "2.0 ± 1.0"]
+
+
+def test_values_of_one_protocol_are_of_one_fit() -> None:
+    """A run that was made again on another machine has the protocol's CNN of one fit, and CNN and FID of another."""
+    record = next(each for each in made.records() if each.id == "890bee695a2e")
+    cnns = [
+        each["repeats"][0]["metrics"]["cnn"]["values"]["acc_cnn_pct"]
+        for each in record.measurements.all()
+        if each["protocol"]["name"] == "dpgan_revisited"
+    ]
+    values = made.values_of(record)["dpgan_revisited"]
+    assert [round(cnn, 1) for cnn in cnns] == [71.6, 64.9]
+    assert round(values["acc_cnn_pct"], 1) == 64.9
+    assert round(values["fid"], 1) == 106.2

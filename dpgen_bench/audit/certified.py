@@ -142,7 +142,8 @@ def certify_run(
         return {"epsilon": None, "reason": reason}
     identity = run.read_json("identity.json")
     if same := sorted(_certified_with_other_seeds(identity, results), key=lambda each: float(each["epsilon"])):
-        echo(f"{run.id}: the audit of {same[0]['run']}, which has the same settings and another seed")
+        of = "its record" if same[0]["run"] == run.id else f"{same[0]['run']}, which has the same settings"
+        echo(f"{run.id}: the audit of {of}")
         return same[0]
     config = run.config
     if isinstance(run, Record) and "root" in config.dataset:

@@ -186,9 +186,15 @@ def _assembled(protocol: Protocol, whole: Measurement, parts: Iterable[Measureme
         if part["protocol"] == protocol or _settings_of_a_repeat(part["protocol"]) != settings:
             continue
         fit, shared = {"fit": part["fit"]} if "fit" in part else {}, _shared_metrics(part["protocol"], protocol)
-        if shared and (not whole or whole.get("fit") == part.get("fit")):
+        if shared and (not whole or _cost_of_fit(whole) == _cost_of_fit(part)):
             whole = _add_part(whole or {"protocol": protocol, "repeats": [], "complete": True, **fit}, part, shared)
     return whole if any(repeat["metrics"] for repeat in whole.get("repeats", [])) else {}
+
+
+def _cost_of_fit(measurement: Measurement) -> dict[str, Any] | None:
+    """What identifies the fit of a measurement, whose seconds differ from any other's; None for the record's own."""
+    cost: dict[str, Any] | None = measurement.get("fit", {}).get("cost")
+    return cost
 
 
 def _add_part(whole: Measurement, part: Measurement, shared: list[str]) -> Measurement:

@@ -146,7 +146,8 @@ def find_record(results: Path, run_id: str) -> Record | None:
 def readable_run(results: Path, run_id: str, protocol: dict[str, Any]) -> ReadableRun:
     """The run of that id: its folder if that is finished and measured by the protocol, or else its record.
 
-    It is its folder, which may not exist, if it has no record, or one without a measurement by the protocol.
+    It is its folder, which may not exist, if it has no record, or a folder and a record without a measurement by the
+    protocol. A record without that measurement still says that the run was made.
 
     Raises:
         ValueError: if the record cannot be read.
@@ -155,7 +156,9 @@ def readable_run(results: Path, run_id: str, protocol: dict[str, Any]) -> Readab
     if folder.done and folder.measurements.covered(protocol):
         return folder
     record = find_record(results, run_id)
-    return record if record and record.measurements.assembled(protocol) else folder
+    if record is None:
+        return folder
+    return record if record.measurements.assembled(protocol) or folder.status() == "empty" else folder
 
 
 def same_name(name: str) -> str:

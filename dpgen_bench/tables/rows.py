@@ -23,6 +23,8 @@ from dpgen_bench.store.statistics import Summary, summarise
 from dpgen_bench.store.values import cost, metric_values, notes
 from dpgen_bench.tables.expand import jobs_of, spec_of_job
 
+UNMEASURED = "finished but not measured by this protocol"
+
 
 @dataclass(frozen=True)
 class TableRow:
@@ -70,8 +72,8 @@ class TableRow:
         counted = [f"{others.count(kind)} {kind}" for kind in sorted(set(others))]
         if not others:
             return "measured"
-        if set(others) == {"not run"} and not self.measured:
-            return "not run"
+        if set(others) in ({"not run"}, {UNMEASURED}) and not self.measured:
+            return others[0]
         return ", ".join([f"{len(self.measured)} measured", *counted])
 
     def _state(self, folder: ReadableRun) -> str:
@@ -80,7 +82,7 @@ class TableRow:
         state = folder.status()
         if state == "failed":
             return f"failed: {failure(folder)}"
-        return {"empty": "not run", "finished": "finished but not measured by this protocol"}.get(state, state)
+        return {"empty": "not run", "finished": UNMEASURED}.get(state, state)
 
     def summary(self, metric: str) -> Summary | None:
         """The metric over seeds and repeats; None if no run has it."""

@@ -1,0 +1,145 @@
+"""Tests that a further run adds to a record: measurements by its author, a verification by somebody else."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpgen_bench.outcomes import record_checks
+from dpgen_bench.outcomes.recording import add_record, write_record
+from dpgen_bench.runs.execute import execute
+from dpgen_bench.store.folders import RunFolder, Store
+from dpgen_bench.store.records import RecordedMeasurements, evidence, read_record
+from dpgen_bench.store.values import mean_values, notes
+from tests.run_toys import config
+
+COMMAND = ["method.name=dp_mean", "privacy.epsilon=10"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return execute(config(tmp_path_factory.mktemp("results"), "method.name=dp_mean"), COMMAND)
+
+
+def test_somebody_else_verifies_a_record(finished: RunFolder, tmp_path: Path) -> None:
+    """The second run's values are kept as differences; those of the first stay."""
+    shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
+    folder = Store(tmp_path).folder(finished.id)
+    write_record(*add_record(folder, "Ada"))
+    measurement = folder.measurements.all()[0]
+    value = measurement["repeats"][0]["metrics"]["brightness"]["values"]["brightness"]
+    measurement["repeats"][0]["metrics"]["brightness"]["values"]["brightness"] = value + 0.25
+    folder.measurements.write(measurement)
+    with pytest.raises(ValueError, match="by somebody else than 'ADA '"):
+        add_record(folder, "ADA ")
+    with pytest.raises(ValueError, match="got the run that 'Ada' recorded: its seconds are the same"):
+        add_record(folder, "Grace")
+    folder.write_json("training.json", {**folder.read_json("training.json"), "seconds_outside_loops": 1.25})
+    for _ in range(2):  # a second verification by the same person replaces the first
+        write_record(*add_record(folder, "Grace"))
+    record = read_record(next((tmp_path / "records").glob("*/*.json")))
+    (note,) = record.content["verified"]
+    assert (note["name"], note["differences"]) == ("Grace", {"toy": {"brightness": pytest.approx(0.25)}})
+    assert evidence(record) == "measured by Ada, verified by Grace"
+    assert evidence(folder) == evidence(record)
+    assert evidence(finished) == ""
+    record.path.write_text("{")
+    assert evidence(folder) == "its record cannot be read"  # the values of the folder are shown nevertheless
+    write_record(record, record.picture.read_bytes())
+    stored = record.measurements.all()[0]["repeats"][0]["metrics"]["brightness"]["values"]["brightness"]
+    assert stored == value
+    write_record(*add_record(folder, "Ada", overwrite=True))
+    assert read_record(record.path).content["verified"] == []
+
+
+def test_a_further_measurement_completes_a_record(finished: RunFolder, tmp_path: Path) -> None:
+    """The values that the record has stay, and what is added says of which fit it is, if of another one."""
+    shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
+    folder = Store(tmp_path).folder(finished.id)
+    write_record(*add_record(folder, "Ada"))
+    record = read_record(next((tmp_path / "records").glob("*/*.json")))
+    first = record.measurements.all()
+
+    def measure(name: str, value: float) -> None:
+        measurement = copy.deepcopy(folder.measurements.of(first[0]["protocol"]))
+        measurement["protocol"]["name"] = name
+        measurement["repeats"][0]["metrics"]["brightness"]["values"]["brightness"] = value
+        folder.measurements.write(measurement)
+
+    measure("second", 0.25)
+    write_record(*add_record(folder, "Ada", log=["mean"]))
+    cost = folder.read_json("training.json")
+    other_fit = {**cost, "seconds_outside_loops": 1.25}
+    folder.write_json("training.json", other_fit)
+    measure("another", 0.5)
+    measure("toy", 0.75)
+    write_record(*add_record(folder, "Ada"))
+    record = read_record(record.path)
+    by_name = {each["protocol"]["name"]: each for each in record.measurements.all()}
+    assert by_name["toy"] == first[0]
+    assert {name: mean_values(each)["brightness"] for name, each in by_name.items() if name != "toy"} == {
+        "second": 0.25,
+        "another": 0.5,
+    }
+    assert [name for name, each in by_name.items() if "fit" in each] == ["another"]
+    assert (by_name["another"]["fit"]["cost"], record.content["cost"]) == (other_fit, cost)
+    assert list(record.content["log"]) == ["mean"]
+    assert notes(by_name["another"]) == ["measured by another on a run made again with the same settings and seed"]
+    assert notes(by_name["second"]) == []
+    assert [*record_checks._form(record)] == []
+    assert record.measurements.assembled({**first[0]["protocol"], "name": "whole"})["parts"] == ["second"]  # one fit
+    with pytest.raises(ValueError, match="or a measurement by a protocol that the record lacks"):
+        add_record(folder, "Ada")
+    with pytest.raises(ValueError, match="its seconds are the same"):
+        add_record(folder, "Grace")  # the fit that Ada measured by `another`
+    measurement = copy.deepcopy(folder.measurements.of(first[0]["protocol"]))
+    for each in (measurement["protocol"]["metrics"], measurement["repeats"][0]["metrics"]):
+        each["later"] = each.pop("brightness")  # a metric that takes hours, say, by the protocol that the record has
+    folder.measurements.write(measurement)
+    write_record(*add_record(folder, "Ada"))
+    record = read_record(record.path)
+    assert [list(each["protocol"]["metrics"]) for each in record.measurements.all()].count(["later"]) == 1
+    with pytest.raises(ValueError, match="or a measurement by a protocol that the record lacks"):
+        add_record(folder, "Ada")
+    measure("fourth", 1.0)
+    with pytest.raises(ValueError, match="expected --log of the fit that the record of"):
+        add_record(folder, "Ada", log=["mean"])
+
+
+def test_measurements_of_one_fit_are_assembled_whenever_they_were_recorded() -> None:
+    """Accuracies of one day and FID of the next are of one generator if their fits took the same seconds."""
+
+    def part(key: str, seconds: float, date: str) -> dict[str, Any]:
+        result = {"status": "measured", "values": {key: 1.0}, "reason": None, "notes": []}
+        return {
+            "protocol": {"name": key, "num_samples": 9, "metrics": {key: {"name": key}}},
+            "repeats": [{"seed": 0, "samples": {}, "metrics": {key: result}}],
+            "complete": True,
+            "fit": {"date": date, "cost": {"seconds": seconds}, "environment": {}},
+        }
+
+    whole = {"name": "whole", "num_samples": 9, "metrics": {key: {"name": key} for key in ("acc", "fid")}}
+    acc = part("acc", 2.5, "2026-11-26")
+    for fid, metrics in (
+        (part("fid", 2.5, "2026-11-27"), {"acc", "fid"}),
+        (part("fid", 3.5, "2026-11-26"), {"acc"}),  # another fit
+    ):
+        (repeat,) = RecordedMeasurements((acc, fid)).assembled(whole)["repeats"]
+        assert repeat["metrics"].keys() == metrics
+
+
+def test_a_verified_record_is_not_completed(finished: RunFolder, tmp_path: Path) -> None:
+    """The verification does not cover the further values."""
+    shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
+    folder = Store(tmp_path).folder(finished.id)
+    write_record(*add_record(folder, "Ada"))
+    folder.write_json("training.json", {**folder.read_json("training.json"), "seconds_outside_loops": 1.25})
+    write_record(*add_record(folder, "Grace"))
+    measurement = folder.measurements.all()[0]
+    folder.measurements.write({**measurement, "protocol": {**measurement["protocol"], "name": "second"}})
+    with pytest.raises(ValueError, match=r"expected a record without a verification, got .* verified by 'Grace'"):
+        add_record(folder, "Ada")
