@@ -30,6 +30,6 @@ def test_values_of_one_protocol_are_of_one_fit() -> None:
         if each["protocol"]["name"] == "dpgan_revisited"
     ]
     values = made.values_of(record)["dpgan_revisited"]
-    assert [round(cnn, 1) for cnn in cnns] == [71.6, 64.9]
+    assert sorted(round(cnn, 1) for cnn in cnns) == [64.9, 71.6]
     assert round(values["acc_cnn_pct"], 1) == 64.9
     assert round(values["fid"], 1) == 106.2
