@@ -26,6 +26,8 @@ OVERRIDES = cases(
     Case("unknown dataset", "run dataset=minst", "expected dataset=NAME", "'minst' (did you mean 'mnist'?)", LIST),
     Case("unknown scale", "run scale=tiny", "expected scale=NAME", "'tiny'", "paper, quick"),
     Case("unknown protocol", "run protocol=standart", "protocol=NAME", "(did you mean 'standard'?)", LIST),
+    Case("a list of metrics", "run protocol.metrics=[mlp]", "expected the settings below protocol.metrics one by one",
+         "'protocol.metrics=[mlp]'", "~protocol.metrics.NAME to leave one out"),
     Case("unknown preset", "run experiment=demo/dpgn", "experiment=NAME", "(did you mean 'demo/dpgan'?)", LIST),
     Case("unknown federation", "run federation=x", "expected federation=NAME", "'x'", "inproc, ray"),
     Case("unknown launcher", "run hydra/launcher=slurm", "that exists", "'hydra/launcher/slurm'", "submitit_slurm"),
