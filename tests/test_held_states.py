@@ -92,6 +92,25 @@ def test_a_tensor_that_a_method_keeps_is_not_the_state(tmp_path):
     assert exact == expected
 
 
+@pytest.mark.parametrize("held", [0, 1_000_000])
+def test_states_lie_in_memory_as_those_of_a_file_do(tmp_path, held):
+    """Products of tensors with other strides are rounded otherwise, so a resumed run would differ."""
+    data, _ = open_data(place=StatePlace(tmp_path, None, {}, held))
+    strides = []
+
+    def start(records, rngs):
+        return {"weight": torch.zeros(len(records), 6, 4)}
+
+    def transposed(images, labels, state, rng):
+        strides.append(state["weight"].stride())
+        return torch.zeros(2, 1), {"weight": torch.rand(4, 6, generator=rng).T}
+
+    release, _ = prepare(data, start=start, std=1e5)
+    for _ in range(9):
+        release(transposed)
+    assert strides == 9 * [(4, 1)]
+
+
 def test_states_of_another_layout_are_refused(tmp_path):
     data, _ = open_data(place=StatePlace(tmp_path, None, {}, 1000))
     release, _ = prepare(data, std=1e5)

@@ -146,7 +146,10 @@ def test_the_student_learns_from_votes_alone_and_the_generator_from_the_student(
         torch.testing.assert_close(generator.net.state_dict()[name], value, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("setting", [{"teachers": 0}, {"rounds": 0}, {"sigma": 0.0}, {"betas": [0.5, 1.0]}])
+@pytest.mark.parametrize(
+    "setting",
+    [{"teachers": 0}, {"rounds": 0}, {"batch_size": 1}, {"votes": 1}, {"sigma": 0.0}, {"betas": [0.5, 1.0]}],
+)
 def test_settings_outside_their_range_are_refused(setting: dict[str, Any]) -> None:
     (name,) = setting
     with pytest.raises(ValueError, match=name):

@@ -58,7 +58,9 @@ class HeldStates:
                 held.written = True
 
     def _copies(self, parts: Parts) -> Parts:
-        host = torch.device("cpu")
+        """Contiguous copies, as states of a file are: how a tensor lies in memory decides how products are rounded."""
+        host, layout = torch.device("cpu"), torch.contiguous_format
         return {
-            name: part.detach().to(self._device if part.ndim > 1 else host, copy=True) for name, part in parts.items()
+            name: part.detach().to(self._device if part.ndim > 1 else host, copy=True, memory_format=layout)
+            for name, part in parts.items()
         }
