@@ -83,8 +83,6 @@ class DPCGAN(Checked):
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         B = self.batch_size
-        if data.n < B:
-            raise ValueError(f"method.batch_size: expected B <= N = {data.n} records, got {B}.")
         sizes = {"latent_dim": self.latent_dim, "hidden": self.hidden}
         generator = NetGenerator.build(MLPGenerator, data, ctx.device, latent="uniform", **sizes)
         G = generator.net
@@ -96,7 +94,7 @@ class DPCGAN(Checked):
         C = data.budget.clip_norm(self.clip_norm, self.sigma)
         release = data.mechanism(
             "discriminator",
-            sample=Poisson(B / data.n),
+            sample=Poisson(min(1.0, B / data.n)),
             bound=PerRecordGradient(C=C, module=D, public_rows=B, clip=self.clip),
             times=ctx.limit(self.steps),
             std=None if self.sigma is None else self.sigma * self.clip_norm,

@@ -165,8 +165,3 @@ def test_the_presets_with_the_authors_noise(name: str, clip: str) -> None:
 def test_neither_sigma_nor_steps_is_refused() -> None:
     with pytest.raises(ValueError, match="both null"):
         build(DPCGAN, sigma=None, steps=None)
-
-
-def test_a_batch_that_is_larger_than_the_data_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"method\.batch_size: expected B <= N = 12 records, got 13"):
-        fit(monkeypatch, batch_size=13)
