@@ -17,6 +17,7 @@ from typing import Any
 
 from docs.page_tables import page_with, table
 from dpgen_bench.config.display import counted, dataset_name, method_name, metric_with_value, relation_name
+from dpgen_bench.store.measurements import cost_of_fit
 from dpgen_bench.store.records import Record, read_record, record_paths
 from dpgen_bench.store.statistics import format_value
 from dpgen_bench.store.values import mean_values
@@ -87,8 +88,7 @@ def values_of(record: Record) -> dict[str, dict[str, float]]:
     """The values of a record by protocol and metric, each protocol's of one fit: the one with most metrics."""
     by_fit: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for each in record.measurements.all():
-        fit = json.dumps(each.get("fit", {}).get("cost"))  # its seconds are those of no other fit
-        by_fit[each["protocol"]["name"], fit].update(mean_values(each))
+        by_fit[each["protocol"]["name"], json.dumps(cost_of_fit(each))].update(mean_values(each))
     values: dict[str, dict[str, float]] = {}
     for (protocol, _), of_fit in by_fit.items():
         if len(of_fit) > len(values.get(protocol, {})):

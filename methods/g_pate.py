@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from dpgen_bench.nets.teachers import TEACHERS, score_gradients, untrained, upda
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.utils.upload import upload
-from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, Interval, Positive
+from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, Positive, TwoOrMore
 
 
 @dataclass
@@ -66,7 +66,7 @@ class GPATE(Checked):
     batch_size: Count
     sigma: Positive | None
     dims: Count
-    bins: Annotated[int, Interval("[2, inf)")]  # with one bin, votes would not depend on gradients
+    bins: TwoOrMore  # with one bin, votes would not depend on gradients
     clip: Positive
     threshold: Fraction
     lr: Positive

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,10 +32,9 @@ from dpgen_bench.nets.teachers import DenseTeacher, untrained, update_teachers
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.utils.upload import upload
-from dpgen_bench.utils.validation import Checked, Count, Decay, Interval, NonNegative, Positive
+from dpgen_bench.utils.validation import Checked, Count, Decay, NonNegative, Positive, TwoOrMore
 
 State = dict[str, Tensor]
-AtLeastTwo = Annotated[int, Interval("[2, inf)")]  # of which batch normalisation has a variance
 
 
 @dataclass
@@ -66,8 +65,8 @@ class PATEGAN(Checked):
     version = 1  # raise it when the same settings train a different generator
     teachers: Count
     rounds: Count
-    batch_size: AtLeastTwo
-    votes: AtLeastTwo
+    batch_size: TwoOrMore  # batch normalisation needs a variance
+    votes: TwoOrMore
     n_teacher: Count
     n_student: Count
     n_generator: Count

@@ -18,6 +18,7 @@ from dpgen_bench.store.folders import RunFolder
 from dpgen_bench.utils import files
 
 TOY = "tests.toys.MeanImage"
+RECORDABLE = ["method.name=dp_mean", "privacy.epsilon=10"]
 
 # The table of epsilons would take most of the time of such small runs; nearly all cells exceed this limit.
 QUICK = ["runtime.progress=false", "runtime.checkpoint_s=0", "runtime.account_s=0.01"]
@@ -41,6 +42,11 @@ def config(results: Path, *overrides: str, target: str = TOY, small: bool = True
         key, value = override.split("=", 1)
         OmegaConf.update(base, key, OmegaConf.create(f"v: {value}").v)
     return base
+
+
+def recordable_run(results: Path) -> RunFolder:
+    """A finished run of the toy that a record may name, made by the overrides `RECORDABLE`."""
+    return execute(config(results, "method.name=dp_mean"), RECORDABLE)
 
 
 def undisturbed_run(results: Path) -> RunFolder:

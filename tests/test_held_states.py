@@ -24,13 +24,23 @@ def written(folder, shards=3):
     return [int(file.versions(shard).max()) for shard in range(shards)]
 
 
-@pytest.mark.parametrize(("held", "expected"), [(0, 3), (BYTES, 2), (2 * BYTES, 1), (3 * BYTES, 0)])
+def values_of_releases(data, fn=visit):
+    """The exact values of nine releases, three of each shard."""
+    exact = taped(data)
+    release, _ = prepare(data, std=1e5)
+    for _ in range(9):
+        release(fn)
+    return exact
+
+
+# What is not held is written when the next state is: of three states the last one not yet.
+@pytest.mark.parametrize(("held", "expected"), [(0, 2), (BYTES, 1), (2 * BYTES, 0), (3 * BYTES, 0)])
 def test_states_are_written_for_a_checkpoint_if_there_is_room_for_them(tmp_path, held, expected):
     data, _ = open_data(place=StatePlace(tmp_path, None, {}, held))
     release, _ = prepare(data, std=1e5)
     for _ in range(3):  # balanced: each of the three shards once
         release(visit)
-    assert sum(version > 0 for version in written(tmp_path)) <= expected
+    assert sum(version > 0 for version in written(tmp_path)) == expected
     checkpoint(data)
     assert sorted(written(tmp_path)) == [1, 2, 3]
 
@@ -38,16 +48,8 @@ def test_states_are_written_for_a_checkpoint_if_there_is_room_for_them(tmp_path,
 @pytest.mark.parametrize("held", [0, BYTES, 3 * BYTES])
 def test_releases_are_those_of_states_in_a_file(tmp_path, held):
     data, _ = open_data(place=StatePlace(tmp_path, None, {}, held))
-    exact = taped(data)
-    release, _ = prepare(data, std=1e5)
-    for _ in range(9):
-        release(visit)
     in_file, _ = open_data()
-    expected = taped(in_file)
-    release, _ = prepare(in_file, std=1e5)
-    for _ in range(9):
-        release(visit)
-    assert exact == expected
+    assert values_of_releases(data) == values_of_releases(in_file)
 
 
 def test_a_checkpoint_writes_only_what_changed(tmp_path, monkeypatch):
@@ -71,8 +73,6 @@ def test_a_checkpoint_writes_only_what_changed(tmp_path, monkeypatch):
 def test_a_tensor_that_a_method_keeps_is_not_the_state(tmp_path):
     """Otherwise a function could change the state of one shard when it sees the records of another."""
     data, _ = open_data(place=StatePlace(tmp_path, None, {}, 1000))
-    exact = taped(data)
-    release, _ = prepare(data, std=1e5)
     kept = []
 
     def changes_later(images, labels, state, rng):
@@ -82,14 +82,8 @@ def test_a_tensor_that_a_method_keeps_is_not_the_state(tmp_path):
         kept.extend([*state.values(), *after.values()])
         return value, after
 
-    for _ in range(9):
-        release(changes_later)
     honest, _ = open_data()
-    expected = taped(honest)
-    release, _ = prepare(honest, std=1e5)
-    for _ in range(9):
-        release(visit)
-    assert exact == expected
+    assert values_of_releases(data, changes_later) == values_of_releases(honest)
 
 
 @pytest.mark.parametrize("held", [0, 1_000_000])

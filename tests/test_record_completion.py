@@ -11,18 +11,15 @@ import pytest
 
 from dpgen_bench.outcomes import record_checks
 from dpgen_bench.outcomes.recording import add_record, write_record
-from dpgen_bench.runs.execute import execute
 from dpgen_bench.store.folders import RunFolder, Store
 from dpgen_bench.store.records import RecordedMeasurements, evidence, read_record
 from dpgen_bench.store.values import mean_values, notes
-from tests.run_toys import config
-
-COMMAND = ["method.name=dp_mean", "privacy.epsilon=10"]
+from tests.run_toys import recordable_run
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return execute(config(tmp_path_factory.mktemp("results"), "method.name=dp_mean"), COMMAND)
+    return recordable_run(tmp_path_factory.mktemp("results"))
 
 
 def test_somebody_else_verifies_a_record(finished: RunFolder, tmp_path: Path) -> None:

@@ -22,21 +22,17 @@ from dpgen_bench.outcomes.record_checks import record_problems
 from dpgen_bench.outcomes.recording import make_record, write_record
 from dpgen_bench.report.runs import read_runs
 from dpgen_bench.runs.epsilon import epsilons
-from dpgen_bench.runs.execute import execute
 from dpgen_bench.store.folders import RunFolder, Store
 from dpgen_bench.store.pictures import MOST_BYTES
 from dpgen_bench.store.records import Record, read_record, readable_run, record_paths
 from dpgen_bench.utils.paths import RECORDS
 from tests.record_edits import EDITS, entry_of
-from tests.run_toys import config
-
-COMMAND = ["method.name=dp_mean", "privacy.epsilon=10"]
+from tests.run_toys import RECORDABLE, recordable_run
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    results = tmp_path_factory.mktemp("results")
-    return execute(config(results, "method.name=dp_mean"), COMMAND)
+    return recordable_run(tmp_path_factory.mktemp("results"))
 
 
 @pytest.fixture
@@ -48,7 +44,7 @@ def protocol_is_known(finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(record_checks, "ACCOUNT_S", 0.01)
     protocol = finished.measurements.all()[0]["protocol"]
     monkeypatch.setattr(record_checks, "current_protocol", lambda name: protocol)
-    known = lambda overrides: finished.config if overrides == COMMAND else compose_config(overrides)  # noqa: E731
+    known = lambda overrides: finished.config if overrides == RECORDABLE else compose_config(overrides)  # noqa: E731
     monkeypatch.setattr(record_checks, "compose_config", known)
 
 

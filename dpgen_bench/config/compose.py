@@ -202,15 +202,15 @@ def _broken_yaml(error: yaml.YAMLError) -> str:
 def _refused(error: Exception, parsed: Sequence[Override], texts: list[str]) -> str:
     """The message for an override that Hydra refuses: its key is unknown, or its value has no place."""
     reason = " ".join(f"{error} {error.__cause__ or ''}".split())
-    found = re.search(r"Could not (?:override|delete from config\.|append to config\.?|append to) '?([^'\s]+)'", reason)
-    found = found or re.search(r"Could not (?:append|delete)[^']*'([^']+)'", reason)
-    culprit = next((each for each in parsed if found and each.key_or_group == found[1].split("@")[0]), None)
     if merged := re.search(r"Error merging override (([^=\s]+)=\S*) Cannot merge", reason):
         key = merged[2]
         return (
             f"expected the settings below {key} one by one, such as {key}.NAME=VALUE, or ~{key}.NAME to leave one out, "
             f"got {merged[1]!r}; {SHOW}."
         )
+    found = re.search(r"Could not (?:override|delete from config\.|append to config\.?|append to) '?([^'\s]+)'", reason)
+    found = found or re.search(r"Could not (?:append|delete)[^']*'([^']+)'", reason)
+    culprit = next((each for each in parsed if found and each.key_or_group == found[1].split("@")[0]), None)
     if culprit is None:
         return f"expected overrides and yamls that make one config, got {reason.rstrip('.')}; {SHOW}."
     key = culprit.key_or_group

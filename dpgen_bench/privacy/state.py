@@ -257,7 +257,7 @@ class PrivateState:
             self._later.write_row(shard, 1 - kept, version, row)
 
     def _version(self, shard: int, index: int) -> int:
-        """The version that release `index` needs: 1 + the number of the last earlier release that drew this shard."""
+        """The version that release `index` needs: 1 + the number of the last earlier one that drew this shard, or 0."""
         if self._visits is None:
             return index
         return int(np.flatnonzero(np.append(True, self._visits[:index] == shard))[-1])

@@ -96,9 +96,11 @@ class Measurements(Measured):
 
         Otherwise it is `assembled` of complete measurements and of interrupted ones by other protocols.
         """
+        if own := self.unfinished(protocol):
+            return own
         interrupted = map(self._read, sorted((self.path / "metrics" / "unfinished").glob("*.json")))
         parts = [*self.all(), *(each for each in interrupted if each)]
-        return self.unfinished(protocol) or _assembled(protocol, self.of(protocol), parts)
+        return _assembled(protocol, self.of(protocol), parts)
 
     def write(self, measurement: Measurement) -> None:
         """Write a measurement to the file of complete or of unfinished ones, as its entry `complete` says.
@@ -186,12 +188,12 @@ def _assembled(protocol: Protocol, whole: Measurement, parts: Iterable[Measureme
         if part["protocol"] == protocol or _settings_of_a_repeat(part["protocol"]) != settings:
             continue
         fit, shared = {"fit": part["fit"]} if "fit" in part else {}, _shared_metrics(part["protocol"], protocol)
-        if shared and (not whole or _cost_of_fit(whole) == _cost_of_fit(part)):
+        if shared and (not whole or cost_of_fit(whole) == cost_of_fit(part)):
             whole = _add_part(whole or {"protocol": protocol, "repeats": [], "complete": True, **fit}, part, shared)
     return whole if any(repeat["metrics"] for repeat in whole.get("repeats", [])) else {}
 
 
-def _cost_of_fit(measurement: Measurement) -> dict[str, Any] | None:
+def cost_of_fit(measurement: Measurement) -> dict[str, Any] | None:
     """What identifies the fit of a measurement, whose seconds differ from any other's; None for the record's own."""
     cost: dict[str, Any] | None = measurement.get("fit", {}).get("cost")
     return cost

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from dpgen_bench.utils.validation import Count, Decay, Fraction, Interval, NonNegative, check_keys, check_types, frozen
+from dpgen_bench.utils.validation import Count, Decay, Fraction, NonNegative, TwoOrMore, check_keys, check_types, frozen
 
 Scalar = str | float | bool | None
 
@@ -131,7 +131,7 @@ class BiasVarianceSpec(PlotSpec):
     p: tuple[Fraction, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     pool: tuple[Count | None, ...] = (1, 5, None)
     n: Count = 50
-    batches: Annotated[int, Interval("[2, inf)")] = 150
+    batches: TwoOrMore = 150
     noise: NonNegative = 0.2
     m: float = 1.0
     lam: float = 0.05

@@ -31,6 +31,7 @@ NUMBERS = Interval("[-inf, inf]")  # of floats without an interval of their own
 Finite = Annotated[float, Interval("(-inf, inf)")]
 Count = Annotated[int, Interval("[1, inf)")]
 CountOrZero = Annotated[int, Interval("[0, inf)")]
+TwoOrMore = Annotated[int, Interval("[2, inf)")]
 Positive = Annotated[float, Interval("(0, inf)")]
 NonNegative = Annotated[float, Interval("[0, inf)")]
 Fraction = Annotated[float, Interval("[0, 1]")]
