@@ -15,6 +15,11 @@ from dpgen_bench.utils.compiled import Compiled, backend
 ADAM = ("exp_avg", "exp_avg_sq")
 
 
+def _contiguous_copy(tensor: Tensor) -> Tensor:
+    """A contiguous copy."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
 class Stack:
     """G networks, each with its own parameters, spectral vectors and Adam moments, in tensors [G, ...].
 
@@ -33,13 +38,16 @@ class Stack:
     ) -> None:
         self.template = template.eval()
         names = [name for name, _ in template.named_parameters()]
-        self.parameters = {name: tensors[name].detach().clone().requires_grad_() for name in names}
+        self.parameters = {name: _contiguous_copy(tensors[name]).requires_grad_() for name in names}
         self.buffers = {name: tensors[name].detach().clone() for name, _ in template.named_buffers()}
-        self.adam = torch.optim.Adam(self.parameters.values(), lr, betas)
+        # `fused` updates all entries in one pass, in the order in which they lie in memory: parameters, moments and
+        # gradients are contiguous, because it does not look at strides. On a GPU it would need the number of steps there.
+        fused = all(parameter.device.type == "cpu" for parameter in self.parameters.values())
+        self.adam = torch.optim.Adam(self.parameters.values(), lr, betas, fused=fused)
         if "step" in tensors:
             step = tensors["step"].flatten()[0]
             for name, parameter in self.parameters.items():
-                moments = {key: tensors[f"{key}.{name}"].detach().clone() for key in ADAM}
+                moments = {key: _contiguous_copy(tensors[f"{key}.{name}"]) for key in ADAM}
                 self.adam.state[parameter] = {"step": step.clone(), **moments}
 
     @staticmethod
@@ -60,6 +68,7 @@ class Stack:
     def tensors(self, *, adam: bool) -> dict[str, Tensor]:
         """The state of the stack, [G, ...] by name: parameters, buffers and, if `adam`, Adam's moments and steps.
 
+        They are the stack's own tensors, which further steps change.
         The numbers of steps are on the host, where Adam keeps them, and so are those of stored states.
         """
         tensors = {**self.parameters, **self.buffers}
@@ -68,7 +77,7 @@ class Stack:
             tensors.update({f"{key}.{name}": state[key] for name, state in states.items() for key in ADAM})
             parameter = next(iter(self.parameters.values()))  # all have made the same number of steps
             tensors["step"] = self.adam.state[parameter]["step"].expand(len(parameter))
-        return {name: value.detach().clone() for name, value in tensors.items()}
+        return {name: value.detach() for name, value in tensors.items()}
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The networks' outputs [G, ...] for inputs [G, ...], one slice for each network."""
@@ -125,5 +134,5 @@ class Stack:
 
     def _step(self, gradients: Sequence[Tensor]) -> None:
         for parameter, gradient in zip(self.parameters.values(), gradients, strict=True):
-            parameter.grad = gradient
+            parameter.grad = gradient.contiguous()
         self.adam.step()

@@ -82,8 +82,11 @@ def update_teachers(
     """
     batches = [draw_batch(own, batch_size, rng) for own, rng in zip(shards, rngs, strict=True)]
     real, real_labels = (torch.stack(parts) for parts in zip(*batches, strict=True))
-    on_real, on_fake = teachers(real, real_labels), teachers.on_same(fake, labels)
-    teachers.descend(-(F.logsigmoid(on_real) + F.logsigmoid(-on_fake)).mean(dim=1))
+    g = len(real)
+    x = torch.cat([real, fake.expand(g, *fake.shape)], dim=1)
+    y = torch.cat([real_labels, labels.expand(g, -1)], dim=1)
+    on_real, on_fake = teachers(x, y).tensor_split([real.shape[1]], dim=1)
+    teachers.descend(-F.logsigmoid(on_real).mean(dim=1) - F.logsigmoid(-on_fake).mean(dim=1))
 
 
 def score_gradients(teachers: Stack, images: Tensor, labels: Tensor) -> Tensor:
