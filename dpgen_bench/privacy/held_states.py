@@ -39,10 +39,15 @@ class HeldStates:
     def keep(self, shards: range, version: int, parts: Parts) -> bool:
         """Hold the states [g, ...] of these shards in place of their last ones; False if there is no room."""
         size = sum(part.nbytes for part in parts.values())
-        self._groups.pop(shards, None)  # of the same size, so a group that had room has it again
+        last = self._groups.pop(shards, None)  # of the same size, so a group that had room has it again
         if sum(held.size for held in self._groups.values()) + size > self._limit:
             return False
-        self._groups[shards] = _Held(version, self._copies(parts), size)
+        if last is None:
+            self._groups[shards] = _Held(version, self._copies(parts), size)
+        else:  # in its memory: to free and allocate gigabytes in each release takes time, and leaves gaps
+            for name, part in parts.items():
+                last.parts[name].copy_(part.detach())
+            self._groups[shards] = _Held(version, last.parts, size)
         return True
 
     def find(self, shards: range, version: int) -> Parts | None:
