@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dpgen_bench.privacy.held_states import HeldStates
+from dpgen_bench.privacy.held_states import HeldStates, expect_room
 from dpgen_bench.privacy.state_file import StateFile, StatePlace
 from tests.state_toys import open_data, prepare, taped, visit
 
@@ -125,6 +125,27 @@ def test_only_the_version_that_is_held_is_found():
     assert torch.equal(found["a"], torch.ones(2, 3))
     assert [(group, version) for group, version, _ in held.unwritten()] == [(shards, 5)]
     assert list(held.unwritten()) == []
+
+
+def test_states_are_overwritten_in_their_own_memory():
+    held = HeldStates(1000, CPU)
+    held.keep(range(0, 2), 1, {"a": torch.ones(2, 3)})
+    (_, _, first), given = next(held.unwritten()), torch.zeros(3, 2).T
+    held.keep(range(0, 2), 2, {"a": given})
+    given += 5.0
+    ((_, _, second),) = held.unwritten()
+    assert second["a"].data_ptr() == first["a"].data_ptr()
+    assert torch.equal(second["a"], torch.zeros(2, 3))
+    assert second["a"].stride() == (3, 1)
+
+
+def test_more_than_the_memory_of_the_device_is_refused():
+    expect_room(0.0, CPU)
+    expect_room(0.1, CPU)
+    with pytest.raises(
+        ValueError, match=r"expected runtime.state_gib of less than \d+, the GiB .* got 1e\+06; give less"
+    ):
+        expect_room(1e6, CPU)
 
 
 def test_a_group_without_room_is_never_held():

@@ -40,8 +40,8 @@ class Stack:
         names = [name for name, _ in template.named_parameters()]
         self.parameters = {name: _contiguous_copy(tensors[name]).requires_grad_() for name in names}
         self.buffers = {name: tensors[name].detach().clone() for name, _ in template.named_buffers()}
-        # `fused` updates all entries in one pass, in the order in which they lie in memory: parameters, moments and
-        # gradients are contiguous, because it does not look at strides. On a GPU it would need the number of steps there.
+        # `fused` updates all entries in one pass, in the order in which they lie in memory. Parameters, moments and
+        # gradients must be contiguous, because it does not look at strides. On a GPU it would need the steps there.
         fused = all(parameter.device.type == "cpu" for parameter in self.parameters.values())
         self.adam = torch.optim.Adam(self.parameters.values(), lr, betas, fused=fused)
         if "step" in tensors:

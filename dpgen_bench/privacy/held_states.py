@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from dpgen_bench.privacy.state_file import Parts
+
+
+def expect_room(gib: float, device: torch.device) -> None:
+    """Check that the device has this memory, `runtime.state_gib`, in all; how much of it is free is not checked.
+
+    Raises:
+        ValueError: for more.
+    """
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if gib * 2**30 > memory:
+        raise ValueError(
+            f"expected runtime.state_gib of less than {memory / 2**30:.0f}, the GiB of memory of the device {device}, "
+            f"got {gib:g}; give less, and states for which there is no room stay in the run's file."
+        )
 
 
 @dataclass

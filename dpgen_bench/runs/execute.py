@@ -19,6 +19,7 @@ from dpgen_bench.config.spec import RunSpec, build_spec, check_evaluation
 from dpgen_bench.evaluate.protocol import build_metrics
 from dpgen_bench.method import Context, fit_method
 from dpgen_bench.privacy.events import budget_text
+from dpgen_bench.privacy.held_states import expect_room
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.processes import NotDivisible, Processes
 from dpgen_bench.privacy.warn import warn_of_unused_shares
@@ -384,10 +385,11 @@ def _device(spec: RunSpec) -> torch.device:
     """The device of a run.
 
     Raises:
-        ValueError: for a device that this machine lacks, that cannot compute in the run's precision, or for which the
-            machine cannot compile.
+        ValueError: for a device that this machine lacks, that cannot compute in the run's precision, that has less
+            memory than the run is to fill, or for which the machine cannot compile.
     """
     device = choose_device(str(spec.config.runtime.device))
     expect_possible(precision_of(spec.config), device)
+    expect_room(spec.config.runtime.get("state_gib", 0.0), device)
     compiled.expect_compiler(backend_of(spec.config), device)
     return device
