@@ -11,8 +11,6 @@ gain is expected on a CPU.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,10 +23,10 @@ from dpgen_bench.nets.stack import Stack
 from dpgen_bench.nets.wasserstein import CriticTraining, draw_batch
 from dpgen_bench.nets.wgan import DCGANGenerator, ProjectionCritic, upsample_conv3x3
 from tests.bench._machine import on_each_device
+from tests.bench._ways import compared
 
 SHAPE, CLASSES, TRAINING = (1, 28, 28), 10, CriticTraining()
 STACKS = {"cpu": (1, 4), "cuda": (1, 10, 50)}
-ROUNDS = {"cpu": 3, "cuda": 10}
 SIDES = (4, 8, 16)
 
 
@@ -90,7 +88,7 @@ def training(device: str) -> dict[str, Any]:
     records = (images, (torch.arange(60) % CLASSES).to(device))
     ways = {"modules": (1, as_modules(device, records))}
     ways.update({f"stack of {count}": (count, as_stack(device, records, count)) for count in STACKS[device]})
-    return _compared(ways, f"stack of {STACKS[device][-1]}", device)
+    return compared(ways, f"stack of {STACKS[device][-1]}", device)
 
 
 def upsampling(device: str, side: int) -> dict[str, Any]:
@@ -103,40 +101,9 @@ def upsampling(device: str, side: int) -> dict[str, Any]:
     def exact() -> None:
         torch.autograd.grad(upsample_conv3x3(h, weight).sum(), [h, weight])
 
-    return _compared(
+    return compared(
         {"interpolate, then convolve": (1, plain), "upsample_conv3x3": (1, exact)}, "upsample_conv3x3", device
     )
-
-
-def _compared(ways: dict[str, tuple[int, Callable[[], None]]], reference: str, device: str) -> dict[str, Any]:
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for i in range(ROUNDS[device] + 1):
-        for name, (count, way) in ways.items():
-            took = _timed(way, device) / count
-            if i:  # the first round fills caches
-                seconds[name].append(took)
-    ratios = {
-        name: [a / b for a, b in zip(seconds[name], seconds[reference], strict=True)]
-        for name in ways
-        if name != reference
-    }
-    return {
-        "rounds": ROUNDS[device],
-        "milliseconds": {name: round(1e3 * statistics.median(values), 2) for name, values in seconds.items()},
-        **{f"{name}, over {reference}": round(statistics.median(values), 3) for name, values in ratios.items()},
-    }
-
-
-def _timed(way: Callable[[], None], device: str) -> float:
-    if device == "cpu":
-        start = time.process_time()
-        way()
-        return time.process_time() - start
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    way()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def measure() -> dict[str, Any]:
