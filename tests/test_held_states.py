@@ -7,6 +7,9 @@ import torch
 
 from dpgen_bench.privacy.held_states import HeldStates, expect_room
 from dpgen_bench.privacy.state_file import StateFile, StatePlace
+from dpgen_bench.runs.execute import execute
+from dpgen_bench.store.folders import Store
+from tests.run_toys import config
 from tests.state_toys import open_data, prepare, taped, visit
 
 CPU = torch.device("cpu")
@@ -143,9 +146,25 @@ def test_more_than_the_memory_of_the_device_is_refused():
     expect_room(0.0, CPU)
     expect_room(0.1, CPU)
     with pytest.raises(
-        ValueError, match=r"expected runtime.state_gib of less than \d+, the GiB .* got 1e\+06; give less"
+        ValueError, match=r"expected runtime.state_gib of at most \d+, the GiB .* got 1e\+06; give less"
     ):
         expect_room(1e6, CPU)
+
+
+def test_a_run_that_asks_for_more_memory_is_refused_before_it_trains(tmp_path):
+    with pytest.raises(ValueError, match=r"expected runtime.state_gib of at most"):
+        execute(config(tmp_path, "runtime.state_gib=1e6"))
+    assert not Store(tmp_path).runs()
+
+
+def test_states_of_an_inference_mode_can_be_overwritten():
+    held = HeldStates(1000, CPU)
+    with torch.inference_mode():
+        held.keep(range(0, 2), 1, {"a": torch.ones(2, 3)})
+    held.keep(range(0, 2), 2, {"a": torch.zeros(2, 3)})
+    found = held.find(range(0, 2), 2)
+    assert found is not None
+    assert torch.equal(found["a"], torch.zeros(2, 3))
 
 
 def test_a_group_without_room_is_never_held():

@@ -243,6 +243,15 @@ def test_rows_of_a_group_are_those_of_its_shards_and_later_changes_of_the_tensor
     assert {name: part.shape for name, part in group.items()} == {"step": (3,), "w": (3, 2, 2), "b": (3, 1)}
 
 
+def test_states_are_stored_by_name_in_any_order(tmp_path):
+    file = StateFile(tmp_path, 1, slots=2)
+    file.write(0, 0, 1, {"a": torch.zeros(2), "b": torch.ones(2)})
+    file.write(0, 1, 2, {"b": torch.full((2,), 3.0), "a": torch.full((2,), 2.0)})
+    found = file.read(0, 2, torch.device("cpu"))
+    assert found is not None
+    assert {name: part.tolist() for name, part in found.items()} == {"a": [2.0, 2.0], "b": [3.0, 3.0]}
+
+
 def test_numbers_of_shards_stay_on_the_host():
     rows = StateFile(None, shards=2, slots=1)
     layout = {"step": torch.zeros(2), "w": torch.zeros(2, 3)}

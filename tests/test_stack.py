@@ -6,13 +6,14 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from dpgen_bench.nets.g_pate import ConvTeacher
 from dpgen_bench.nets.latents import draw_latents
 from dpgen_bench.nets.spectral import settle_spectral
 from dpgen_bench.nets.stack import Stack
-from dpgen_bench.nets.teachers import DenseTeacher
+from dpgen_bench.nets.teachers import DenseTeacher, update_teachers
 from dpgen_bench.nets.wasserstein import CriticTraining, draw_batch
 from dpgen_bench.nets.wgan import DCGANGenerator, ProjectionCritic, ResNetGenerator
 
@@ -108,6 +109,42 @@ def test_shared_inputs_give_what_copies_of_them_give(teacher):
     )
     for one, other in pairs:
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+def test_a_step_does_not_depend_on_how_tensors_lie_in_memory():
+    """Adam's fused step reads parameters, moments and gradients in the order of memory."""
+    images, labels = records(1)[0]
+
+    def after_steps(tensors):
+        networks = Stack(ConvTeacher(SHAPE, CLASSES), tensors, lr=1e-3, betas=(0.5, 0.9))
+        for _ in range(2):
+            networks.descend(networks.on_same(images, labels).square().mean(dim=1))
+        return networks.tensors(adam=True)
+
+    def transposed(tensors):
+        return {name: value.mT.contiguous().mT if value.ndim > 2 else value for name, value in tensors.items()}
+
+    first = after_steps(Stack.initial(lambda: ConvTeacher(SHAPE, CLASSES), rng(2)))
+    expected, given = after_steps(first), after_steps(transposed(first))
+    assert not transposed(first)["linear.weight"].is_contiguous()
+    for name, value in expected.items():
+        torch.testing.assert_close(given[name], value, msg=name)
+
+
+@pytest.mark.parametrize("teacher", [DenseTeacher, ConvTeacher])
+def test_teachers_see_all_records_and_all_generated_images(teacher):
+    """Four records and seven images, against a module of its own."""
+    first = Stack.initial(lambda: teacher(SHAPE, CLASSES), rng(2))
+    own, (fake, labels) = records(2), (images[:7] for images in records(1, n=9)[0])
+    together = Stack(teacher(SHAPE, CLASSES), first, lr=1e-3, betas=(0.5, 0.9))
+    update_teachers(together, own, rng(2, seed=9), fake, labels, batch_size=4)
+    for place, stream in enumerate(rng(2, seed=9)):
+        net, adam = separate(first, place, lambda: teacher(SHAPE, CLASSES))
+        on_real, on_fake = net(*draw_batch(own[place], 4, stream)), net(fake, labels)
+        (-F.logsigmoid(on_real).mean() - F.logsigmoid(-on_fake).mean()).backward()
+        adam.step()
+        for name, value in net.state_dict().items():
+            torch.testing.assert_close(together.tensors(adam=True)[name][place], value, atol=1e-5, rtol=1e-4, msg=name)
 
 
 def test_a_stack_continues_from_its_tensors():

@@ -37,7 +37,8 @@ def _convolve(conv: nn.Conv2d, h: Tensor, onehot: Tensor) -> Tensor:
     the image, the same for all images of the label: a small product in place of k/(c + k) of the convolution.
     """
     features = F.conv2d(F.pad(h, SAME), conv.weight[:, : h.shape[1]], conv.bias, stride=2)
-    within = F.unfold(F.pad(torch.ones_like(h[:1, :1]), SAME), conv.kernel_size, stride=2)[0]  # [25, pixels] of 0 and 1
+    image = torch.ones(1, 1, *h.shape[2:], dtype=h.dtype, device=h.device)
+    within = F.unfold(F.pad(image, SAME), conv.kernel_size, stride=2)[0]  # [25, pixels] of 0 and 1
     of_label = conv.weight[:, h.shape[1] :].flatten(2) @ within
     return features + torch.einsum("bk,ckp->bcp", onehot, of_label).reshape(features.shape)
 

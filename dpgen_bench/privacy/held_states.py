@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,10 +22,10 @@ def expect_room(gib: float, device: torch.device) -> None:
         memory = torch.cuda.get_device_properties(device).total_memory
     else:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if gib * 2**30 > memory:
+    if gib > math.floor(memory / 2**30):
         raise ValueError(
-            f"expected runtime.state_gib of less than {memory / 2**30:.0f}, the GiB of memory of the device {device}, "
-            f"got {gib:g}; give less, and states for which there is no room stay in the run's file."
+            f"expected runtime.state_gib of at most {math.floor(memory / 2**30)}, the GiB of memory of the device "
+            f"{device}, got {gib:g}; give less, and states for which there is no room stay in the run's file."
         )
 
 
@@ -83,7 +84,8 @@ class HeldStates:
     def _copies(self, parts: Parts) -> Parts:
         """Contiguous copies, as states of a file are: how a tensor lies in memory decides how products are rounded."""
         host, layout = torch.device("cpu"), torch.contiguous_format
-        return {
-            name: part.detach().to(self._device if part.ndim > 1 else host, copy=True, memory_format=layout)
-            for name, part in parts.items()
-        }
+        with torch.inference_mode(False):  # tensors that are made in it cannot be overwritten outside
+            return {
+                name: part.detach().to(self._device if part.ndim > 1 else host, copy=True, memory_format=layout)
+                for name, part in parts.items()
+            }

@@ -164,7 +164,8 @@ class StateFile:
             ValueError: for tensors that do not fit, see `expect_layout`.
         """
         self.expect_layout(parts)
-        flat = [part.detach().reshape(len(part), -1) for part in parts.values()]
+        assert self.layout is not None
+        flat = [parts[name].detach().reshape(len(parts[name]), -1) for name in self.layout]  # the order of `unpack`
         # Numbers that stay on the host are not copied to the device to be copied back.
         copies = [
             download(torch.cat(together, dim=1))

@@ -103,6 +103,7 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
     if not folder.trained:
         inherited_ledger(spec)  # raises for an invalid parent run, before anything is written
         expect_same_arithmetic(spec, folder, _device(spec))
+        expect_room(spec.config.runtime.get("state_gib", 0.0), _device(spec))
     phase = "prepare"
     context: list[Context] = []
     # At its end StopSignals calls the handler of the launcher, which starts the job again: the run is marked by then,
@@ -385,11 +386,10 @@ def _device(spec: RunSpec) -> torch.device:
     """The device of a run.
 
     Raises:
-        ValueError: for a device that this machine lacks, that cannot compute in the run's precision, that has less
-            memory than the run is to fill, or for which the machine cannot compile.
+        ValueError: for a device that this machine lacks, that cannot compute in the run's precision, or for which the
+            machine cannot compile.
     """
     device = choose_device(str(spec.config.runtime.device))
     expect_possible(precision_of(spec.config), device)
-    expect_room(spec.config.runtime.get("state_gib", 0.0), device)
     compiled.expect_compiler(backend_of(spec.config), device)
     return device
