@@ -28,6 +28,7 @@ from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.votes import Votes
 from methods.g_pate import GPATE
+from tests.bench.teachers import Planes
 from tests.defaults import build
 from tests.toys import Watcher
 
@@ -61,19 +62,13 @@ def test_networks_have_the_sizes_of_the_authors_code() -> None:
 
 @pytest.mark.parametrize("shape", [SHAPE, (3, 8, 8)])
 def test_a_teacher_sees_the_label_as_constant_planes(shape: tuple[int, int, int]) -> None:
-    teacher = ConvTeacher(shape, 3, width=5, filters=4).double()
+    teacher, plain = (net(shape, 3, width=5, filters=4).double() for net in (ConvTeacher, Planes))
+    plain.load_state_dict(teacher.state_dict())
     x, y = torch.rand(4, *shape, dtype=torch.float64, requires_grad=True), torch.tensor([2, 0, 1, 2])
-    h, onehot = x, F.one_hot(y, 3).double()
-    for conv in (teacher.conv1, teacher.conv2):
-        planes = onehot[:, :, None, None].expand(-1, -1, *h.shape[2:])
-        h = F.leaky_relu(conv(F.pad(torch.cat([h, planes], dim=1), (1, 2, 1, 2))), 0.2)
-    h = F.leaky_relu(teacher.linear(torch.cat([h.flatten(1), onehot], dim=1)), 0.2)
-    logits, weights = teacher.logit(torch.cat([h, onehot], dim=1)).flatten(), torch.randn(4, dtype=torch.float64)
-    torch.testing.assert_close(teacher(x, y), logits)
-    inputs = [x, *teacher.parameters()]
-    for one, other in zip(
-        *(torch.autograd.grad(weights @ out, inputs) for out in (teacher(x, y), logits)), strict=True
-    ):
+    torch.testing.assert_close(teacher(x, y), plain(x, y))
+    weights = torch.randn(4, dtype=torch.float64)
+    gradients = [torch.autograd.grad(weights @ net(x, y), [x, *net.parameters()]) for net in (teacher, plain)]
+    for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
 
 

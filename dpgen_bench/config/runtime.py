@@ -43,6 +43,11 @@ def backend_of(config: DictConfig) -> Backend:
     return cast(Backend, config.runtime.get("compile", "none"))
 
 
+def state_gib_of(config: DictConfig) -> float:
+    """`runtime.state_gib`, which configs of older runs lack."""
+    return cast(float, config.runtime.get("state_gib", 0.0))
+
+
 def number_of_processes(config: DictConfig) -> int:
     """`runtime.processes`, which configs of older runs lack; 1 also for a value that `check_runtime` refuses."""
     number = OmegaConf.select(config, "runtime.processes", default=1)

@@ -61,12 +61,11 @@ class HeldStates:
         last = self._groups.pop(shards, None)  # of the same size, so a group that had room has it again
         if sum(held.size for held in self._groups.values()) + size > self._limit:
             return False
-        if last is None:
-            self._groups[shards] = _Held(version, self._copies(parts), size)
-        else:  # in its memory: to free and allocate gigabytes in each release takes time, and leaves gaps
+        own = self._copies(parts) if last is None else last.parts
+        if last is not None:  # in its memory: to free and allocate gigabytes in each release takes time and leaves gaps
             for name, part in parts.items():
-                last.parts[name].copy_(part.detach())
-            self._groups[shards] = _Held(version, last.parts, size)
+                own[name].copy_(part.detach())
+        self._groups[shards] = _Held(version, own, size)
         return True
 
     def find(self, shards: range, version: int) -> Parts | None:

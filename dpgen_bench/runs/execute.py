@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.overrides import split_config_dir, without_local_paths
-from dpgen_bench.config.runtime import backend_of, check_runtime, precision_of
+from dpgen_bench.config.runtime import backend_of, check_runtime, precision_of, state_gib_of
 from dpgen_bench.config.spec import RunSpec, build_spec, check_evaluation
 from dpgen_bench.evaluate.protocol import build_metrics
 from dpgen_bench.method import Context, fit_method
@@ -103,7 +103,7 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
     if not folder.trained:
         inherited_ledger(spec)  # raises for an invalid parent run, before anything is written
         expect_same_arithmetic(spec, folder, _device(spec))
-        expect_room(spec.config.runtime.get("state_gib", 0.0), _device(spec))
+        expect_room(state_gib_of(spec.config), _device(spec))
     phase = "prepare"
     context: list[Context] = []
     # At its end StopSignals calls the handler of the launcher, which starts the job again: the run is marked by then,

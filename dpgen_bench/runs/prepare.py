@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dpgen_bench.config.identity import source_fingerprint
-from dpgen_bench.config.runtime import precision_of
+from dpgen_bench.config.runtime import precision_of, state_gib_of
 from dpgen_bench.config.spec import RunSpec, population_of
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.data.records import Records
@@ -125,7 +125,7 @@ def open_data(
             folder=private / "state",
             cache=results_of(spec) / "cache" / "private_state",
             identity={key: spec.training[key] for key in ("dataset", "seed", "version", "training_version")},
-            held=int(2**30 * spec.config.runtime.get("state_gib", 0.0)),
+            held=int(2**30 * state_gib_of(spec.config)),
         ),
         client_folder=private / "federation",
         padded=spec.config.runtime.get("padded"),

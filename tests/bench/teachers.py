@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpgen_bench.nets.g_pate import SAME, ConvTeacher
+from dpgen_bench.nets.g_pate import ConvTeacher
 from dpgen_bench.nets.stack import Stack
 from dpgen_bench.nets.teachers import score_gradients, update_teachers
 from dpgen_bench.nets.wasserstein import draw_batch
@@ -31,10 +31,10 @@ class Planes(ConvTeacher):
     """The teacher with the label as constant planes of each convolution's input."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        onehot = F.one_hot(y, CLASSES).to(x.dtype)
+        onehot = F.one_hot(y, self.num_classes).to(x.dtype)
         for conv in (self.conv1, self.conv2):
             planes = onehot[:, :, None, None].expand(-1, -1, *x.shape[2:])
-            x = F.leaky_relu(conv(F.pad(torch.cat([x, planes], dim=1), SAME)), 0.2)
+            x = F.leaky_relu(conv(F.pad(torch.cat([x, planes], dim=1), (1, 2, 1, 2))), 0.2)
         x = F.leaky_relu(self.linear(torch.cat([x.flatten(1), onehot], dim=1)), 0.2)
         return self.logit(torch.cat([x, onehot], dim=1)).flatten()
 
