@@ -340,6 +340,23 @@ def test_learning_rates_of_table_5() -> None:
     assert table("dpgan_table5").paper is None
 
 
+def test_reduced_lines_have_the_method_the_data_and_the_epsilon_of_their_rows() -> None:
+    """The claimed epsilon is the budget of what stands in; 9.32 and 0.912 are of runs that aim at 10 and 1."""
+    aims = {"9.32": "10", "0.912": "1"}
+    pairs = 0
+    for name in WITH_NUMBERS:
+        for row, entry in answers(name):
+            if not entry.reduced:
+                continue
+            assert entry.run
+            paper, reduced = first(entry.run).config, first(entry.reduced).config
+            assert (reduced.method.name, reduced.dataset.name) == (paper.method.name, paper.dataset.name)
+            epsilon = aims.get(row.epsilon, row.epsilon)
+            assert reduced.privacy.epsilon == paper.privacy.epsilon or str(reduced.privacy.epsilon) == epsilon, row
+            pairs += 1
+    assert pairs > 40
+
+
 def test_quick_lines_are_of_the_papers_own_rows_on_mnist() -> None:
     presets = {"dpgan_revisited": "dpgan", "gs_wgan": "gs_wgan"}
     aims = {"9.32": "10", "0.912": "1"}

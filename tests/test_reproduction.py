@@ -10,7 +10,7 @@ import pytest
 from dpgen_bench.store.folders import Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.expand import spec_of_job
-from dpgen_bench.tables.formats import long_frame
+from dpgen_bench.tables.formats import long_frame, to_markdown
 from dpgen_bench.tables.lines import tolerance_of
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.rows import differing_settings
@@ -81,6 +81,48 @@ def test_a_value_that_is_not_finite_has_no_difference_and_does_not_count(tmp_pat
     assert (cell.difference, cell.distance, cell.is_reproduction, cell.caveat) == (None, "–", False, "no finite number")
     assert built.count_reproductions().startswith("Of 8 published values, 0 were")
     assert "1 in another way" in built.count_reproductions()
+
+
+def test_reduced_runs_stand_in_while_the_papers_own_have_no_values(tmp_path):
+    """Their values are marked, counted by themselves, and never a reproduction, however near they are."""
+    measured(tmp_path, REDUCED, "dpgan_revisited", {"fid": {"fid": 251.8}, "cnn": {"acc_cnn_pct": 40.0}}, 1)
+    table = a_table({"of": ROW, "run": RUN, "reduced": f"{REDUCED} seed=1"})
+    built = assemble("t", table, tmp_path)
+    line = line_for(built, **ROW)
+    assert caveat(line) == {"fid": "scale reduced", "acc_cnn_pct": "scale reduced"}
+    assert (line.tail["scale"], line.tail["status"]) == ("reduced", "measured")
+    assert not any(cell.is_reproduction for cell in line.cells.values())
+    text = to_markdown(built)
+    assert "| 251.8 (reduced) ³<br>" in text
+    assert "(reduced) marks runs of a smaller preset" in text
+    assert (
+        "0 in another way (0 within the tolerance; a note says how), 2 by reduced runs (1 within the tolerance), and 6 "
+        "were not measured."
+    ) in text
+    measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 260.0}})
+    built = assemble("t", table, tmp_path)
+    assert caveat(line_for(built, **ROW)) == {"fid": "", "acc_cnn_pct": ""}
+    assert "reduced" not in to_markdown(built)
+
+
+def test_the_papers_run_by_another_protocol_may_stand_in(tmp_path):
+    measured(tmp_path, RUN, "standard_2k", {"fid": {"fid": 260.0}})
+    built = assemble("t", a_table({"of": ROW, "run": RUN, "reduced": f"{RUN} protocol=standard_2k"}), tmp_path)
+    assert caveat(line_for(built, **ROW))["fid"] == "protocol standard_2k (the paper's: dpgan_revisited)"
+    assert "1 in another way" in built.count_reproductions()
+    assert "(reduced)" not in to_markdown(built)
+
+
+def test_what_stands_in_does_not_describe_the_other_runs_of_a_table(tmp_path):
+    """Of two measured rows one stands in, with two seeds; the sentence on the table's runs is about the other one."""
+    other = {**ROW, "variant": "D_lr/G_lr=1; n_D=1; B=128; sigma=1"}
+    for seed in (0, 1):
+        measured(tmp_path, REDUCED, "standard_2k", VALUES, seed)
+    measured(tmp_path, RUN, "dpgan_revisited", VALUES)
+    reduced = f"{REDUCED} seed=0,1 protocol=standard_2k"
+    rows = {"of": other, "run": f"{RUN} seed=5", "reduced": reduced}, {"of": ROW, "run": RUN}
+    text = to_markdown(assemble("t", a_table(*rows), tmp_path))
+    assert "Runs: scale paper; protocol dpgan_revisited; 1 seed;" in text
 
 
 def test_caveats_of_the_yaml_are_shown(tmp_path):

@@ -83,6 +83,19 @@ def test_a_line_of_finished_runs_is_not_launched(tmp_path):
     ]
 
 
+def test_scale_reduced_makes_the_runs_that_stand_in_and_no_others(tmp_path):
+    rows = [{"of": {"method": "A"}, "run": f"{MERF} seed=0", "reduced": f"{MERF} seed=1,2 protocol=standard_2k"}]
+    table = a_table(f"{MERF} seed=7", rows=rows, parents={"start": f"{MERF} seed=8"})
+    planned = plan(table, tmp_path, "reduced")
+    assert [(job.spec.seed, job.spec.config.protocol.name) for job in planned] == [
+        (1, "standard_2k"),
+        (2, "standard_2k"),
+    ]
+    assert {job.spec.seed for job in plan(table, tmp_path)} == {0, 7, 8}
+    with pytest.raises(ValueError, match="expected a table with a line under `reduced` for scale=reduced, got none"):
+        plan(a_table(MERF), tmp_path, "reduced")
+
+
 def test_a_run_measured_by_another_protocol_is_trained_not_measured(tmp_path):
     measured(tmp_path, MERF, "standard_2k", BOTH)
     (job,) = plan(a_table(f"{MERF} seed=0"), tmp_path)

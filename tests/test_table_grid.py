@@ -92,6 +92,10 @@ def test_every_table_has_known_keys_and_types(name: str) -> None:
         ({"rows": [{"of": {"epsilon": True}, "why": "No."}]}, "table t, rows.of: expected a mapping from a string"),
         ({"rows": [{"of": {}, "run": "seed=0", "why": "No."}]}, "table t, rows: expected one of `run` and `why`.*both"),
         ({"rows": [{"of": {}}]}, "table t, rows: expected one of `run` and `why`.*got neither; write `run` if"),
+        (
+            {"rows": [{"of": {}, "why": "No.", "reduced": "seed=0"}]},
+            "table t, rows: expected `run` next to `reduced` in the entry of {}, got no `run`; write",
+        ),
         ({"rows": [{"for": {"g": 3}, "of": {"method": "{g}"}}]}, "table t, rows: expected for the axis 'g' a list"),
         ({"kept_steps": ["first"]}, "table t.kept_steps: expected .*got \\['first'\\]"),
         ({"rows": [{"of": {}, "unlkie": "why"}]}, "table t, rows: expected keys among of, run.*got \\['unlkie'\\]"),
@@ -136,6 +140,11 @@ def test_numbers_of_the_paper_may_be_written_as_numbers() -> None:
         (
             "title: T\nprotocol: quick\nparents: {first: 'seed=0,1'}",
             "table t: expected the line of one run for the parent 'first', got 2 runs: seed=0,1. Give each setting",
+        ),
+        (
+            "title: T\nprotocol: quick\nparents: {first: seed=0}\n"
+            "rows: [{of: {}, run: seed=0, reduced: 'restart=@first'}]",
+            "expected after @ the name of a parent of the table .there are none., got @first",
         ),
         ("title: T\nprotocol: quick\nparents: {first: 'seed=['}", "table t: "),
     ],

@@ -93,7 +93,7 @@ def test_what_others_reported_is_no_reproduction_under_this_papers_protocol(tmp_
     table = a_table({"of": of, "run": RUN}, published="2")
     line = line_for(assemble("t", table, tmp_path), **of)
     assert (line.cells["fid"].published, line.cells["fid"].is_reproduction) == (48.4, False)
-    assert line.cells["fid"].caveat == "printed as Cao et al. 2021 has it, measured as they did"
+    assert line.cells["fid"].caveat == ("the published value is as reported by Cao et al. 2021, by their own protocol")
     assert line.tail["status"] == "measured in part"
 
 

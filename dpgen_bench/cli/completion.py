@@ -63,7 +63,7 @@ def _results(options: argparse.Namespace) -> Path:
 
 def _sweep(prefix: str, options: argparse.Namespace) -> list[str]:
     overrides = [each for each in _overrides(prefix, options) if each.startswith(("runtime", "hydra", "federation"))]
-    return [*names("table"), "scale=quick", *overrides]
+    return [*names("table"), "scale=quick", "scale=reduced", *overrides]
 
 
 def _overrides(prefix: str, options: argparse.Namespace) -> list[str]:

@@ -264,15 +264,19 @@ def _sweep(add: Add) -> None:
     parser = add(
         "sweep",
         "execute the runs that a table lacks",
-        "NAME [scale=quick] [--dry-run] [OVERRIDES] [options]",
+        "NAME [scale=quick|reduced] [--dry-run] [OVERRIDES] [options]",
         "Overrides say how runs are executed and not which ones: runtime, hydra, federation, data_root and tracker.",
         (
             "dpgen sweep league_mnist --dry-run",
             "dpgen sweep dp_merf scale=quick hydra/launcher=joblib",
+            "dpgen sweep dpgan_table2 scale=reduced --dry-run",
             "dpgen sweep gs_wgan_tablea1 --without fid,inception_score",
         ),
     )
-    help_text = "the name of a table, and overrides for every run"
+    help_text = (
+        "the name of a table, scale=quick for its quick runs, scale=reduced for those that stand in for a paper's own, "
+        "and overrides for every run"
+    )
     argument = parser.add_argument("arguments", nargs="*", metavar="NAME [KEY=VALUE ...]", help=help_text)
     _complete(argument, "sweep")
     parser.add_argument("--dry-run", action="store_true", help="only list the missing runs with their steps")

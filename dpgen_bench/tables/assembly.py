@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hydra.errors import HydraException
@@ -12,7 +13,7 @@ from hydra.errors import HydraException
 from dpgen_bench.config.display import CLASSIFIERS, METRICS, dataset_name, method_name, relation_name
 from dpgen_bench.outcomes.listing import describe_dataset, is_changed, setting_of
 from dpgen_bench.privacy.events import budget_text
-from dpgen_bench.tables.expand import check_scale, line_of, parent_ids, sweep_lines
+from dpgen_bench.tables.expand import check_scale, line_of, parent_ids, reduced_line_of, sweep_lines
 from dpgen_bench.tables.leaderboard import ranked
 from dpgen_bench.tables.lines import (
     CONDITIONAL,
@@ -128,18 +129,26 @@ def _find_runs(
     parents: dict[str, str],
     scale: str,
 ) -> tuple[TableRow | None, str]:
-    """The runs that reproduce a printed row and "", or None and the reason why there are none."""
+    """The runs that reproduce a printed row or stand in for them, and ""; or None and the reason why there are none."""
     if entry is None:
         return None, "not implemented"
     line = line_of(table, entry, scale)
     if line is None:
         return None, f"not run: {entry.why}"
+    row = _one_row(printed, line, results, parents)
+    if scale == "paper" and not row.measured and (line := reduced_line_of(table, entry)):
+        stand_in = replace(_one_row(printed, line, results, {}), stands_in=True)
+        row = stand_in if stand_in.measured else row
+    return row, ""
+
+
+def _one_row(printed: PublishedRow, line: str, results: Path, parents: dict[str, str]) -> TableRow:
     rows = rows_of([line], results, parents)
     if len(rows) != 1:
         raise ValueError(
             f"expected runs that differ in their seed alone for {printed.method}, got {len(rows)} by: {line}"
         )
-    return rows[0], ""
+    return rows[0]
 
 
 def check_settings(table: TableSpec, rows: Sequence[TableRow]) -> None:

@@ -17,7 +17,8 @@ from dpgen_bench.tables.spec import RowSpec, TableSpec
 from dpgen_bench.utils.own_folders import own_folders
 from dpgen_bench.utils.validation import suggestion
 
-SCALES = ("paper", "quick")
+SCALES = ("paper", "quick")  # at which tables are built
+REDUCED = "reduced"  # at which the stand-ins are run that a table of scale paper shows
 QUICK_PROTOCOL = "standard_1k_cpu"  # the protocol of a table's quick runs if its yaml does not name one
 
 
@@ -60,8 +61,20 @@ def parent_ids(table: TableSpec, results: Path, scale: str = "paper") -> dict[st
 def lines_of(table: TableSpec, scale: str = "paper") -> list[str]:
     """The multirun lines of the table at that scale, of its printed rows and of its own, with their protocol.
 
-    At scale quick the line of a printed row is its `quick`, or else its `run` with scale=quick; so are all others.
+    At scale quick the line of a printed row is its `quick`, or else its `run` with scale=quick; so are all others. At
+    scale reduced there are only the lines under `reduced`.
+
+    Raises:
+        ValueError: for another scale, and at scale reduced for a table without such lines.
     """
+    if scale == REDUCED:
+        stand_ins = [line for entry in table.rows if (line := reduced_line_of(table, entry))]
+        if not stand_ins:
+            raise ValueError(
+                "expected a table with a line under `reduced` for scale=reduced, got none in its `rows`; use "
+                f"scale={' or scale='.join(SCALES)}, or write such a line."
+            )
+        return stand_ins
     check_scale(scale)
     entries = [line for entry in table.rows if (line := line_of(table, entry, scale))]
     return [*entries, *sweep_lines(table, scale)]
@@ -90,12 +103,22 @@ def line_of(table: TableSpec, entry: RowSpec, scale: str) -> str | None:
     return _at_scale(table, entry.run, scale) if entry.run else None
 
 
+def reduced_line_of(table: TableSpec, entry: RowSpec) -> str | None:
+    """The multirun line that stands in for the run of an entry of `rows`; None if the entry has none."""
+    return " ".join(with_table_protocol(table, entry.reduced.split())) if entry.reduced else None
+
+
 def check_scale(scale: str) -> None:
-    """Check that tables have this scale.
+    """Check that tables are built at this scale.
 
     Raises:
         ValueError: for anything but `paper` or `quick`.
     """
+    if scale == REDUCED:
+        raise ValueError(
+            "expected scale=paper or scale=quick, got 'reduced': the table of scale paper shows reduced runs, where a "
+            "row has no others. `dpgen sweep NAME scale=reduced` makes them."
+        )
     if scale not in SCALES:
         raise ValueError(f"expected scale={' or scale='.join(SCALES)}, got {scale!r}.")
 

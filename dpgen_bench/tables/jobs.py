@@ -12,7 +12,7 @@ from dpgen_bench.runs.validation import problem_of
 from dpgen_bench.store.folders import ReadableRun, RunFolder, Store
 from dpgen_bench.store.measurements import Protocol, is_component
 from dpgen_bench.store.records import readable_run
-from dpgen_bench.tables.expand import expand, lines_of, parent_overrides, spec_of_job, with_parents
+from dpgen_bench.tables.expand import REDUCED, expand, lines_of, parent_overrides, spec_of_job, with_parents
 from dpgen_bench.tables.spec import TableSpec
 
 DAMAGED = "damaged: "
@@ -63,7 +63,7 @@ def plan_sweep(table: TableSpec, results: Path, scale: str = "paper", without: C
     Raises:
         ValueError: for a metric in `without` that no protocol of the table has, or that is a part of one that stays.
     """
-    of_parents = parent_overrides(table, scale)
+    of_parents = {} if scale == REDUCED else parent_overrides(table, scale)
     ids = {name: spec_of_job(overrides, results).id for name, overrides in of_parents.items()}
     extra = _kept_overrides(table, scale)
     lines = [[*with_parents(line, ids).split(), *extra] for line in lines_of(table, scale)]

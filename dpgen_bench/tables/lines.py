@@ -122,6 +122,11 @@ class Line:
     printed: PublishedRow | None = None
     standing: Standing | None = None
 
+    @property
+    def is_reduced(self) -> bool:
+        """Whether a printed row has values of reduced runs, which stand in for the paper's."""
+        return self.printed is not None and self.row is not None and self.row.scale == "reduced"
+
 
 @dataclass(frozen=True)
 class BuiltTable:
@@ -159,15 +164,18 @@ class BuiltTable:
         """A sentence that counts reproductions and other measured values; "" for a table without published values."""
         if not self.published:
             return ""
-        cells = [cell for line in self.lines for cell in line.cells.values() if cell.published is not None]
-        comparable, others = [cell for cell in cells if cell.is_comparable], [cell for cell in cells if cell.caveat]
-        rest = len(cells) - len(comparable) - len(others)
-        if rest == len(cells):
-            return f"Of {len(cells)} published values, none was measured."
+        published = [(line, cell) for line in self.lines for cell in line.cells.values() if cell.published is not None]
+        comparable = [cell for _, cell in published if cell.is_comparable]
+        reduced = [cell for line, cell in published if cell.caveat and line.is_reduced]
+        others = [cell for line, cell in published if cell.caveat and not line.is_reduced]
+        rest = len(published) - len(comparable) - len(others) - len(reduced)
+        if rest == len(published):
+            return f"Of {len(published)} published values, none was measured."
+        by_reduced = f"{len(reduced)} by reduced runs ({_near(reduced)}), " if reduced else ""
         return (
-            f"Of {len(cells)} published values, {len(comparable)} were measured at the paper's scale and by its "
-            f"protocol ({_near(comparable)}), {len(others)} in another way ({_near(others)}; a note says how), and "
-            f"{rest} were not measured. {TOLERANCE}"
+            f"Of {len(published)} published values, {len(comparable)} were measured at the paper's scale and by its "
+            f"protocol ({_near(comparable)}), {len(others)} in another way ({_near(others)}; a note says how), "
+            f"{by_reduced}and {rest} were not measured. {TOLERANCE}"
         )
 
 

@@ -51,3 +51,5 @@ def _check_references(table: TableSpec) -> None:
     parents = dict.fromkeys(parent_overrides(table), "")
     for line in [*table.sweeps, *(line for entry in table.rows for line in (entry.run, entry.quick) if line)]:
         with_parents(line, parents)
+    for line in (entry.reduced for entry in table.rows if entry.reduced):
+        with_parents(line, {})  # scale reduced makes no parents

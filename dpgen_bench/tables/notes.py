@@ -29,7 +29,8 @@ class Shared:
     def __init__(self, built: BuiltTable) -> None:
         self._published = built.published
         measured = [line for line in built.lines if is_measured(line)]
-        facts = [_facts(line) for line in measured]
+        # The notes of runs that stand in say what differs, so what is shared is that of the others.
+        facts = [_facts(line) for line in [each for each in measured if not _stands_in(each)] or measured]
         self.common: dict[str, str] = {}
         for key in dict.fromkeys(key for each in facts for key in each):
             texts = Counter(each[key] for each in facts if key in each)
@@ -70,12 +71,16 @@ class Shared:
             differing = [
                 text
                 for key, text in _facts(line).items()
-                if text != self.common[key] and key not in hidden and not is_end
+                if text != self.common.get(key) and key not in hidden and not is_end
             ]
             texts.append(_sentence("; ".join(differing)))
             assert line.row is not None
             texts += map(_sentence, line.row.plugin_notes)
         return [text for text in texts if text]
+
+
+def _stands_in(line: Line) -> bool:
+    return line.row is not None and line.row.stands_in
 
 
 def _sentence(text: str) -> str:
@@ -106,6 +111,10 @@ PUBLISHED = (
     "A cell has the value measured here and, below it in brackets, the published value and the difference (ours minus "
     "published)."
 )
+REDUCED = (
+    "(reduced) marks runs of a smaller preset, which stand in where the paper's own has no values; a note says what "
+    "differs."
+)
 SPREAD = "± is the standard deviation over training seeds, (±) that over repeated evaluations of one generator."
 BOLD = "Bold marks the best mean at one ε, which need not be a significant difference."
 CERTIFIED = (
@@ -125,6 +134,7 @@ def paragraphs(built: BuiltTable, shared: Shared, has_best: bool) -> list[str]:
     legend = [*([PUBLISHED] if built.published and measured else []), *([SPREAD] if spread else [])]
     if built.published and not measured:
         legend.append("Published values are in brackets.")
+    legend += [REDUCED] if any(line.is_reduced and is_measured(line) for line in built.lines) else []
     legend += [BOLD] if has_best else []
     legend += [EPSILON] if any("→" in epsilon_of(line) for line in built.lines) else []
     audited = any(certified(row).get("epsilon") is not None for row in built.rows)

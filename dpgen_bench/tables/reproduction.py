@@ -64,7 +64,7 @@ def caveat_of(
     """
     reasons = [one.caveat for one in METRICS.values() if one.name == metric and one.caveat]
     if not printed.reported_in.startswith(OWN):
-        reasons.append(f"printed as {printed.reported_in} has it, measured as they did")
+        reasons.append(f"the published value is as reported by {printed.reported_in}, by their own protocol")
     if "uncertain" in printed.cells[metric].note.lower():
         reasons.append("what is printed is uncertain")
     reasons += caveats

@@ -24,14 +24,21 @@ from dpgen_bench.store.values import cost, metric_values, notes
 from dpgen_bench.tables.expand import jobs_of, spec_of_job
 
 UNMEASURED = "finished but not measured by this protocol"
+# Settings that describe no difference between two runs: what follows from others, and how much is computed at once.
+NO_DIFFERENCE = {"check", "pretraining", "_target_", "population", "stack", "microbatch"}
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """Runs that differ in their seed alone and are measured by the same protocol."""
+    """Runs that differ in their seed alone and are measured by the same protocol.
+
+    Args:
+        stands_in: they are those of a row's `reduced`, which stand in for the paper's own.
+    """
 
     specs: tuple[RunSpec, ...]
     folders: tuple[ReadableRun, ...]
+    stands_in: bool = False
 
     @property
     def protocol(self) -> str:
@@ -219,6 +226,6 @@ def differing_settings(one: RunSpec, other: RunSpec) -> list[str]:
     names = [name for name, describe in compared.items() if describe(one.config) != describe(other.config)]
     for part in ("privacy", "method"):
         first, second = one.config[part], other.config[part]
-        keys = sorted({*first, *second} - {"check", "pretraining", "_target_", "population"})
+        keys = sorted({*first, *second} - NO_DIFFERENCE)
         names += ["ε budget" if key == "epsilon" else str(key) for key in keys if first.get(key) != second.get(key)]
     return names

@@ -23,6 +23,8 @@ class RowSpec:
     Args:
         of: fields of the printed row with their text, which name it (see `published.PublishedRow`).
         run: the multirun line whose runs reproduce the row.
+        reduced: a multirun line that stands in for `run` while `run` has no values: runs of a reduced preset, or of
+            another protocol. Its values are shown with what differs, and never count as a reproduction.
         quick: the multirun line that replaces `run` at scale quick.
         why: the reason for which the row has no run.
         caveat: why the row's values are not a reproduction, although scale and protocol are the paper's.
@@ -30,6 +32,7 @@ class RowSpec:
 
     of: dict[str, str]
     run: str | None = None
+    reduced: str | None = None
     quick: str | None = None
     why: str | None = None
     caveat: Caveat = None
@@ -142,6 +145,11 @@ def _parse_row(row: Mapping[str, Any], where: str) -> RowSpec:
     if "of" in row:
         row = {**row, "of": {str(key): _number_as_text(value) for key, value in row["of"].items()}}
     spec = _build(RowSpec, row, where)
+    if spec.reduced and not spec.run:
+        raise ValueError(
+            f"{where}: expected `run` next to `reduced` in the entry of {spec.of}, got no `run`; write the paper's own "
+            "run there, with which the reduced one is compared."
+        )
     if bool(spec.run) == bool(spec.why):
         got = "both" if spec.run else "neither"
         raise ValueError(

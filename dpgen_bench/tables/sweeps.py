@@ -65,8 +65,8 @@ def check_overrides(overrides: Sequence[str], jobs: Sequence[Job], results: Path
         if not how or key.startswith(OF_THE_SWEEP):
             raise ValueError(
                 f"expected overrides that say how runs are made ({', '.join(HOW)}), got {override}: the table says "
-                "which runs. Use scale=quick for a table's quick runs, --results for the folder of results, and "
-                "`dpgen run` for any other run."
+                "which runs. Use scale=quick or scale=reduced for its other runs, --results for the folder of "
+                "results, and `dpgen run` for any other run."
             )
         if parsed.is_sweep_override():
             raise ValueError(f"expected one value, since each run is made once, got {override}.")
