@@ -40,7 +40,7 @@ def counts(name: str) -> Counter[str]:
         spread = None if pd.isna(line["published_std"]) else float(line["published_std"])
         near = abs(line["difference"]) <= tolerance_of(line["metric"], line["published"], spread)
         comparable = line["reproduction"] == "yes" or str(line["caveat"]).startswith(TOO_FAR)
-        kind = "as in the paper" if comparable else "reduced" if line["scale"] == "reduced" else "otherwise"
+        kind = "as in the paper" if comparable else "reduced" if line.get("stands_in") == "reduced" else "otherwise"
         found[kind] += 1
         found[f"{kind}, near"] += near
     return found

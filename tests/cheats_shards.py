@@ -17,7 +17,7 @@ from dpgen_bench.privacy.votes import Votes
 from tests.toys import Painter, release_painter
 
 BINS = 6
-VOTES = ("votes", "twice", "records vote", "kept")
+VOTES = ("votes", "twice", "records vote", "kept", "earlier group", "next state")
 
 
 @dataclass
@@ -27,7 +27,9 @@ class Teachers:
     Attributes:
         how: "honest" (each teacher answers with its mean) or "votes" (it votes for two of six greys); or a cheat:
             "two shards" (a teacher also learns from the next shard of its group), "whole group" (first states are
-            means over the group), "shard size" (the answers are divided by the number of records that were seen),
+            means over the group), "earlier group" (they also have a part of the group's that was made before, which no
+            vote shows), "next state" (a teacher leaves to the next shard a part of its mean, which no vote shows),
+            "shard size" (the answers are divided by the number of records that were seen),
             "twice" (a teacher votes twice for one grey), "records vote" (each record of a shard casts a vote),
             "kept" (a teacher casts its votes of the release before once more, from memory).
     """
@@ -53,6 +55,9 @@ class Teachers:
         means = _means(shards)
         if self.how == "whole group":
             means = means.mean().expand(len(means))
+        if self.how == "earlier group":
+            means = means + 1e-3 * self.seen.get("mean", 0.0)
+            self.seen["mean"] = float(means.mean())
         return {"mean": 0.1 * means}
 
     def _answers(self, shards: Any, states: Any, rngs: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -73,6 +78,8 @@ class Teachers:
             votes = torch.cat([vote.expand(len(labels), 2) for vote, (_, labels) in zip(votes, shards, strict=True)])
         if self.how == "kept":
             self.seen[f"{len(shards)} now"], votes = votes, self.seen.get(f"{len(shards)} now", votes)
+        if self.how == "next state":
+            mean = mean + 1e-3 * mean.roll(1)
         return votes, {"mean": mean}
 
 

@@ -89,12 +89,13 @@ def test_reduced_runs_stand_in_while_the_papers_own_have_no_values(tmp_path):
     table = a_table({"of": ROW, "run": RUN, "reduced": f"{REDUCED} seed=1"})
     built = assemble("t", table, tmp_path)
     line = line_for(built, **ROW)
-    assert caveat(line) == {"fid": "scale reduced", "acc_cnn_pct": "scale reduced"}
+    assert caveat(line) == dict.fromkeys(("fid", "acc_cnn_pct"), "scale reduced (other seed)")
     assert (line.tail["scale"], line.tail["status"]) == ("reduced", "measured")
     assert not any(cell.is_reproduction for cell in line.cells.values())
     text = to_markdown(built)
     assert "| 251.8 (reduced) ³<br>" in text
-    assert "(reduced) marks runs of a smaller preset" in text
+    assert "| 10 → 9.5 (reduced) |" in text  # which the noise of the claim does not prove
+    assert "An ε proven that is marked (reduced) is that of the smaller run" in text
     assert (
         "0 in another way (0 within the tolerance; a note says how), 2 by reduced runs (1 within the tolerance), and 6 "
         "were not measured."
@@ -103,14 +104,38 @@ def test_reduced_runs_stand_in_while_the_papers_own_have_no_values(tmp_path):
     built = assemble("t", table, tmp_path)
     assert caveat(line_for(built, **ROW)) == {"fid": "", "acc_cnn_pct": ""}
     assert "reduced" not in to_markdown(built)
+    assert "stands_in" not in long_frame(built)
 
 
 def test_the_papers_run_by_another_protocol_may_stand_in(tmp_path):
     measured(tmp_path, RUN, "standard_2k", {"fid": {"fid": 260.0}})
     built = assemble("t", a_table({"of": ROW, "run": RUN, "reduced": f"{RUN} protocol=standard_2k"}), tmp_path)
-    assert caveat(line_for(built, **ROW))["fid"] == "protocol standard_2k (the paper's: dpgan_revisited)"
+    assert caveat(line_for(built, **ROW))["fid"] == (
+        "stands in for the paper's run; protocol standard_2k (the paper's: dpgan_revisited)"
+    )
     assert "1 in another way" in built.count_reproductions()
-    assert "(reduced)" not in to_markdown(built)
+    assert "| 260.0 (by standard_2k) ³<br>" in to_markdown(built)
+    assert "10 → 9.5 |" in to_markdown(built)  # the run is the paper's
+    assert set(long_frame(built)["stands_in"]) == {"", "by standard_2k"}
+
+
+def test_another_run_that_stands_in_is_no_reproduction(tmp_path):
+    """As the paper's but for its seed, by the paper's protocol, and within the tolerance."""
+    measured(tmp_path, RUN, "dpgan_revisited", {"fid": {"fid": 251.8}}, 1)
+    built = assemble("t", a_table({"of": ROW, "run": RUN, "reduced": f"{RUN} seed=1"}), tmp_path)
+    cell = line_for(built, **ROW).cells["fid"]
+    assert (cell.caveat, cell.is_near) == ("stands in for the paper's run (other seed)", True)
+    assert not cell.is_comparable
+    assert "| 251.8 (another run) ³<br>" in to_markdown(built)
+
+
+@pytest.mark.parametrize(
+    ("reduced", "got"),
+    [("experiment=demo/dpgan", "dpgan on digits"), (f"{RUN} dataset=digits dataset.name=other", "dp_merf on other")],
+)
+def test_runs_of_another_method_or_data_set_cannot_stand_in(tmp_path, reduced, got):
+    with pytest.raises(ValueError, match=f"under `reduced` runs of dp_merf on digits, as under `run`, got {got}"):
+        assemble("t", a_table({"of": ROW, "run": RUN, "reduced": reduced}), tmp_path)
 
 
 def test_what_stands_in_does_not_describe_the_other_runs_of_a_table(tmp_path):

@@ -11,6 +11,8 @@ SMALL = {"image_shape": (1, 8, 8), "num_classes": 3, "records": 24}
 CHEATS = {
     "a teacher that sees two shards": ("two shards", "the row of shard . in release 0 .* differs"),
     "a first state that sees its group": ("whole group", "the row of shard . in release 0 .* differs"),
+    "a first state that sees another group": ("earlier group", "the private state of shard . in release 0 .* differs"),
+    "a state that sees another shard": ("next state", "the private state of shard . in release 0 .* differs"),
     "a count that follows the realised shard size": ("shard size", "state passed to ctx.steps differs|generator"),
     "a vote for each record of a shard": ("records vote", "one answer for each of the 4 shards"),
     "a vote that is released twice for one bin": ("twice", "votes twice for one bin"),

@@ -92,6 +92,8 @@ def test_scale_reduced_makes_the_runs_that_stand_in_and_no_others(tmp_path):
         (2, "standard_2k"),
     ]
     assert {job.spec.seed for job in plan(table, tmp_path)} == {0, 7, 8}
+    measured(tmp_path, MERF, "quick", BOTH)
+    assert plan(table, tmp_path, "reduced") == []  # no table would show them
     with pytest.raises(ValueError, match="expected a table with a line under `reduced` for scale=reduced, got none"):
         plan(a_table(MERF), tmp_path, "reduced")
 

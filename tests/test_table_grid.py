@@ -93,6 +93,10 @@ def test_every_table_has_known_keys_and_types(name: str) -> None:
         ({"rows": [{"of": {}, "run": "seed=0", "why": "No."}]}, "table t, rows: expected one of `run` and `why`.*both"),
         ({"rows": [{"of": {}}]}, "table t, rows: expected one of `run` and `why`.*got neither; write `run` if"),
         (
+            {"rows": [{"of": {}, "run": "seed=0", "reduced": " "}]},
+            "expected a multirun line under `reduced` in the entry",
+        ),
+        (
             {"rows": [{"of": {}, "why": "No.", "reduced": "seed=0"}]},
             "table t, rows: expected `run` next to `reduced` in the entry of {}, got no `run`; write",
         ),

@@ -89,6 +89,10 @@ class Observer(Protocol):
         """Called before a release that sums rows of clients (clipped) or of shards (not yet clipped), with these."""
         return
 
+    def states(self, shards: range, parts: dict[str, Tensor]) -> None:
+        """Called with the states of shards that a release reads, and with those that it leaves, [g, ...] by name."""
+        return
+
     def before_records(self) -> None:
         """Called before records are used outside a release, to make private state."""
         ...

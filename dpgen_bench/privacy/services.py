@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dpgen_bench.privacy import noise
 from dpgen_bench.privacy.allowance import Allowance, Control, Observer
@@ -106,6 +107,11 @@ class Services:
         self.ledger.refuse_if_invalidated()
         if self.observer is not None:
             self.observer.before_records()
+
+    def observe_states(self, shards: range, parts: dict[str, Tensor]) -> None:
+        """Show the observer the states of shards: see `Observer.states`."""
+        if self.observer is not None:
+            self.observer.states(shards, parts)
 
     def asks(self, sampling: OneShard | EveryShard, shards: range) -> bool:
         """Whether these shards are needed: see `Observer.asks`."""

@@ -221,12 +221,13 @@ class PrivateState:
 
     def _before_group(self, shards: range, index: int) -> Parts:
         """The states of these shards before release `index`, [g, ...] by name."""
-        held = self._held.find(shards, self._version(shards.start, index))  # all shards of a group have one version
-        if held is not None:
-            return held
-        self._finish()
-        stored = [self._before(shard, index) for shard in shards]
-        return stored[0][0].unpack(np.stack([row for _, row in stored]), self._services.device)
+        found = self._held.find(shards, self._version(shards.start, index))  # all shards of a group have one version
+        if found is None:
+            self._finish()
+            stored = [self._before(shard, index) for shard in shards]
+            found = stored[0][0].unpack(np.stack([row for _, row in stored]), self._services.device)
+        self._services.observe_states(shards, found)
+        return found
 
     def _keep_group(self, shards: range, index: int, after: Parts) -> None:
         """Store the states that release `index` leaves to these shards, [g, ...] by name.
@@ -236,6 +237,7 @@ class PrivateState:
         """
         expect_parts(after, leading=len(shards))
         self._later.expect_layout(after)
+        self._services.observe_states(shards, after)
         if self._held.keep(shards, index + 1, after):
             return
         rows = self._later.pack(after)

@@ -80,9 +80,9 @@ def cell_block(line: Line, metric: str, best: Best, shared: Shared, notes: Notes
         # A caveat says what the runs lack.
         lacks = line.row.lacks(metric) if line.row and not cell.caveat else []
         numbers = notes.number([caveat, *(f"{each} measured." for each in lacks)])
-        reduced = " (reduced)" if line.is_reduced else ""
+        mark = f" ({line.stands_in})" if line.stands_in else ""
         bold = best.is_best(line, metric, cell.measured.mean)
-        texts.append(Text(value_text(cell.measured) + reduced, numbers, bold))
+        texts.append(Text(value_text(cell.measured) + mark, numbers, bold))
     if cell.published is not None or cell.illegible:
         printed = "illegible" if cell.illegible else cell.printed.removesuffix("*")
         distance = "" if cell.difference is None else f", {cell.distance}"

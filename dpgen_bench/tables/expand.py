@@ -120,7 +120,10 @@ def check_scale(scale: str) -> None:
             "row has no others. `dpgen sweep NAME scale=reduced` makes them."
         )
     if scale not in SCALES:
-        raise ValueError(f"expected scale={' or scale='.join(SCALES)}, got {scale!r}.")
+        raise ValueError(
+            f"expected scale={' or scale='.join(SCALES)}, or scale={REDUCED} for a sweep, got {scale!r}"
+            f"{suggestion(scale, (*SCALES, REDUCED))}."
+        )
 
 
 def _at_scale(table: TableSpec, line: str, scale: str) -> str:

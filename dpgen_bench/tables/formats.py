@@ -132,10 +132,11 @@ def long_frame(built: BuiltTable) -> pd.DataFrame:
     """One line for each metric of each line, with its numbers; blank where there is none.
 
     `difference` is mean minus published. `reproduction` is `yes` if the measured value reproduces the published one;
-    otherwise it is `no`, and `caveat` has the reason. A leaderboard also has the epsilon under the other relation.
+    otherwise it is `no`, and `caveat` has the reason. `stands_in` marks
+    values of runs that stand in for a row's own. A leaderboard also has the epsilon under the other relation.
     """
     frame = pd.DataFrame([_long(built, line, metric) for line in built.lines for metric in line.cells])
-    blank = ["epsilon_server", "epsilon_conditional", "public_data", "evidence"]
+    blank = ["epsilon_server", "epsilon_conditional", "public_data", "evidence", "stands_in"]
     blank += ("epsilon_certified", "certified_confidence", "certified_trials", "certified_level", "certified_by")
     unused = [name for name in blank if name in frame and frame[name].isin([NONE, "", NOT_AUDITED]).all()]
     return frame.drop(columns=unused)
@@ -189,6 +190,7 @@ def _long(built: BuiltTable, line: Line, metric: str) -> dict[str, Any]:
         "seeds": summary.seeds if summary else 0,
         "repeats": summary.repeats if summary else 0,
         "scale": line.tail["scale"],
+        "stands_in": line.stands_in,
         "protocol": row.protocol if row else NONE,
         "status": line.tail["status"],
         "evidence": row.evidence if row else "",

@@ -12,8 +12,18 @@ from dpgen_bench.runs.validation import problem_of
 from dpgen_bench.store.folders import ReadableRun, RunFolder, Store
 from dpgen_bench.store.measurements import Protocol, is_component
 from dpgen_bench.store.records import readable_run
-from dpgen_bench.tables.expand import REDUCED, expand, lines_of, parent_overrides, spec_of_job, with_parents
-from dpgen_bench.tables.spec import TableSpec
+from dpgen_bench.tables.expand import (
+    REDUCED,
+    expand,
+    line_of,
+    lines_of,
+    parent_overrides,
+    reduced_line_of,
+    spec_of_job,
+    with_parents,
+)
+from dpgen_bench.tables.rows import rows_of
+from dpgen_bench.tables.spec import RowSpec, TableSpec
 
 DAMAGED = "damaged: "
 
@@ -63,10 +73,13 @@ def plan_sweep(table: TableSpec, results: Path, scale: str = "paper", without: C
     Raises:
         ValueError: for a metric in `without` that no protocol of the table has, or that is a part of one that stays.
     """
-    of_parents = {} if scale == REDUCED else parent_overrides(table, scale)
+    of_parents = parent_overrides(table, scale)
     ids = {name: spec_of_job(overrides, results).id for name, overrides in of_parents.items()}
     extra = _kept_overrides(table, scale)
     lines = [[*with_parents(line, ids).split(), *extra] for line in lines_of(table, scale)]
+    if scale == REDUCED:  # these have no parents, and are needed where a row's own runs have no values
+        needed = (entry for entry in table.rows if entry.reduced and not _has_values(table, entry, results, ids))
+        lines, of_parents = [str(reduced_line_of(table, entry)).split() for entry in needed], {}
     jobs: dict[tuple[str, str], Job] = {}
     for line in _without_metrics([*of_parents.values(), *lines], without, results):
         for overrides in expand(" ".join(line)):
@@ -76,6 +89,12 @@ def plan_sweep(table: TableSpec, results: Path, scale: str = "paper", without: C
                 folder = _run_of(spec, results)
                 jobs[key] = Job(tuple(overrides), tuple(line), spec, folder, state_of(spec, folder))
     return list(jobs.values())
+
+
+def _has_values(table: TableSpec, entry: RowSpec, results: Path, parents: dict[str, str]) -> bool:
+    """Whether one of the paper's own runs of a row was measured."""
+    line = line_of(table, entry, "paper")
+    return line is not None and any(row.measured for row in rows_of([line], results, parents))
 
 
 def _without_metrics(lines: list[list[str]], without: Collection[str], results: Path) -> list[list[str]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dpgen_bench.config.display import is_accuracy_in_percent
 from dpgen_bench.store.statistics import Summary, format_value
+from dpgen_bench.tables.expand import REDUCED
 from dpgen_bench.tables.published import PublishedRow, print_number
 from dpgen_bench.tables.ranking import Standing
 from dpgen_bench.tables.rows import TableRow
@@ -123,9 +124,14 @@ class Line:
     standing: Standing | None = None
 
     @property
+    def stands_in(self) -> str:
+        """How values of runs that stand in for a printed row's own are marked, see `TableRow`; "" of all others."""
+        return self.row.stands_in if self.row is not None else ""
+
+    @property
     def is_reduced(self) -> bool:
         """Whether a printed row has values of reduced runs, which stand in for the paper's."""
-        return self.printed is not None and self.row is not None and self.row.scale == "reduced"
+        return self.stands_in == REDUCED
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,8 @@ def is_measured(line: Line) -> bool:
 def epsilon_of(line: Line) -> str:
     """`10 → 888`: the epsilon that the paper claims, and the one that the ledgers of the runs prove.
 
-    A line without a claim has a dash in its place, and so has one whose runs are not made. `∞` is without privacy.
+    A line without a claim has a dash in its place, and so has one whose runs are not made. `∞` is without privacy. What
+    reduced runs prove is marked, because their noise is not that of the claim.
     """
     row = line.row
     if line.printed is not None:
@@ -110,7 +111,11 @@ def epsilon_of(line: Line) -> str:
     without = row is not None and row.specs[0].config.privacy.epsilon == math.inf
     if claimed == "∞" or (without and proven == "∞"):
         return "∞"
-    return proven if proven == "0" and claimed in (NONE, "0") else f"{claimed} → {proven}"
+    return proven if proven == "0" and claimed in (NONE, "0") else f"{claimed} → {proven}{_reduced(line)}"
+
+
+def _reduced(line: Line) -> str:
+    return " (reduced)" if line.is_reduced else ""
 
 
 def _infinite(text: str) -> str:
@@ -151,7 +156,10 @@ def certified(row: TableRow | None) -> dict[str, Any]:
 
 def certified_of(line: Line) -> str:
     """`≥ 0.64`: what audits showed the mechanisms of a line's runs to leak at least, or that they were not audited."""
-    return _infinite(format_certified(certified(line.row).get("epsilon"))) if is_measured(line) else NONE
+    if not is_measured(line):
+        return NONE
+    bound = certified(line.row).get("epsilon")
+    return _infinite(format_certified(bound)) + ("" if bound is None else _reduced(line))
 
 
 def certified_notes(line: Line) -> list[str]:

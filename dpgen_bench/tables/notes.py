@@ -30,7 +30,7 @@ class Shared:
         self._published = built.published
         measured = [line for line in built.lines if is_measured(line)]
         # The notes of runs that stand in say what differs, so what is shared is that of the others.
-        facts = [_facts(line) for line in [each for each in measured if not _stands_in(each)] or measured]
+        facts = [_facts(line) for line in [each for each in measured if not each.stands_in] or measured]
         self.common: dict[str, str] = {}
         for key in dict.fromkeys(key for each in facts for key in each):
             texts = Counter(each[key] for each in facts if key in each)
@@ -79,10 +79,6 @@ class Shared:
         return [text for text in texts if text]
 
 
-def _stands_in(line: Line) -> bool:
-    return line.row is not None and line.row.stands_in
-
-
 def _sentence(text: str) -> str:
     first = text[:1].upper() if text[:1].isascii() else text[:1]  # ε has no capital for readers
     return f"{first}{text[1:]}{'' if text.endswith('.') else '.'}" if text else ""
@@ -111,9 +107,9 @@ PUBLISHED = (
     "A cell has the value measured here and, below it in brackets, the published value and the difference (ours minus "
     "published)."
 )
-REDUCED = (
-    "(reduced) marks runs of a smaller preset, which stand in where the paper's own has no values; a note says what "
-    "differs."
+STANDS_IN = "Values with a mark are of runs that stand in where a row's own have none; their notes say what differs."
+OF_REDUCED = (
+    "An ε proven that is marked (reduced) is that of the smaller run, and says nothing about the published noise."
 )
 SPREAD = "± is the standard deviation over training seeds, (±) that over repeated evaluations of one generator."
 BOLD = "Bold marks the best mean at one ε, which need not be a significant difference."
@@ -134,7 +130,8 @@ def paragraphs(built: BuiltTable, shared: Shared, has_best: bool) -> list[str]:
     legend = [*([PUBLISHED] if built.published and measured else []), *([SPREAD] if spread else [])]
     if built.published and not measured:
         legend.append("Published values are in brackets.")
-    legend += [REDUCED] if any(line.is_reduced and is_measured(line) for line in built.lines) else []
+    legend += [STANDS_IN] if any(line.stands_in for line in built.lines) else []
+    legend += [OF_REDUCED] if any(line.is_reduced for line in built.lines) else []
     legend += [BOLD] if has_best else []
     legend += [EPSILON] if any("→" in epsilon_of(line) for line in built.lines) else []
     audited = any(certified(row).get("epsilon") is not None for row in built.rows)

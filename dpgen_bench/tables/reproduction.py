@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpgen_bench.outcomes.listing import current_protocol
+from dpgen_bench.outcomes.listing import current_protocol, describe_dataset
 from dpgen_bench.store.measurements import sampling_settings
 from dpgen_bench.store.statistics import Summary
 from dpgen_bench.tables.expand import line_of
@@ -28,12 +28,33 @@ def caveats_of_runs(
     if not row.measured:
         return []
     reasons = []
-    if row.scale != "paper":
+    if row.scale != "paper" or row.stands_in:
         line = line_of(table, entry, "paper")
-        paper = rows_of([line], results, parents)[0].specs[0] if line else None
-        differing = differing_settings(row.specs[0], paper) if paper else []
-        reasons.append(f"scale {row.scale}" + (f" (other {', '.join(differing)})" if differing else ""))
+        paper = rows_of([line], results, parents)[0] if line else None
+        differing = differing_settings(row.specs[0], paper.specs[0]) if paper else []
+        if paper and row.stands_in and not {spec.seed for spec in row.specs} <= {spec.seed for spec in paper.specs}:
+            differing.append("seed" if len(row.specs) == 1 else "seeds")
+        what = "stands in for the paper's run" if row.scale == "paper" else f"scale {row.scale}"
+        reasons.append(what + (f" (other {', '.join(differing)})" if differing else ""))
     return [*reasons, *row.budget_problems()]
+
+
+def mark_of(stand_in: TableRow, row: TableRow) -> str:
+    """How values of a row's `reduced` are marked in place of those of its `run`, see `TableRow`.
+
+    Raises:
+        ValueError: if they are of another method or data set.
+    """
+    (one, other) = (each.specs[0].config for each in (stand_in, row))
+    got, expected = ((str(each.method.name), describe_dataset(each)) for each in (one, other))
+    if got != expected:
+        raise ValueError(
+            f"expected under `reduced` runs of {expected[0]} on {expected[1]}, as under `run`, got {got[0]} on "
+            f"{got[1]}; correct the line."
+        )
+    if stand_in.scale != "paper":
+        return stand_in.scale
+    return "another run" if stand_in.protocol == row.protocol else f"by {stand_in.protocol}"
 
 
 def check_caveats(table: TableSpec, metrics: Sequence[str]) -> None:

@@ -33,12 +33,13 @@ class TableRow:
     """Runs that differ in their seed alone and are measured by the same protocol.
 
     Args:
-        stands_in: they are those of a row's `reduced`, which stand in for the paper's own.
+        stands_in: how values are marked of runs that stand in for a printed row's own: "reduced", "by PROTOCOL", or
+            "another run"; "" of all others.
     """
 
     specs: tuple[RunSpec, ...]
     folders: tuple[ReadableRun, ...]
-    stands_in: bool = False
+    stands_in: str = ""
 
     @property
     def protocol(self) -> str:

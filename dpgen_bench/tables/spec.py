@@ -145,6 +145,13 @@ def _parse_row(row: Mapping[str, Any], where: str) -> RowSpec:
     if "of" in row:
         row = {**row, "of": {str(key): _number_as_text(value) for key, value in row["of"].items()}}
     spec = _build(RowSpec, row, where)
+    for name in ("run", "reduced", "quick"):
+        line = getattr(spec, name)
+        if line is not None and not line.strip():
+            raise ValueError(
+                f"{where}: expected a multirun line under `{name}` in the entry of {spec.of}, got none; write the "
+                "arguments of `dpgen run -m`, or leave the key out."
+            )
     if spec.reduced and not spec.run:
         raise ValueError(
             f"{where}: expected `run` next to `reduced` in the entry of {spec.of}, got no `run`; write the paper's own "

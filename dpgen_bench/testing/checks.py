@@ -16,7 +16,7 @@ from dpgen_bench.generator import Generator
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.allowance import AllowanceExhausted
 from dpgen_bench.privacy.events import Budget
-from dpgen_bench.privacy.sampling import EveryShard
+from dpgen_bench.privacy.sampling import EveryShard, OneShard
 from dpgen_bench.privacy.state_file import StatePlace
 from dpgen_bench.testing.bench import SAMPLE_SEED, SAMPLES, Bench, DataSet, Fit
 from dpgen_bench.testing.digest import as_json, clocks, different, without, without_order
@@ -173,14 +173,22 @@ class Replays:
             drawn = changed in a.drawn or changed in b.drawn
             # For a sum over clients or shards, the rows of those that did not change must be the same.
             sampling = self.first.ledger.entries[a.mechanism].event.sampling
-            of_shards = isinstance(sampling, EveryShard)
-            what = "shard" if of_shards else "client"
-            own = int(sampling.shard_of(np.array([changed]))[0]) if isinstance(sampling, EveryShard) else changed
+            what, own = "client", changed
+            if isinstance(sampling, EveryShard | OneShard):
+                what, own = "shard", int(sampling.shard_of(np.array([changed]))[0])
             for part in (a.rows.keys() | b.rows.keys()) - {own}:
                 expect(
-                    part in a.rows and part in b.rows and torch.equal(_numbers(a.rows[part]), _numbers(b.rows[part])),
+                    part in a.rows and part in b.rows and _equal(a.rows[part], b.rows[part]),
                     f"with {other_name}, the row of {what} {part} in release {a.index} of {a.mechanism!r} differs "
                     f"from that with {name}: an answer must depend on public inputs and that {what}'s records alone.",
+                )
+            # So must the private states of shards that did not change. Votes hide most changes of a state.
+            for part in (a.states.keys() & b.states.keys()) - {own}:
+                expect(
+                    all(map(_equal, a.states[part], b.states[part])),
+                    f"with {other_name}, the private state of shard {part} in release {a.index} of {a.mechanism!r} "
+                    f"differs from that with {name}: a state must depend on public inputs and on the records of its "
+                    "shard alone.",
                 )
             sensitivity = getattr(self.first.ledger.entries[a.mechanism].event.sensitivity, which)
             what = f"with {other_name}, release {a.index} of {a.mechanism!r} differs by {distance:.6g} from {name}"
@@ -195,9 +203,11 @@ class Replays:
             )
 
 
-def _numbers(row: Tensor) -> Tensor:
-    """The row, with a number in place of each NaN, so that NaN equals NaN."""
-    return row.nan_to_num(nan=1.2345) if row.is_floating_point() else row
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same numbers; NaN equals NaN."""
+    if one.is_floating_point():
+        one, other = one.nan_to_num(nan=1.2345), other.nan_to_num(nan=1.2345)
+    return torch.equal(one, other)
 
 
 def compare_states(first: Fit, other: Fit, where: str, times: set[str], *, last: int | None = None) -> None:

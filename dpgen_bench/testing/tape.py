@@ -34,6 +34,7 @@ class Release:
         exact: the value before noise was added, by part.
         noisy: the value that the method received, by part.
         rows: the row of each client or shard, where the exact value is the sum of these rows.
+        states: the private states of each shard that the release read and left, one vector of all numbers for each.
     """
 
     mechanism: str
@@ -42,6 +43,7 @@ class Release:
     exact: Parts
     noisy: Parts
     rows: dict[int, Tensor] = field(default_factory=dict)
+    states: dict[int, list[Tensor]] = field(default_factory=dict)
 
 
 @dataclass
@@ -60,10 +62,17 @@ class Tape:
     releases: list[Release] = field(default_factory=list)
     error: ConformanceError | None = None
     _rows: dict[int, Tensor] = field(default_factory=dict)
+    _states: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def answers(self, rows: dict[int, Tensor]) -> None:
         """Keep the row of each client or shard for the release that follows."""
         self._rows = {part: row.detach().clone() for part, row in rows.items()}
+
+    def states(self, shards: range, parts: Parts) -> None:
+        """Keep the states of these shards for the release that follows."""
+        for place, shard in enumerate(shards):
+            own = {name: part[place].detach() for name, part in parts.items()}
+            self._states.setdefault(shard, []).append(flat(own))
 
     def release(self, mechanism: Allowance, index: int, drawn: np.ndarray, exact: Parts, noisy: Parts) -> Parts:
         """Record a release.
@@ -101,8 +110,8 @@ class Tape:
                     f"{shapes(exact)}."
                 )
             noisy = first.noisy
-        self.releases.append(Release(mechanism.name, index, drawn.copy(), exact, noisy, self._rows))
-        self._rows = {}
+        self.releases.append(Release(mechanism.name, index, drawn.copy(), exact, noisy, self._rows, self._states))
+        self._rows, self._states = {}, {}
         return {part: value.clone() for part, value in noisy.items()}  # the method may change its value in place
 
     def before_release(
