@@ -176,7 +176,7 @@ def test_shards_that_overlap_are_detected(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_moving_partition_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards depend on the number of records: removing a record moves others to another shard."""
     monkeypatch.setattr(OneShard, "shard_of", lambda self, ids: np.arange(len(ids)) * self.shards // max(len(ids), 1))
-    with pytest.raises(ConformanceError, match="the private state of shard 1 in release 1 of .* differs"):
+    with pytest.raises(ConformanceError, match=r"the private state of shard 1 in release 1 of .* differs"):
         check()
 
 
@@ -214,7 +214,7 @@ def test_warm_starts_that_mix_shards_are_detected(monkeypatch: pytest.MonkeyPatc
         return {name: value.mean(0, keepdim=True).expand_as(value).clone() for name, value in tensors.items()}
 
     monkeypatch.setattr(CriticTraining, "warm_start", mixed)
-    with pytest.raises(ConformanceError, match="the private state of shard 2 in release 0 of .* differs"):
+    with pytest.raises(ConformanceError, match=r"the private state of shard 2 in release 0 of .* differs"):
         check(stack=3)
 
 

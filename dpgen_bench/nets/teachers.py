@@ -33,7 +33,11 @@ class DenseTeacher(nn.Module):
         super().__init__()
         c, h, w = image_shape
         if h % pool or w % pool:
-            raise ValueError(f"expected a height and width that are multiples of {pool}, got {h}x{w}; set pool to 1.")
+            fitting = [str(side) for side in range(1, min(h, w) + 1) if h % side == 0 and w % side == 0]
+            raise ValueError(
+                f"expected a height and width that are multiples of pool={pool}, got {h}x{w}; set pool to one of "
+                f"{', '.join(fitting)}."
+            )
         self.pool = pool
         self.image = nn.Linear(c * (h // pool) * (w // pool), width)
         self.label = nn.Embedding(num_classes, width)

@@ -218,7 +218,8 @@ def compare_states(first: Fit, other: Fit, where: str, times: set[str], *, last:
         other: the fit to compare with it.
         where: the beginning of a message, which names the other fit.
         times: paths that hold times, which are not compared.
-        last: compare the last so many states only, without the order of keys; the state at the end counts as one.
+        last: of a fit that was killed and resumed, compare the last so many states only, without the order of keys; the
+            state at the end counts as one.
 
     Raises:
         ConformanceError: for the first difference.
@@ -234,11 +235,13 @@ def compare_states(first: Fit, other: Fit, where: str, times: set[str], *, last:
     for step, (a, b) in enumerate(zip(expected, states, strict=True)):
         if paths := different(a, b):
             at = "at the end" if step == len(expected) - 1 else f"after step {step}"
-            raise ConformanceError(
-                f"{where}, the state passed to ctx.steps differs {at} in {_some(paths)}. It is written into "
-                "checkpoints, which are public, together with the state of public randomness: it must be a function "
-                "of releases and public inputs."
+            reason = (
+                "It is written into checkpoints, which are public, together with the state of public randomness: it "
+                "must be a function of releases and public inputs."
             )
+            if last is not None:
+                reason = "State that changes in a loop must be passed to ctx.steps, which restores it and nothing else."
+            raise ConformanceError(f"{where}, the state passed to ctx.steps differs {at} in {_some(paths)}. {reason}")
 
 
 def compare_generators(first: Fit, other: Fit, where: str) -> None:
