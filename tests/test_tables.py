@@ -218,7 +218,9 @@ def test_quick_takes_the_stand_in_or_the_run_at_scale_quick():
         f"{RUN} protocol=quick scale=quick",
     ]
     assert lines_of(table, "paper")[0] == f"{RUN} seed=0 protocol=dpgan_revisited"
-    with pytest.raises(ValueError, match="expected scale=paper or scale=quick, got 'full'"):
+    with pytest.raises(
+        ValueError, match="expected scale=paper or scale=quick, or scale=reduced for a sweep, got 'full'"
+    ):
         lines_of(table, "full")
 
 
