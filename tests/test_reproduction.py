@@ -95,7 +95,7 @@ def test_reduced_runs_stand_in_while_the_papers_own_have_no_values(tmp_path):
     text = to_markdown(built)
     assert "| 251.8 (reduced) ³<br>" in text
     assert "| 10 → 9.5 (reduced) |" in text  # which the noise of the claim does not prove
-    assert "An ε proven that is marked (reduced) is that of the smaller run" in text
+    assert "A marked ε is that of these runs, and says nothing about the published noise." in text
     assert (
         "0 in another way (0 within the tolerance; a note says how), 2 by reduced runs (1 within the tolerance), and 6 "
         "were not measured."
@@ -127,6 +127,15 @@ def test_another_run_that_stands_in_is_no_reproduction(tmp_path):
     assert (cell.caveat, cell.is_near) == ("stands in for the paper's run (other seed)", True)
     assert not cell.is_comparable
     assert "| 251.8 (another run) ³<br>" in to_markdown(built)
+    assert "| 10 → 9.5 (another run) |" in to_markdown(built)
+
+
+def test_a_run_with_other_settings_that_is_measured_by_another_protocol_is_another_run(tmp_path):
+    other = f"{RUN} method.steps=7"
+    measured(tmp_path, other, "standard_2k", {"fid": {"fid": 251.8}})
+    built = assemble("t", a_table({"of": ROW, "run": RUN, "reduced": f"{other} protocol=standard_2k"}), tmp_path)
+    assert line_for(built, **ROW).stands_in == "another run"
+    assert "(other steps); protocol standard_2k" in line_for(built, **ROW).cells["fid"].caveat
 
 
 @pytest.mark.parametrize(

@@ -132,8 +132,8 @@ def long_frame(built: BuiltTable) -> pd.DataFrame:
     """One line for each metric of each line, with its numbers; blank where there is none.
 
     `difference` is mean minus published. `reproduction` is `yes` if the measured value reproduces the published one;
-    otherwise it is `no`, and `caveat` has the reason. `stands_in` marks
-    values of runs that stand in for a row's own. A leaderboard also has the epsilon under the other relation.
+    otherwise it is `no`, and `caveat` has the reason. `stands_in` marks values of runs that stand in for a row's own. A
+    leaderboard also has the epsilon under the other relation.
     """
     frame = pd.DataFrame([_long(built, line, metric) for line in built.lines for metric in line.cells])
     blank = ["epsilon_server", "epsilon_conditional", "public_data", "evidence", "stands_in"]

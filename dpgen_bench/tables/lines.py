@@ -11,7 +11,7 @@ from dpgen_bench.store.statistics import Summary, format_value
 from dpgen_bench.tables.expand import REDUCED
 from dpgen_bench.tables.published import PublishedRow, print_number
 from dpgen_bench.tables.ranking import Standing
-from dpgen_bench.tables.rows import TableRow
+from dpgen_bench.tables.rows import OTHER, TableRow
 
 NONE = "–"
 NOTHING = "no metric of this table was measured"  # the status of a run that was measured by another protocol's metrics
@@ -132,6 +132,11 @@ class Line:
     def is_reduced(self) -> bool:
         """Whether a printed row has values of reduced runs, which stand in for the paper's."""
         return self.stands_in == REDUCED
+
+    @property
+    def is_of_other_runs(self) -> bool:
+        """Whether what stands in is another run than the printed row's, whose epsilon is not that of the claim."""
+        return self.stands_in in (REDUCED, OTHER)
 
 
 @dataclass(frozen=True)

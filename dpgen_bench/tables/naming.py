@@ -97,7 +97,7 @@ def epsilon_of(line: Line) -> str:
     """`10 → 888`: the epsilon that the paper claims, and the one that the ledgers of the runs prove.
 
     A line without a claim has a dash in its place, and so has one whose runs are not made. `∞` is without privacy. What
-    reduced runs prove is marked, because their noise is not that of the claim.
+    other runs prove that stand in is marked, because their noise need not be that of the claim.
     """
     row = line.row
     if line.printed is not None:
@@ -111,11 +111,11 @@ def epsilon_of(line: Line) -> str:
     without = row is not None and row.specs[0].config.privacy.epsilon == math.inf
     if claimed == "∞" or (without and proven == "∞"):
         return "∞"
-    return proven if proven == "0" and claimed in (NONE, "0") else f"{claimed} → {proven}{_reduced(line)}"
+    return proven if proven == "0" and claimed in (NONE, "0") else f"{claimed} → {proven}{_mark(line)}"
 
 
-def _reduced(line: Line) -> str:
-    return " (reduced)" if line.is_reduced else ""
+def _mark(line: Line) -> str:
+    return f" ({line.stands_in})" if line.is_of_other_runs else ""
 
 
 def _infinite(text: str) -> str:
@@ -159,7 +159,7 @@ def certified_of(line: Line) -> str:
     if not is_measured(line):
         return NONE
     bound = certified(line.row).get("epsilon")
-    return _infinite(format_certified(bound)) + ("" if bound is None else _reduced(line))
+    return _infinite(format_certified(bound)) + ("" if bound is None else _mark(line))
 
 
 def certified_notes(line: Line) -> list[str]:

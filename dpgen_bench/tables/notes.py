@@ -108,9 +108,7 @@ PUBLISHED = (
     "published)."
 )
 STANDS_IN = "Values with a mark are of runs that stand in where a row's own have none; their notes say what differs."
-OF_REDUCED = (
-    "An ε proven that is marked (reduced) is that of the smaller run, and says nothing about the published noise."
-)
+OF_OTHERS = "A marked ε is that of these runs, and says nothing about the published noise."
 SPREAD = "± is the standard deviation over training seeds, (±) that over repeated evaluations of one generator."
 BOLD = "Bold marks the best mean at one ε, which need not be a significant difference."
 CERTIFIED = (
@@ -131,7 +129,7 @@ def paragraphs(built: BuiltTable, shared: Shared, has_best: bool) -> list[str]:
     if built.published and not measured:
         legend.append("Published values are in brackets.")
     legend += [STANDS_IN] if any(line.stands_in for line in built.lines) else []
-    legend += [OF_REDUCED] if any(line.is_reduced for line in built.lines) else []
+    legend += [OF_OTHERS] if any(line.is_of_other_runs for line in built.lines) else []
     legend += [BOLD] if has_best else []
     legend += [EPSILON] if any("→" in epsilon_of(line) for line in built.lines) else []
     audited = any(certified(row).get("epsilon") is not None for row in built.rows)

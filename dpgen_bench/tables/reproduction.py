@@ -9,9 +9,9 @@ from pathlib import Path
 from dpgen_bench.outcomes.listing import current_protocol, describe_dataset
 from dpgen_bench.store.measurements import sampling_settings
 from dpgen_bench.store.statistics import Summary
-from dpgen_bench.tables.expand import line_of
+from dpgen_bench.tables.expand import REDUCED, line_of
 from dpgen_bench.tables.published import METRICS, PublishedRow
-from dpgen_bench.tables.rows import TableRow, differing_settings, rows_of
+from dpgen_bench.tables.rows import OTHER, TableRow, differing_settings, rows_of
 from dpgen_bench.tables.spec import RowSpec, TableSpec
 
 # `reported_in` begins so for values that the paper's authors measured themselves.
@@ -53,8 +53,10 @@ def mark_of(stand_in: TableRow, row: TableRow) -> str:
             f"{got[1]}; correct the line."
         )
     if stand_in.scale != "paper":
-        return stand_in.scale
-    return "another run" if stand_in.protocol == row.protocol else f"by {stand_in.protocol}"
+        return REDUCED
+    seeds, expected_seeds = ({spec.seed for spec in each.specs} for each in (stand_in, row))
+    is_other = differing_settings(stand_in.specs[0], row.specs[0]) or seeds.isdisjoint(expected_seeds)
+    return OTHER if is_other else f"by {stand_in.protocol}"
 
 
 def check_caveats(table: TableSpec, metrics: Sequence[str]) -> None:

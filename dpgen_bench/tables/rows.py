@@ -23,6 +23,7 @@ from dpgen_bench.store.statistics import Summary, summarise
 from dpgen_bench.store.values import cost, metric_values, notes
 from dpgen_bench.tables.expand import jobs_of, spec_of_job
 
+OTHER = "another run"  # the mark of what stands in for a printed row's run and is no reduced run
 UNMEASURED = "finished but not measured by this protocol"
 # Settings that describe no difference between two runs: what follows from others, and how much is computed at once.
 NO_DIFFERENCE = {"check", "pretraining", "_target_", "population", "stack", "microbatch"}
@@ -33,8 +34,8 @@ class TableRow:
     """Runs that differ in their seed alone and are measured by the same protocol.
 
     Args:
-        stands_in: how values are marked of runs that stand in for a printed row's own: "reduced", "by PROTOCOL", or
-            "another run"; "" of all others.
+        stands_in: how values are marked of runs that stand in for a printed row's own: "reduced", "another run", or
+            "by PROTOCOL" for the same run; "" of all others.
     """
 
     specs: tuple[RunSpec, ...]
