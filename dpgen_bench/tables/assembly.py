@@ -29,7 +29,7 @@ from dpgen_bench.tables.lines import (
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.published import NAMING_FIELDS, PublishedRow, published_rows
 from dpgen_bench.tables.ranking import COMPARISON
-from dpgen_bench.tables.reproduction import caveat_of, caveats_of_runs, check_caveats, mark_of, stated_caveats
+from dpgen_bench.tables.reproduction import caveat_of, caveats_of_runs, check_caveats, check_stand_in, stated_caveats
 from dpgen_bench.tables.rows import TableRow, rows_of
 from dpgen_bench.tables.spec import RowSpec, TableSpec
 from dpgen_bench.utils.validation import closest, suggestion
@@ -137,9 +137,9 @@ def _find_runs(
         return None, f"not run: {entry.why}"
     row = _one_row(printed, line, results, parents)
     if scale == "paper" and not row.measured and (line := reduced_line_of(table, entry)):
-        stand_in = _one_row(printed, line, results, {})
-        mark = mark_of(stand_in, row)
-        row = replace(stand_in, stands_in=mark) if stand_in.measured else row
+        stand_in = replace(_one_row(printed, line, results, {}), stands_for=row)
+        check_stand_in(stand_in, row)
+        row = stand_in if stand_in.measured else row
     return row, ""
 
 

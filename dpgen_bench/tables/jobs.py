@@ -76,10 +76,11 @@ def plan_sweep(table: TableSpec, results: Path, scale: str = "paper", without: C
     of_parents = parent_overrides(table, scale)
     ids = {name: spec_of_job(overrides, results).id for name, overrides in of_parents.items()}
     extra = _kept_overrides(table, scale)
-    lines = [[*with_parents(line, ids).split(), *extra] for line in lines_of(table, scale)]
+    needed = lines_of(table, scale)
     if scale == REDUCED:  # these have no parents, and are needed where a row's own runs have no values
-        needed = (entry for entry in table.rows if entry.reduced and not _has_values(table, entry, results, ids))
-        lines, of_parents = [str(reduced_line_of(table, entry)).split() for entry in needed], {}
+        entries = [entry for entry in table.rows if entry.reduced and not _has_values(table, entry, results, ids)]
+        needed, of_parents, extra = [each for entry in entries if (each := reduced_line_of(table, entry))], {}, []
+    lines = [[*with_parents(line, ids).split(), *extra] for line in needed]
     jobs: dict[tuple[str, str], Job] = {}
     for line in _without_metrics([*of_parents.values(), *lines], without, results):
         for overrides in expand(" ".join(line)):

@@ -125,7 +125,7 @@ class Line:
 
     @property
     def stands_in(self) -> str:
-        """How values of runs that stand in for a printed row's own are marked, see `TableRow`; "" of all others."""
+        """How values of runs that stand in for a printed row's own are marked, see `TableRow.stands_in`."""
         return self.row.stands_in if self.row is not None else ""
 
     @property

@@ -9,9 +9,9 @@ from pathlib import Path
 from dpgen_bench.outcomes.listing import current_protocol, describe_dataset
 from dpgen_bench.store.measurements import sampling_settings
 from dpgen_bench.store.statistics import Summary
-from dpgen_bench.tables.expand import REDUCED, line_of
+from dpgen_bench.tables.expand import line_of
 from dpgen_bench.tables.published import METRICS, PublishedRow
-from dpgen_bench.tables.rows import OTHER, TableRow, differing_settings, rows_of
+from dpgen_bench.tables.rows import TableRow, differing_settings, rows_of
 from dpgen_bench.tables.spec import RowSpec, TableSpec
 
 # `reported_in` begins so for values that the paper's authors measured themselves.
@@ -28,22 +28,24 @@ def caveats_of_runs(
     if not row.measured:
         return []
     reasons = []
-    if row.scale != "paper" or row.stands_in:
-        line = line_of(table, entry, "paper")
-        paper = rows_of([line], results, parents)[0] if line else None
-        differing = differing_settings(row.specs[0], paper.specs[0]) if paper else []
-        if paper and row.stands_in and not {spec.seed for spec in row.specs} <= {spec.seed for spec in paper.specs}:
-            differing.append("seed" if len(row.specs) == 1 else "seeds")
+    differing: list[str] = []
+    if row.stands_for is not None:
+        differing = [*row.differing]
+        if not row.seeds <= row.stands_for.seeds:
+            differing.append("seed" if len(row.seeds) == 1 else "seeds")
+    elif row.scale != "paper" and (line := line_of(table, entry, "paper")):
+        differing = differing_settings(row.specs[0], rows_of([line], results, parents)[0].specs[0])
+    if row.scale != "paper" or row.stands_for is not None:
         what = "stands in for the paper's run" if row.scale == "paper" else f"scale {row.scale}"
         reasons.append(what + (f" (other {', '.join(differing)})" if differing else ""))
     return [*reasons, *row.budget_problems()]
 
 
-def mark_of(stand_in: TableRow, row: TableRow) -> str:
-    """How values of a row's `reduced` are marked in place of those of its `run`, see `TableRow`.
+def check_stand_in(stand_in: TableRow, row: TableRow) -> None:
+    """Check that the runs of a row's `reduced` are of the method and the data set of its `run`.
 
     Raises:
-        ValueError: if they are of another method or data set.
+        ValueError: if they are not.
     """
     (one, other) = (each.specs[0].config for each in (stand_in, row))
     got, expected = ((str(each.method.name), describe_dataset(each)) for each in (one, other))
@@ -52,11 +54,6 @@ def mark_of(stand_in: TableRow, row: TableRow) -> str:
             f"expected under `reduced` runs of {expected[0]} on {expected[1]}, as under `run`, got {got[0]} on "
             f"{got[1]}; correct the line."
         )
-    if stand_in.scale != "paper":
-        return REDUCED
-    seeds, expected_seeds = ({spec.seed for spec in each.specs} for each in (stand_in, row))
-    is_other = differing_settings(stand_in.specs[0], row.specs[0]) or seeds.isdisjoint(expected_seeds)
-    return OTHER if is_other else f"by {stand_in.protocol}"
 
 
 def check_caveats(table: TableSpec, metrics: Sequence[str]) -> None:

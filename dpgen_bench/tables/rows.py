@@ -21,7 +21,7 @@ from dpgen_bench.store.measurements import Measurement
 from dpgen_bench.store.records import evidence, read_record, readable_run, record_paths
 from dpgen_bench.store.statistics import Summary, summarise
 from dpgen_bench.store.values import cost, metric_values, notes
-from dpgen_bench.tables.expand import jobs_of, spec_of_job
+from dpgen_bench.tables.expand import REDUCED, jobs_of, spec_of_job
 
 OTHER = "another run"  # the mark of what stands in for a printed row's run and is no reduced run
 UNMEASURED = "finished but not measured by this protocol"
@@ -34,13 +34,12 @@ class TableRow:
     """Runs that differ in their seed alone and are measured by the same protocol.
 
     Args:
-        stands_in: how values are marked of runs that stand in for a printed row's own: "reduced", "another run", or
-            "by PROTOCOL" for the same run; "" of all others.
+        stands_for: the printed row's own runs, which have no values, if these stand in for them.
     """
 
     specs: tuple[RunSpec, ...]
     folders: tuple[ReadableRun, ...]
-    stands_in: str = ""
+    stands_for: TableRow | None = None
 
     @property
     def protocol(self) -> str:
@@ -49,6 +48,28 @@ class TableRow:
     @property
     def scale(self) -> str:
         return str(self.specs[0].config.scale.name)
+
+    @cached_property
+    def stands_in(self) -> str:
+        """How values of runs that stand in for others are marked; "" of all others.
+
+        "reduced" for a smaller scale, "another run" for other settings or seeds, and "by PROTOCOL" for the same run.
+        """
+        if self.stands_for is None:
+            return ""
+        if self.scale != "paper":
+            return REDUCED
+        is_other = self.differing or self.seeds.isdisjoint(self.stands_for.seeds)
+        return OTHER if is_other else f"by {self.protocol}"
+
+    @cached_property
+    def differing(self) -> list[str]:
+        """The settings in which these runs differ from those that they stand for, see `differing_settings`."""
+        return differing_settings(self.specs[0], self.stands_for.specs[0]) if self.stands_for else []
+
+    @property
+    def seeds(self) -> set[int]:
+        return {spec.seed for spec in self.specs}
 
     @property
     def measured(self) -> list[ReadableRun]:
