@@ -17,7 +17,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import yaml
@@ -93,9 +93,9 @@ def recorded(method: str) -> list[Row]:
     for path in sorted(record_paths(ROOT / "results").values()):
         if path.parent.name == method:
             record = read_record(path)
-            privacy = record.config.privacy
-            stage = OmegaConf.select(record.config, "init.name", default="none")
-            key = (str(record.config.dataset.name), str(privacy.relation), privacy.epsilon, stage)
+            config = record.config
+            stage = OmegaConf.select(config, "init.name", default="none")
+            key = (str(config.dataset.name), str(config.privacy.relation), config.privacy.epsilon, stage)
             proven = epsilon_number(record.content["ledger"]["epsilon"], "proven")
             groups.setdefault((*key, f"{proven:.3g}"), []).append(record)
     rows = []
@@ -133,6 +133,7 @@ def kept() -> dict[tuple[str, str], Row]:
         return {(line["method"], line["label"]): Row(**line) for line in csv.DictReader(file)}
 
 
+@cache
 def rows(method: str) -> list[Row]:
     """The rows of a picture: those of records, then those of the yaml whose settings no record has."""
     known, measured = kept(), recorded(method)

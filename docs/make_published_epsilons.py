@@ -15,6 +15,7 @@ import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from dpgen_bench.privacy.accountants.table import claimed_epsilon
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, OneShard
 from dpgen_bench.runs.plan import plan
-from dpgen_bench.store.records import read_record, record_paths
+from dpgen_bench.store.records import Record, read_record, record_paths
 from dpgen_bench.store.values import mean_values
 from dpgen_bench.tables.published import published_rows
 
@@ -131,6 +132,13 @@ def certified(entry: Entry) -> str:
     return str(entry["audit"]["certified"]) if "audit" in entry else "–"
 
 
+@cache
+def records_of(method: str) -> tuple[Record, ...]:
+    """The records of a method, in the order of their paths."""
+    paths = sorted(record_paths(ROOT / "results").values())
+    return tuple(read_record(path) for path in paths if path.parent.name == method)
+
+
 def measured(entry: Entry, data: tuple[str, str] = MNIST) -> str:
     """The accuracy that records have for a method at the proven epsilon of the claim, with its seeds and scale.
 
@@ -140,11 +148,8 @@ def measured(entry: Entry, data: tuple[str, str] = MNIST) -> str:
     if same is None:
         return "–"
     found: list[Found] = []
-    for path in sorted(record_paths(ROOT / "results").values()):
-        if path.parent.name != same["method"]:
-            continue
-        config = (record := read_record(path)).config
-        privacy = config.privacy
+    for record in records_of(same["method"]):
+        config, privacy = record.config, record.config.privacy
         if config.dataset.name != data[0] or (privacy.epsilon, privacy.delta) != (same["epsilon"], DELTA):
             continue
         if "init" in config and config.init.name != "none":

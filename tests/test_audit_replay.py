@@ -123,6 +123,7 @@ def test_the_warm_start_of_gs_wgan_is_left_out():
     assert with_audited(method, {}).shards == method.shards
 
 
+@pytest.mark.slow
 def test_an_audit_pretrains_once_and_finds_what_it_finds_without_that(monkeypatch):
     settings = ["method=dp_cgan", "method.hidden=8", "method.steps=9", "dataset=digits", "privacy.epsilon=1"]
     stage = ["init=gauss", "init.dim=4", "init.images=40", "method.pretraining.steps=3"]

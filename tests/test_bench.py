@@ -123,6 +123,7 @@ def test_operations_of_a_fit_follow_from_few_of_its_steps(monkeypatch):
     assert few["all"] == few["outside"] + 8 * few["step"]["train"] > 0
 
 
+@pytest.mark.slow
 def test_the_counted_operations_are_those_of_the_fits_in_the_table_of_costs():
     """The second moment of DP-Gauss is a product of 784 x 60,000 by 60,000 x 784, and most of what its fit computes."""
     counted = json.loads((ROOT / "results" / "bench" / "operations.json").read_text())["lines"]

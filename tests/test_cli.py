@@ -185,7 +185,6 @@ def test_the_readme_names_files_that_exist():
         (["paint"], "expected one of run"),
         (["run", "method=nothing"], "nothing"),
         (["run", "privacy.epsilon=0"], "privacy.epsilon > 0"),
-        (["run", "dataset=npz", "method=dp_merf"], "dpgen: expected a value of dataset.path, got none"),
         (["account", "dataset=npz", "method=dp_merf"], "expected a value of dataset.path, got none"),
         (["fetch", "dataset=npz"], "dpgen: expected a value of dataset.path, got none"),
         (["run", "dataset=mnist", "data_root=/nowhere"], "dpgen fetch dataset=mnist"),

@@ -63,7 +63,7 @@ def exact_values(
     return watcher.values
 
 
-@pytest.mark.parametrize("method", ["dpgan", "dpdm"])
+@pytest.mark.parametrize("method", ["dpgan", pytest.param("dpdm", marks=pytest.mark.slow)])
 def test_releases_of_a_method_are_recorded_and_equal_up_to_rounding(method, monkeypatch):
     settings = [f"method={method}"]
     check = dict(compose_config([*settings, "dataset=mnist"]).method.check)

@@ -215,6 +215,7 @@ def test_variants_conform(schedule: str, against: str) -> None:
     check(schedule=schedule, against=against, max_answers=2, n_critic=2, steps=10)
 
 
+@pytest.mark.slow
 def test_a_public_schedule_conforms() -> None:
     """With fewer answers and steps than above; the cheats below are detected under the random one."""
     check(schedule="public_balanced", max_answers=1, steps=4)

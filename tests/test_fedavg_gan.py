@@ -202,6 +202,7 @@ def test_a_round_is_algorithm_1_with_each_sides_own_optimiser_and_rate(monkeypat
         assert torch.allclose(by_hand, trained, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_generator_learns_how_bright_the_images_of_clients_are() -> None:
     """Two federations with images of one intensity each, and one seed: untrained, both generate the same images.
 

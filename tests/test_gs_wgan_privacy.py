@@ -191,6 +191,7 @@ def test_noise_without_the_factor_2_is_detected(monkeypatch: pytest.MonkeyPatch)
         check()
 
 
+@pytest.mark.slow
 def test_a_method_that_asks_for_half_its_noise_is_refused() -> None:
     class Half(GSWGAN):
         def _mechanism(self, data: PrivateData, ctx: Context) -> Any:
@@ -231,6 +232,7 @@ def test_warm_starts_from_public_randomness_are_detected(monkeypatch: pytest.Mon
         check()
 
 
+@pytest.mark.slow
 def test_warm_starts_that_draw_from_the_context_are_detected() -> None:
     class Draws(GSWGAN):
         def _mechanism(self, data: PrivateData, ctx: Context) -> Any:

@@ -177,6 +177,7 @@ def distance_to(published: np.ndarray, measured: np.ndarray) -> float:
     return float(np.linalg.norm(measured.mean(axis=0, dtype=np.float64) - published) / np.linalg.norm(published))
 
 
+@pytest.mark.slow
 def test_mean_feature_of_part_of_mnists_test_set_is_near_the_published_one(tensorflow1, data_root):
     """For 50 images the difference is the sampling error, E|mean - m|² = tr(C)/50, of whose root 1.5 times are allowed.
     For inverted images it would be more than half."""

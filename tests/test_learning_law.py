@@ -41,6 +41,7 @@ _CRITICS: dict[str, Any] = dict(
     steps=40, batch_size=16, lr=1e-2, n_critic=3, warm_start=0, ema=0.0, latent_dim=4, critic_width=4
 )
 SEEDS = {"dp_cgan": 6}  # of which one must learn: 6 of 10 do; with others, both classes often get the same image
+LONG = {"dp_cgan", "dpdm"}  # five seconds of training
 CLIENTS = {"fed_gs_wgan": 1}  # with two, each critic gets half of the updates, which is too few for some seeds
 SETTINGS: dict[str, dict[str, Any]] = {
     "datalens": dict(
@@ -145,7 +146,7 @@ def configured(name: str) -> Method:
     return named(name, **{**check_settings(name), **SETTINGS.get(name, {})})
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in METHODS])
 def test_without_privacy_a_method_learns_the_classes(name: str) -> None:
     reached: list[float] = []  # of each seed, until one is high enough
     while len(reached) < SEEDS.get(name, 1) and max(reached, default=0.0) < AT_LEAST:

@@ -248,7 +248,7 @@ def test_methods_with_a_first_stage_conform(
     ("init", "relation", "overrides"),
     [
         ("gauss", "replace_one", []),
-        ("gauss", "replace_one", ["init.clusters=2"]),
+        pytest.param("gauss", "replace_one", ["init.clusters=2"], marks=pytest.mark.slow),
         pytest.param("central_images", "add_remove", [], marks=pytest.mark.slow),
     ],
 )

@@ -106,7 +106,7 @@ def test_a_run_of_two_processes_that_is_stopped_goes_on_to_the_same_result(tmp_p
         assert contents(again) == contents(execute(make(tmp_path / "whole", TWO)))
 
 
-@pytest.mark.parametrize("noise", ["seeded", "os"])
+@pytest.mark.parametrize("noise", ["seeded", pytest.param("os", marks=pytest.mark.slow)])
 def test_only_with_seeded_noise_a_run_continues_with_another_number_of_processes(tmp_path, monkeypatch, noise):
     monkeypatch.setenv("STOPPED", str(tmp_path / "stopped"))
     make = functools.partial(
@@ -238,6 +238,7 @@ def test_a_method_that_cannot_be_divided_is_refused_and_leaves_no_folder(tmp_pat
     assert execute(config(tmp_path, target=f"{__name__}.{target}")).done
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_divided_keeps_what_it_had(tmp_path, monkeypatch):
     make = functools.partial(config, tmp_path, target=f"{__name__}.OnAllRecords")
     with monkeypatch.context() as patch:
@@ -258,6 +259,7 @@ class AsksLate(toys.MeanImage):
         data.mechanism("late", sample=Full(), bound=PerRecord(C=1.0, shape=data.image_shape), times=1, std=1.0)
 
 
+@pytest.mark.slow
 def test_a_run_that_made_releases_is_never_deleted(tmp_path):
     with pytest.raises(NotDivisible):
         execute(config(tmp_path, TWO, target=f"{__name__}.AsksLate"))

@@ -32,7 +32,7 @@ def undisturbed(tmp_path_factory):
     return undisturbed_run(tmp_path_factory.mktemp("undisturbed"))
 
 
-EVERY = pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+EVERY = pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
 
 
 @EVERY

@@ -284,7 +284,10 @@ time.sleep(600)
 SWEEPS = "import sys; from dpgen_bench.tables.sweeps import run_stoppable; print(run_stoppable(sys.argv[1:]))"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGKILL))],
+)
 def test_a_stopped_sweep_stops_its_multirun(tmp_path, number):
     """SIGTERM reaches the child, which may end with any status; on Linux also if the parent is killed."""
     if number == signal.SIGKILL and sys.platform != "linux":

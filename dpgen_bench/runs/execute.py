@@ -250,7 +250,6 @@ def _train(
         should_stop: gives the number of a received signal, or None.
         processes: those that divide the draws of the run; None for this one alone.
     """
-    compiled.import_compiler()
     device = _device(spec)
     memory = PeakMemory(device)
     made_by = {} if overrides is None else {"overrides": without_local_paths(overrides)}
@@ -258,6 +257,7 @@ def _train(
     folder.write_json("environment.json", {**environment, **made_by})
     _write_dataset(spec, folder)
     records = spec.dataset().load("train")
+    compiled.import_compiler()  # after what a missing file or setting refuses, and before what is measured
     ledger = open_ledger(spec, folder, len(records))
     expect_same_source(spec, folder, ledger)
     if note := plugin_note(folder):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,12 @@ class Record(ReadableRun):
     def trained(self) -> bool:
         return True
 
-    @property
+    @cached_property
     def config(self) -> DictConfig:
-        return OmegaConf.create(self.content["config"])
+        """The resolved config of the run, read-only: every reader gets the same object."""
+        config = OmegaConf.create(self.content["config"])
+        OmegaConf.set_readonly(config, True)
+        return config
 
     @property
     def measurements(self) -> RecordedMeasurements:

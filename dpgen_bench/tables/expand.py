@@ -6,10 +6,12 @@ import copy
 import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from dpgen_bench.config.compose import compose_cached, compose_config
 from dpgen_bench.config.spec import SEEDS, RunSpec, build_spec
@@ -180,17 +182,29 @@ def with_parents(line: str, parents: dict[str, str]) -> str:
 
 
 def spec_of_job(overrides: Sequence[str], results: Path) -> RunSpec:
-    """The run that the overrides of a job describe. A run from which it restarts need not exist yet."""
+    """The run that the overrides of a job describe, with a read-only config.
+
+    A run from which it restarts need not exist yet.
+    """
     seeds = [each.split("=", 1)[1] for each in overrides if re.fullmatch(r"seed=\d+", each)]
     others = tuple(each for each in overrides if not re.fullmatch(r"seed=\d+", each))
     seed = int(seeds[-1]) if seeds else None
     if seed is not None and seed >= SEEDS:  # refused there
         return build_spec(compose_config(overrides), planned=True)
-    spec = _without_seed(others, str(results), own_folders())
-    seed = spec.seed if seed is None else seed
+    return _with_seed(others, seed, str(results), own_folders())
+
+
+@cache
+def _with_seed(overrides: tuple[str, ...], seed: int | None, results: str, folders: tuple[Path, ...]) -> RunSpec:
+    """The run of these overrides with a seed, None for the default one. Its config, which callers share, is read-only.
+
+    Runs that differ in their seed share what is built from the other settings.
+    """
+    spec = _without_seed(overrides, results, folders)
     config = copy.deepcopy(spec.config)
-    config.seed = seed
-    return RunSpec(config, {**spec.training, "seed": seed})
+    config.seed = spec.seed if seed is None else seed
+    OmegaConf.set_readonly(config, True)
+    return replace(spec, config=config, training={**spec.training, "seed": int(config.seed)})
 
 
 @cache
