@@ -24,6 +24,7 @@ import yaml
 from matplotlib.axes import Axes
 from omegaconf import OmegaConf
 
+from docs.page_records import records_of
 from dpgen_bench.audit.cases import case_files, load_case
 from dpgen_bench.audit.certified import why_nothing_is_certified
 from dpgen_bench.audit.count_test import certify_count
@@ -36,7 +37,7 @@ from dpgen_bench.privacy.accountants.proven import NotCovered, epsilon
 from dpgen_bench.privacy.accountants.table import claimed_epsilon
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.plan import plan
-from dpgen_bench.store.records import Record, read_record, record_paths
+from dpgen_bench.store.records import Record
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC, VALUES = ROOT / "docs" / "method_epsilons.yaml", ROOT / "docs" / "method_epsilons.csv"
@@ -90,14 +91,12 @@ def picture(method: str) -> Path:
 def recorded(method: str) -> list[Row]:
     """A row for each data set, budget and other setting of which there are records of the method."""
     groups: dict[tuple[object, ...], list[Record]] = {}
-    for path in sorted(record_paths(ROOT / "results").values()):
-        if path.parent.name == method:
-            record = read_record(path)
-            config = record.config
-            stage = OmegaConf.select(config, "init.name", default="none")
-            key = (str(config.dataset.name), str(config.privacy.relation), config.privacy.epsilon, stage)
-            proven = epsilon_number(record.content["ledger"]["epsilon"], "proven")
-            groups.setdefault((*key, f"{proven:.3g}"), []).append(record)
+    for record in records_of(method):
+        config = record.config
+        stage = OmegaConf.select(config, "init.name", default="none")
+        key = (str(config.dataset.name), str(config.privacy.relation), config.privacy.epsilon, stage)
+        proven = epsilon_number(record.content["ledger"]["epsilon"], "proven")
+        groups.setdefault((*key, f"{proven:.3g}"), []).append(record)
     rows = []
     for (dataset, relation, budget, stage, _), records in sorted(groups.items(), key=str):
         epsilons = [record.content["ledger"]["epsilon"] for record in records]

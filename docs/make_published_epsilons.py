@@ -15,12 +15,12 @@ import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from docs.page_records import records_of
 from docs.page_tables import page_with, table
 from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.display import counted, relation_name
@@ -32,7 +32,6 @@ from dpgen_bench.privacy.accountants.table import claimed_epsilon
 from dpgen_bench.privacy.events import Event, Sensitivity
 from dpgen_bench.privacy.sampling import Full, OneShard
 from dpgen_bench.runs.plan import plan
-from dpgen_bench.store.records import Record, read_record, record_paths
 from dpgen_bench.store.values import mean_values
 from dpgen_bench.tables.published import published_rows
 
@@ -130,13 +129,6 @@ def printed(entry: Entry, data: tuple[str, str] = MNIST) -> str:
 def certified(entry: Entry) -> str:
     """The epsilon that an audit certifies without a model of the attack, or a dash."""
     return str(entry["audit"]["certified"]) if "audit" in entry else "–"
-
-
-@cache
-def records_of(method: str) -> tuple[Record, ...]:
-    """The records of a method, in the order of their paths."""
-    paths = sorted(record_paths(ROOT / "results").values())
-    return tuple(read_record(path) for path in paths if path.parent.name == method)
 
 
 def measured(entry: Entry, data: tuple[str, str] = MNIST) -> str:

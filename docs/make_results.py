@@ -11,14 +11,14 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from docs.page_records import records
 from docs.page_tables import page_with, table
 from dpgen_bench.config.display import counted, dataset_name, method_name, metric_with_value, relation_name
 from dpgen_bench.store.measurements import cost_of_fit
-from dpgen_bench.store.records import Record, read_record, record_paths
+from dpgen_bench.store.records import Record
 from dpgen_bench.store.statistics import format_value
 from dpgen_bench.store.values import mean_values
 from dpgen_bench.training.cost import cost_values
@@ -76,12 +76,6 @@ def line_of(record: Record, protocol: str) -> Line:
         shown or "–",
         protocol,
     )
-
-
-@cache
-def records() -> tuple[Record, ...]:
-    """All records, in the order of their paths."""
-    return tuple(map(read_record, sorted(record_paths(ROOT / "results").values())))
 
 
 def values_of(record: Record) -> dict[str, dict[str, float]]:

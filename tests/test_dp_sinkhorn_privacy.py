@@ -31,7 +31,7 @@ def planned(method: DPSinkhorn, data: PrivateData) -> Mechanism:
     return mechanism
 
 
-FAST = ("per_row", "whole")  # the ways to clip; the other variants with `make test-slow`
+FAST = ("per_row", "whole")  # two of the three ways to clip; the other variants with `make test-slow`
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
+from omegaconf.errors import ReadonlyConfigError
 from PIL import Image
 
 from dpgen_bench.cli import main
@@ -109,6 +110,18 @@ def test_no_path_of_the_machine_enters_a_record(finished: RunFolder) -> None:
     text = json.dumps(make_record(finished, "Ada")[0].content)
     assert str(finished.path.parents[1]) not in text
     assert "/tmp" not in text
+
+
+def test_a_records_config_is_read_only_and_a_copy_has_the_data_of_this_machine(finished: RunFolder) -> None:
+    made, _ = make_record(finished, "Ada")
+    config = {**made.content["config"], "dataset": {"name": "mnist", "root": "data"}, "method": {"fonts": "data/fonts"}}
+    record = Record(made.path, {**made.content, "config": config})
+    with pytest.raises(ReadonlyConfigError):
+        record.config.seed = 1
+    there = record.config_at("/mnt/images")
+    there.seed = 1
+    assert (there.dataset.root, there.method.fonts) == ("/mnt/images", "/mnt/images/fonts")
+    assert (record.config.seed, record.config.dataset.root, record.config.method.fonts) == (0, "data", "data/fonts")
 
 
 def test_public_files_below_data_root_are_named_relative_to_it(finished: RunFolder, tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from dpgen_bench.audit.distinguisher import CONFIDENCE, Attacked, certify
 from dpgen_bench.audit.laws import Movement, NotAudited, law_of
 from dpgen_bench.audit.methods import MethodAudit, audit_method, run_ledger
@@ -145,10 +143,7 @@ def certify_run(
         of = "its record" if same[0]["run"] == run.id else f"{same[0]['run']}, which has the same settings"
         echo(f"{run.id}: the audit of {of}")
         return same[0]
-    plain: Any = OmegaConf.to_container(run.config)  # of which a copy can be changed; a record's config is read-only
-    config: DictConfig = OmegaConf.create(plain)
-    if isinstance(run, Record) and "root" in config.dataset:
-        OmegaConf.update(config, "dataset.root", data_root)
+    config = run.config_at(data_root) if isinstance(run, Record) else run.config
     result = audit_method(RunSpec(config, identity), stated=Ledger.from_dict(content), echo=echo)
     if result.failed:
         faults = [*result.exceeded, *result.wrong_noise, *(f"it refutes the {name} epsilon" for name in result.refuted)]

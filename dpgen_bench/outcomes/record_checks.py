@@ -19,7 +19,6 @@ from typing import Any
 
 from hydra.errors import HydraException
 from jsonschema import Draft202012Validator
-from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from PIL import Image
 
@@ -27,7 +26,6 @@ from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.spec import build_spec, identify
 from dpgen_bench.data.records import MissingData
 from dpgen_bench.outcomes.listing import current_protocol, epsilon_number
-from dpgen_bench.outcomes.recording import DATA_ROOT, moved
 from dpgen_bench.outcomes.soundness import budget_problem
 from dpgen_bench.privacy.ledger import Entry, Ledger
 from dpgen_bench.runs.epsilon import epsilons
@@ -198,9 +196,7 @@ def _is_open(cell: Any) -> bool:
 
 def _planned(record: Record, data_root: str) -> Iterator[str]:
     """Problems of the entries: other releases than the ones that the config's method requests."""
-    config: DictConfig = OmegaConf.create(moved(OmegaConf.to_container(record.config), DATA_ROOT, data_root))
-    if "root" in config.dataset:
-        OmegaConf.update(config, "dataset.root", data_root)
+    config = record.config_at(data_root)
     if config.get("restart"):  # its plan needs the parent's ledger, which is another record
         return
     fonts = config.method.get("fonts")

@@ -16,12 +16,11 @@ from omegaconf import OmegaConf
 from dpgen_bench.store.folders import ReadableRun, RunFolder
 from dpgen_bench.store.measurements import Measurement, protocol_hash
 from dpgen_bench.store.pictures import thumbnail
-from dpgen_bench.store.records import SCHEMA, Record, read_record, record_file, same_name
+from dpgen_bench.store.records import DATA_ROOT, SCHEMA, Record, moved, read_record, record_file, same_name
 from dpgen_bench.store.values import mean_values
 from dpgen_bench.utils.files import write_atomic
 
 # Where files are on this machine; what a record has in place of these entries of a config.
-DATA_ROOT = "data"  # what stands in a record for the folder of data sets
 _PLACES = {"results": "results", "data_root": DATA_ROOT, "dataset.root": DATA_ROOT, "dataset.path": "PATH"}
 LOG_DIGITS = 4
 
@@ -192,17 +191,6 @@ def _portable_config(folder: RunFolder) -> dict[str, Any]:
             OmegaConf.update(config, key, place)
     plain = moved(OmegaConf.to_container(config), data, DATA_ROOT)
     return {str(key): value for key, value in plain.items()}
-
-
-def moved(value: Any, old: str, new: str) -> Any:
-    """A part of a config in which paths below the folder `old`, such as those of fonts, are below `new`."""
-    if isinstance(value, dict):
-        return {key: moved(part, old, new) for key, part in value.items()}
-    if isinstance(value, list):
-        return [moved(part, old, new) for part in value]
-    if isinstance(value, str) and value.startswith(f"{old}/"):
-        return f"{new}/{value.removeprefix(f'{old}/')}"
-    return value
 
 
 def _with_hash(measurement: Measurement) -> Measurement:

@@ -21,6 +21,7 @@ from dpgen_bench.store.measurements import Measured, Measurement, protocol_hash
 
 SCHEMA = 1  # increased when a record gets another form
 FOLDER = "records"
+DATA_ROOT = "data"  # what stands in a record for the folder of data sets
 
 # The file of a run's folder -> the entry of a record with its content.
 _FILES = {
@@ -68,6 +69,13 @@ class Record(ReadableRun):
         OmegaConf.set_readonly(config, True)
         return config
 
+    def config_at(self, data_root: str) -> DictConfig:
+        """A copy of the config that may be changed, with data sets and fonts in the folder `data_root`."""
+        config: DictConfig = OmegaConf.create(moved(self.content["config"], DATA_ROOT, data_root))
+        if "root" in config.dataset:
+            OmegaConf.update(config, "dataset.root", data_root)
+        return config
+
     @property
     def measurements(self) -> RecordedMeasurements:
         return RecordedMeasurements(tuple(self.content["measurements"]))
@@ -106,6 +114,17 @@ class Record(ReadableRun):
         height = (pixels.shape[0] + 1) // rows  # of one image and the line below it
         pixels = pixels[: min(per_class, rows) * height - 1]
         return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+def moved(value: Any, old: str, new: str) -> Any:
+    """A part of a config in which paths below the folder `old`, such as those of fonts, are below `new`."""
+    if isinstance(value, dict):
+        return {key: moved(part, old, new) for key, part in value.items()}
+    if isinstance(value, list):
+        return [moved(part, old, new) for part in value]
+    if isinstance(value, str) and value.startswith(f"{old}/"):
+        return f"{new}/{value.removeprefix(f'{old}/')}"
+    return value
 
 
 def record_file(results: Path, method: str, run_id: str) -> Path:
