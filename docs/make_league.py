@@ -1,4 +1,5 @@
-"""Makes the tables of docs/league.md: one for each data set and ε, between real data and what uses no records.
+"""Makes the tables of docs/league.md: one for each data set and ε, between real data and what uses no records, and
+one of the fidelity of samples.
 
 Lines and places are those of results/tables/league_*.csv, values those of the records. Run it again after the tables;
 `make tables` does, too:
@@ -14,12 +15,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from docs.make_results import ACCURACIES, seconds_of
+from docs.make_results import ACCURACIES, LEAGUE, seconds_of
 from docs.page_tables import page_with, table
 from dpgen_bench.config.display import method_name
 from dpgen_bench.store.records import Record, find_record
 from dpgen_bench.store.statistics import LEAST_SEEDS, Summary, summarise
-from dpgen_bench.store.values import metric_values
+from dpgen_bench.store.values import mean_values, metric_values
 from dpgen_bench.tables.ranking import SPENT
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,6 +28,9 @@ PAGE = ROOT / "docs" / "league.md"
 BEGIN, END = "<!-- tables: made by docs/make_league.py -->", "<!-- end of the tables -->"
 LEAGUES = {"MNIST": "league_mnist", "Fashion-MNIST": "league_fashion_mnist"}
 HEADER = ("#", "method", "ε, add/remove", "seeds", "CNN", "MLP", "log. reg.", "CPU, s")
+FIDELITY_HEADER = ("ε", "method", "FID", "KID", "precision", "recall", "CNN")
+# The metrics of these columns, with their formats.
+FIDELITY = {"fid": ".1f", "kid": ".3f", "precision": ".2f", "recall": ".2f", ACCURACIES[0]: ".1f"}
 NONE = "–"
 # What of a method is by the authors of the bench, if it is not the algorithm of a paper.
 OWN = {"dp_gauss": "ours", "pate_gan": "our votes"}
@@ -128,9 +132,37 @@ def league(title: str, name: str) -> str:
     )
 
 
+def fidelity_values(line: Line) -> dict[str, float]:
+    """The values of a line of the table of fidelity, which has one run, and the CNN's accuracy of the same run."""
+    (record,) = records_of(line)
+    by_protocol = {each["protocol"]["name"]: mean_values(each) for each in record.measurements.all()}
+    return by_protocol.get(LEAGUE, {}) | by_protocol[line["protocol"]]
+
+
+def fidelity() -> str:
+    """The table of fidelity: real data, the lines at each budget by their FID, and what uses no records."""
+    known = [(line, fidelity_values(line)) for line in lines("league_fidelity")]
+    rows = [
+        (
+            NONE if end_of(line) is not None else f"{float(line['epsilon_budget']):g}",
+            name_of(line),
+            *(format(values[metric], digits) if metric in values else NONE for metric, digits in FIDELITY.items()),
+        )
+        for line, values in sorted(known, key=lambda each: (*order(each[0]), each[1]["fid"]))
+    ]
+    return f"### Fidelity, MNIST\n\n{table(FIDELITY_HEADER, rows)}"
+
+
+def order(line: Line) -> tuple[bool, bool, float]:
+    """Sorts real data before the budgets, smallest first, and these before what uses no records."""
+    return end_of(line) != math.inf, end_of(line) == 0.0, float(line["epsilon_budget"])
+
+
 def page() -> str:
     """The page with its tables made again."""
-    return page_with(PAGE, BEGIN, "\n\n".join(league(title, name) for title, name in LEAGUES.items()), END)
+    return page_with(
+        PAGE, BEGIN, "\n\n".join([*(league(title, name) for title, name in LEAGUES.items()), fidelity()]), END
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
 import pytest
 
 from docs import make_league as made
@@ -43,6 +44,23 @@ def test_of_a_line_with_a_place_the_proven_epsilon_is_nearly_its_budget_and_neve
             proven, budget = float(line["epsilon_proven"]), float(line["epsilon_budget"])
             assert 0.98 * budget <= proven <= budget
             assert 0.0 < float(line["epsilon_add_remove"]) <= proven * (1 + 1e-3)
+
+
+def test_values_of_fidelity_are_those_of_the_table_between_real_data_and_what_uses_no_records() -> None:
+    frame = pd.read_csv(made.ROOT / "results" / "tables" / "league_fidelity.csv").dropna(subset="mean")
+    means = frame.set_index(["runs", "metric"])["mean"]
+    known = {line["runs"]: made.fidelity_values(line) for line in made.lines("league_fidelity")}
+    assert set(known) == set(frame["runs"])
+    for (run, metric), mean in means.items():
+        assert known[run][metric] == pytest.approx(mean, rel=1e-9)
+    rows = [row.strip("| ").split(" | ") for row in made.fidelity().splitlines() if row.startswith("| ")][2:]
+    assert len(rows) == len(known)
+    order = [
+        (0.0 if "real_data" in row[1] else math.inf if row[0] == made.NONE else float(row[0]), float(row[2]))
+        for row in rows
+    ]
+    assert order[0][0] == 0.0
+    assert order == sorted(order)
 
 
 def test_two_seeds_have_no_interval() -> None:

@@ -158,7 +158,7 @@ def test_a_long_legend_makes_the_figure_higher_and_names_what_lines_have(
     draw("many", table(plot), rows, tmp_path)
     few, many = (one.figure for one in pictures)
     names = [text.get_text() for text in few.legends[0].get_texts()]
-    assert [name.split(", ")[0] for name in names] == ["n_D = 9", "fonts = faces"]
+    assert [name.split(", ")[:2] for name in names] == [["DPGAN", "n_D = 9"], ["Public fonts", "fonts = faces"]]
     assert len(many.legends[0].get_texts()) == 10
     assert many.get_figheight() > few.get_figheight()
 

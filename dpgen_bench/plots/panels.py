@@ -112,10 +112,10 @@ class Grid:
 
 
 def _line_name(row: TableRow, series: Sequence[str], extra: Sequence[str]) -> str:
-    """The name of a line in the legend. A setting that a method does not have is not in the name."""
-    if series and not extra:
-        return ", ".join(text_at(row, key) for key in series)
-    settings = [key for key in series if key not in ALWAYS and value_of(row, key) is not None]
-    parts = [f"{label_of(key, plain=True)} = {text_at(row, key)}" for key in settings]
-    parts += [text_at(row, key) for key in (*series, *extra) if key in ALWAYS]
-    return ", ".join(parts) or text_at(row, "method.name")
+    """The name of a line in the legend, without settings that its method does not have.
+
+    With `extra` the legend has no title, so that each setting needs a label of its own.
+    """
+    keys = [key for key in (*series, *extra) if value_of(row, key) is not None]
+    labels = {key: f"{label_of(key, plain=True)} = " if extra and key not in ALWAYS else "" for key in keys}
+    return ", ".join(labels[key] + text_at(row, key) for key in keys) or text_at(row, (*series, "method.name")[0])
