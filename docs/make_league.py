@@ -57,14 +57,16 @@ def end_of(line: Line) -> float | None:
 def name_of(line: Line) -> str:
     """The method of a line, linked to its page, and what sets the line apart.
 
-    That is what of it is the bench's own, its first stage, its fonts, that these are public data, the scale if
-    it is reduced, and the proven epsilon if it is less than 98 % of the budget.
+    That is what of it is the bench's own, its first stage, its fonts, that these are public data, DP-Gauss without
+    texture, the scale if it is reduced, and the proven epsilon if it is less than 98 % of the budget.
     """
     shown = f"[{method_name(line['method'])}](methods/{line['method']}.md)"
     if line.get("init", "none") != "none":
         shown += f", `init={line['init']}`"
     if line.get("fonts", NONE) not in ("None", NONE):
         shown += f", {line['fonts']}"
+    if line.get("texture", NONE) not in ("None", NONE) and float(line["texture"]) == 0.0:
+        shown += ", `texture=0 threshold=0.15`"
     more = [OWN[line["method"]]] if line["method"] in OWN else []
     if line.get("public_data") and line["method"] != "public_fonts":
         more.append(f"public {line['public_data']}")
@@ -148,7 +150,7 @@ def fidelity() -> str:
             name_of(line),
             *(format(values[metric], digits) if metric in values else NONE for metric, digits in FIDELITY.items()),
         )
-        for line, values in sorted(known, key=lambda each: (*order(each[0]), each[1]["fid"]))
+        for line, values in sorted(known, key=lambda each: (*order(each[0]), each[1].get("fid", math.inf)))
     ]
     return f"### Fidelity, MNIST\n\n{table(FIDELITY_HEADER, rows)}"
 

@@ -89,14 +89,18 @@ def picture(method: str) -> Path:
 
 
 def recorded(method: str) -> list[Row]:
-    """A row for each data set, budget and other setting of which there are records of the method."""
+    """A row for each data set, budget and first stage of which there are records of the method.
+
+    Without a budget, each proven epsilon has a row. With one, settings can prove different shares of it, and the row
+    has the largest proven value.
+    """
     groups: dict[tuple[object, ...], list[Record]] = {}
     for record in records_of(method):
         config = record.config
-        stage = OmegaConf.select(config, "init.name", default="none")
-        key = (str(config.dataset.name), str(config.privacy.relation), config.privacy.epsilon, stage)
+        stage, budget = OmegaConf.select(config, "init.name", default="none"), config.privacy.epsilon
         proven = epsilon_number(record.content["ledger"]["epsilon"], "proven")
-        groups.setdefault((*key, f"{proven:.3g}"), []).append(record)
+        key = (str(config.dataset.name), str(config.privacy.relation), budget, stage)
+        groups.setdefault((*key, f"{proven:.3g}" if budget is None else ""), []).append(record)
     rows = []
     for (dataset, relation, budget, stage, _), records in sorted(groups.items(), key=str):
         epsilons = [record.content["ledger"]["epsilon"] for record in records]

@@ -294,9 +294,11 @@ def test_lines_that_are_not_comparable_are_refused(tmp_path, other, key):
         assemble("t", board(LINES["dp_merf"], other_line), tmp_path)
 
 
-def test_fidelity_is_measured_for_the_first_seed_of_each_line_of_the_league():
+def test_fidelity_is_measured_for_the_first_seed_of_each_line_of_the_league_and_without_texture():
     first = [re.sub(r"seed=\S+", "seed=0", line) for line in load_table("league_mnist").sweeps]
-    assert list(load_table("league_fidelity").sweeps) == first
+    *lines, without_texture = load_table("league_fidelity").sweeps
+    assert lines == first
+    assert without_texture == first[0].replace("seed=0", "method.texture=0 method.threshold=0.15 seed=0")
 
 
 @pytest.mark.parametrize("name", ["league_mnist", "league_fashion_mnist", "league_fidelity"])

@@ -56,7 +56,10 @@ def test_values_of_fidelity_are_those_of_the_table_between_real_data_and_what_us
     rows = [row.strip("| ").split(" | ") for row in made.fidelity().splitlines() if row.startswith("| ")][2:]
     assert len(rows) == len(known)
     order = [
-        (0.0 if "real_data" in row[1] else math.inf if row[0] == made.NONE else float(row[0]), float(row[2]))
+        (
+            0.0 if "real_data" in row[1] else math.inf if row[0] == made.NONE else float(row[0]),
+            math.inf if row[2] == made.NONE else float(row[2]),
+        )
         for row in rows
     ]
     assert order[0][0] == 0.0

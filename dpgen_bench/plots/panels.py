@@ -114,8 +114,13 @@ class Grid:
 def _line_name(row: TableRow, series: Sequence[str], extra: Sequence[str]) -> str:
     """The name of a line in the legend, without settings that its method does not have.
 
-    With `extra` the legend has no title, so that each setting needs a label of its own.
+    A setting has a label of its own where the legend has no title, which is so with `extra`, and where a number of a
+    name with several parts would not say what it is.
     """
-    keys = [key for key in (*series, *extra) if value_of(row, key) is not None]
-    labels = {key: f"{label_of(key, plain=True)} = " if extra and key not in ALWAYS else "" for key in keys}
-    return ", ".join(labels[key] + text_at(row, key) for key in keys) or text_at(row, (*series, "method.name")[0])
+    parts = []
+    for key in (*series, *extra):
+        value, text = value_of(row, key), text_at(row, key)
+        if value is not None:
+            clear = key in ALWAYS or (not extra and (len(series) == 1 or isinstance(value, str)))
+            parts.append(text if clear else f"{label_of(key, plain=True)} = {text}")
+    return ", ".join(parts) or text_at(row, (*series, "method.name")[0])
