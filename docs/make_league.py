@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from docs.make_results import ACCURACIES, LEAGUE, seconds_of
+from docs.make_results import ACCURACIES, LEAGUE, seconds_of, values_of
 from docs.page_tables import page_with, table
 from dpgen_bench.config.display import method_name
 from dpgen_bench.store.records import Record, find_record
 from dpgen_bench.store.statistics import LEAST_SEEDS, Summary, summarise
-from dpgen_bench.store.values import mean_values, metric_values
+from dpgen_bench.store.values import metric_values
 from dpgen_bench.tables.ranking import SPENT
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,8 +65,8 @@ def name_of(line: Line) -> str:
         shown += f", `init={line['init']}`"
     if line.get("fonts", NONE) not in ("None", NONE):
         shown += f", {line['fonts']}"
-    if line.get("texture", NONE) not in ("None", NONE) and float(line["texture"]) == 0.0:
-        shown += ", `texture=0 threshold=0.15`"
+    if line.get("texture") == "0":
+        shown += ", `texture=0`"
     more = [OWN[line["method"]]] if line["method"] in OWN else []
     if line.get("public_data") and line["method"] != "public_fonts":
         more.append(f"public {line['public_data']}")
@@ -137,8 +137,8 @@ def league(title: str, name: str) -> str:
 def fidelity_values(line: Line) -> dict[str, float]:
     """The values of a line of the table of fidelity, which has one run, and the CNN's accuracy of the same run."""
     (record,) = records_of(line)
-    by_protocol = {each["protocol"]["name"]: mean_values(each) for each in record.measurements.all()}
-    return by_protocol.get(LEAGUE, {}) | by_protocol[line["protocol"]]
+    values = values_of(record)
+    return values.get(LEAGUE, {}) | values[line["protocol"]]
 
 
 def fidelity() -> str:
@@ -162,9 +162,8 @@ def order(line: Line) -> tuple[bool, bool, float]:
 
 def page() -> str:
     """The page with its tables made again."""
-    return page_with(
-        PAGE, BEGIN, "\n\n".join([*(league(title, name) for title, name in LEAGUES.items()), fidelity()]), END
-    )
+    parts = [league(title, name) for title, name in LEAGUES.items()]
+    return page_with(PAGE, BEGIN, "\n\n".join([*parts, fidelity()]), END)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def test_values_of_fidelity_are_those_of_the_table_between_real_data_and_what_us
     for (run, metric), mean in means.items():
         assert known[run][metric] == pytest.approx(mean, rel=1e-9)
     rows = [row.strip("| ").split(" | ") for row in made.fidelity().splitlines() if row.startswith("| ")][2:]
-    assert len(rows) == len(known)
+    assert len({(epsilon, name) for epsilon, name, *_ in rows}) == len(rows) == len(known)
     order = [
         (
             0.0 if "real_data" in row[1] else math.inf if row[0] == made.NONE else float(row[0]),

@@ -119,8 +119,8 @@ def _line_name(row: TableRow, series: Sequence[str], extra: Sequence[str]) -> st
     """
     parts = []
     for key in (*series, *extra):
-        value, text = value_of(row, key), text_at(row, key)
+        value = value_of(row, key)
         if value is not None:
             clear = key in ALWAYS or (not extra and (len(series) == 1 or isinstance(value, str)))
-            parts.append(text if clear else f"{label_of(key, plain=True)} = {text}")
+            parts.append(("" if clear else f"{label_of(key, plain=True)} = ") + text_at(row, key))
     return ", ".join(parts) or text_at(row, (*series, "method.name")[0])
