@@ -109,6 +109,11 @@ def test_shared_inputs_give_what_copies_of_them_give(teacher):
     )
     for one, other in pairs:
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+    copies = images.expand(3, *images.shape).clone().requires_grad_()
+    expected = torch.autograd.grad(F.logsigmoid(networks(copies, labels.expand(3, -1))).mean(dim=1).sum(), copies)[0]
+    directions = networks.gradients_on_same(lambda logits: F.logsigmoid(logits).mean(), images, labels)
+    assert float(expected.abs().max()) > 1e-4
+    torch.testing.assert_close(directions, expected, atol=1e-8, rtol=1e-4)
 
 
 def test_a_step_does_not_depend_on_how_tensors_lie_in_memory():

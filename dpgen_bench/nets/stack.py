@@ -91,6 +91,16 @@ class Stack:
         """
         return self._forward(self.parameters, self.buffers, *inputs, each=None)
 
+    def gradients_on_same(self, score: Callable[[Tensor], Tensor], x: Tensor, *inputs: Tensor) -> Tensor:
+        """The gradients [G, ...] of each network's scalar score(output) in x, where all networks share the inputs."""
+
+        def of_one(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
+            return score(functional_call(self.template, (parameters, buffers), (x, *inputs)))
+
+        weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        gradients: Tensor = torch.vmap(torch.func.grad(of_one, argnums=2), (0, 0, None))(weights, self.buffers, x)
+        return gradients
+
     def _forward(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], *inputs: Tensor, each: int | None = 0
     ) -> Tensor:

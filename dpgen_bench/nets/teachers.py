@@ -85,11 +85,8 @@ def update_teachers(
         batch_size: The number of records in each batch.
     """
     batches = [draw_batch(own, batch_size, rng) for own, rng in zip(shards, rngs, strict=True)]
-    real, real_labels = (torch.stack(parts) for parts in zip(*batches, strict=True))
-    g = len(real)
-    x = torch.cat([real, fake.expand(g, *fake.shape)], dim=1)
-    y = torch.cat([real_labels, labels.expand(g, -1)], dim=1)
-    on_real, on_fake = teachers(x, y).tensor_split([real.shape[1]], dim=1)
+    on_real = teachers(*(torch.stack(parts) for parts in zip(*batches, strict=True)))
+    on_fake = teachers.on_same(fake, labels)
     teachers.descend(-F.logsigmoid(on_real).mean(dim=1) - F.logsigmoid(-on_fake).mean(dim=1))
 
 
@@ -100,7 +97,4 @@ def score_gradients(teachers: Stack, images: Tensor, labels: Tensor) -> Tensor:
         teachers: g teachers.
         images, labels: Generated images [B, c, h, w] and their labels [B], the same for all teachers.
     """
-    g = len(next(iter(teachers.parameters.values())))
-    copies = images.repeat(g, *[1] * images.ndim).requires_grad_()
-    score = F.logsigmoid(teachers(copies, labels.expand(g, -1))).mean(dim=1).sum()
-    return torch.autograd.grad(score, copies)[0].flatten(2)
+    return teachers.gradients_on_same(lambda logits: F.logsigmoid(logits).mean(), images, labels).flatten(2)
