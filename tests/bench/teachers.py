@@ -1,10 +1,11 @@
 """Cost of a release of DataLens: teachers trained one by one against teachers trained as a stack, per teacher.
 
-A release is two updates of G-PATE's teacher (555,059 parameters) on 15 records and 15 generated images of 28x28, and
-the gradients of its scores in the images. `modules` is each teacher as its paper has it, as a plain module that
-convolves the planes of the label and has its own optimiser; `stack of G` trains G teachers as one batched network, as
-the methods do. All are interleaved in one process, on one CPU thread and, where there is one, on an accelerator. CPU
-times are processor time of the process; ratios are medians of round-by-round ratios.
+A release is two updates of a teacher on 15 records and 15 generated images of 28x28, and the gradients of its scores in
+the images. Teachers are those of G-PATE's authors (conv, 555,059 parameters) and of reduced presets (dense, 13,313).
+`modules` is each teacher as a plain module with its own optimiser, which convolves the planes of the label as G-PATE's
+authors do; `stack of G` trains G teachers as one batched network, as the methods do. All are interleaved in one
+process, on one CPU thread and, where there is one, on an accelerator. CPU times are processor time of the process;
+ratios are medians of round-by-round ratios.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from torch import Tensor, nn
 
 from dpgen_bench.nets.g_pate import ConvTeacher
 from dpgen_bench.nets.stack import Stack
-from dpgen_bench.nets.teachers import score_gradients, update_teachers
+from dpgen_bench.nets.teachers import TEACHERS, DenseTeacher, score_gradients, update_teachers
 from dpgen_bench.nets.wasserstein import draw_batch
 from tests.bench._machine import on_each_device
 from tests.bench._ways import compared
 
 SHAPE, CLASSES, SIZE, UPDATES, LR, BETAS = (1, 28, 28), 10, 15, 2, 1e-3, (0.5, 0.999)
-STACKS = {"cpu": (1, 10), "cuda": (1, 10, 200)}
+STACKS = {"conv": {"cpu": (1, 10), "cuda": (1, 10, 200)}, "dense": {"cpu": (1, 10, 100), "cuda": (1, 100, 1000)}}
 
 
 class Planes(ConvTeacher):
@@ -44,9 +45,16 @@ def _images(seed: int, device: str) -> tuple[Tensor, Tensor]:
     return torch.rand(SIZE, *SHAPE, generator=rng).to(device), (torch.arange(SIZE) % CLASSES).to(device)
 
 
-def as_module(device: str) -> Callable[[], None]:
+AS_MODULE: dict[str, type[nn.Module]] = {"conv": Planes, "dense": DenseTeacher}
+
+
+def as_module(kind: str, device: str) -> Callable[[], None]:
     """A release of one teacher as a plain module."""
-    teacher, (fake, labels), records = Planes(SHAPE, CLASSES).to(device), _images(0, device), _images(1, device)
+    teacher, (fake, labels), records = (
+        AS_MODULE[kind](SHAPE, CLASSES).to(device),
+        _images(0, device),
+        _images(1, device),
+    )
     adam, rng = torch.optim.Adam(teacher.parameters(), LR, BETAS), torch.Generator().manual_seed(0)
 
     def release() -> None:
@@ -62,12 +70,12 @@ def as_module(device: str) -> Callable[[], None]:
     return release
 
 
-def as_stack(device: str, count: int) -> Callable[[], None]:
+def as_stack(kind: str, device: str, count: int) -> Callable[[], None]:
     """A release of `count` teachers, with the copies of their states."""
     rngs = [torch.Generator().manual_seed(number) for number in range(count)]
 
     def make() -> nn.Module:
-        return ConvTeacher(SHAPE, CLASSES).to(device)
+        return TEACHERS[kind](SHAPE, CLASSES).to(device)
 
     template, shards, (fake, labels) = make(), [_images(1, device)] * count, _images(0, device)
     states = Stack.initial(make, rngs)
@@ -87,8 +95,11 @@ def measure() -> dict[str, Any]:
     """All values of this benchmark."""
 
     def releases(device: str) -> dict[str, Any]:
-        ways = {"modules": (1, as_module(device))}
-        ways.update({f"stack of {count}": (count, as_stack(device, count)) for count in STACKS[device]})
-        return {"release, per teacher": compared(ways, f"stack of {STACKS[device][-1]}", device)}
+        groups = {}
+        for kind, stacks in STACKS.items():
+            ways = {"modules": (1, as_module(kind, device))}
+            ways.update({f"stack of {count}": (count, as_stack(kind, device, count)) for count in stacks[device]})
+            groups[f"release, per {kind} teacher"] = compared(ways, f"stack of {stacks[device][-1]}", device)
+        return groups
 
     return on_each_device(__doc__, releases)
