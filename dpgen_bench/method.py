@@ -36,6 +36,9 @@ class Method(Protocol):
     It may also define `epsilon_claimed(events, delta) -> float | None`, the paper's own count, which is reported next
     to the proven epsilon, and `epsilon_conditional(events, delta) -> (float, text of the assumption) | None`, the
     epsilon under an assumption that is not proven.
+
+    By a ValueError, `expect_data(class_names, image_shape)` refuses settings that do not fit the data set. It is called
+    before a run exists, with what is public of the data set.
     """
 
     def fit(self, data: PrivateData, ctx: Context) -> Generator:

@@ -81,10 +81,14 @@ class GPATE(Checked):
         super().__post_init__()
         self.expect_one_of("sigma", "steps")
 
+    def expect_data(self, class_names: Sequence[str], image_shape: Sequence[int]) -> None:
+        if self.dims > math.prod(image_shape):
+            pixels = math.prod(image_shape)
+            raise ValueError(f"method.dims: expected d <= {pixels}, the pixels of an image, got {self.dims}; lower it.")
+
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         B, d, pixels = self.batch_size, self.dims, math.prod(data.image_shape)
-        if d > pixels:
-            raise ValueError(f"method.dims: expected d <= {pixels}, the pixels of an image, got {d}.")
+        self.expect_data(data.class_names, data.image_shape)
         sizes = {"latent_dim": self.latent_dim, "width": self.width}
         generator = NetGenerator.build(PateGenerator, data, ctx.device, latent="uniform", **sizes)
         G = generator.net

@@ -24,22 +24,27 @@ class Factors:
         coupled: cheat: the vectors are centred at their mean in the draw.
         weights: of the moments.
         by_class: whether the moments of each class are released, or those of all records.
+        nonnegative: whether the bound states that vectors have no negative entry, which centred ones have.
     """
 
     kind: str = "moments"
     coupled: bool = False
     weights: tuple[float, float, float] = (0.15, 0.45, 0.88)
     by_class: bool = True
+    nonnegative: bool = False
 
     def vectors(self, images: Tensor) -> Tensor:
-        x = images.flatten(1)
+        x = images.flatten(1) - (0.5 if self.nonnegative else 0.0)
         return x - 0.5 * x.nan_to_num().clamp(0.0, 1.0).mean(dim=0) if self.coupled else x
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         net = Painter(data.num_classes, list(data.image_shape))
         k, d = data.num_classes, net.means[0].numel()
         if self.kind == "moments":
-            bound = PerRecordMoments(dim=d, radius=3.0, weights=self.weights, classes=k if self.by_class else None)
+            classes = k if self.by_class else None
+            bound = PerRecordMoments(
+                dim=d, radius=3.0, weights=self.weights, classes=classes, nonnegative=self.nonnegative
+            )
             release = data.mechanism("moments", sample=Full(), bound=bound, times=1)
             sums = bound.unpack(release(lambda x, y: self.vectors(x))).first
         else:

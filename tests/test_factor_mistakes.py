@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -137,6 +138,20 @@ def test_cheats_with_factors_are_detected(kind):
     check_method(lambda: cheats_factors.Factors(kind=kind), **SMALL)
     with pytest.raises(ConformanceError, match=f"{ROWS}|its declared sensitivity"):
         check_method(lambda: cheats_factors.Factors(kind=kind, coupled=True), **SMALL)
+
+
+def test_vectors_that_are_not_what_the_bound_states_are_detected(monkeypatch):
+    """Negative entries are cut off. If they were not, two records of opposite directions would differ by 2C."""
+
+    def centred():
+        return cheats_factors.Factors(weights=(0.2, 1.0, 0.0), by_class=False, nonnegative=True)
+
+    check_method(centred, **SMALL)
+    value = PerRecordMoments.value
+    uncut = lambda bound, *given: value(dataclasses.replace(bound, nonnegative=False), *given)  # noqa: E731
+    monkeypatch.setattr(PerRecordMoments, "value", uncut)
+    with pytest.raises(ConformanceError, match="its declared sensitivity"):
+        check_method(centred, **SMALL)
 
 
 def test_a_wrong_sensitivity_is_detected(monkeypatch):

@@ -28,6 +28,7 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.runs.execute import execute
+from dpgen_bench.store.folders import RunFolder
 from dpgen_bench.testing import check_method
 from methods.public_fonts import PublicFonts
 from methods.sim_pe import SimPE, nearest
@@ -125,6 +126,42 @@ def test_other_fonts_than_those_of_the_digest_are_refused_and_ids_depend_on_the_
         for fonts, stated in (("/one", "aa"), ("/another", "aa"), ("/one", "bb"))
     ]
     assert ids[0] == ids[1] != ids[2]
+
+
+@pytest.mark.parametrize("method", ["sim_pe", "public_fonts"])
+def test_a_folder_of_fonts_never_stands_for_the_run_with_the_default_fonts(tmp_path, method):
+    small = ["method.candidates=4", "method.rounds=1"] if method == "sim_pe" else ["privacy.epsilon=0"]
+
+    def run(*overrides: str) -> RunFolder:
+        composed = compose_config([f"method={method}", "dataset=digits", f"results={tmp_path}", *small, *overrides])
+        composed.protocol = config(tmp_path).protocol
+        return execute(composed)
+
+    own = tmp_path / "fonts"
+    own.mkdir()
+    shutil.copy(OWN / "cmr10.ttf", own)
+    assert run().done
+    runs = sorted((tmp_path / "runs").iterdir())
+    for folder, message in (("/nowhere", "expected method.fonts to be a folder"), (own, "set method.fonts_digest=")):
+        with pytest.raises(ValueError, match=message):
+            run(f"method.fonts={folder}")
+    assert sorted((tmp_path / "runs").iterdir()) == runs
+
+
+REFUSED = [
+    (["method=dp_gauss", "method.dim=784"], "method.dim: expected less than 784"),
+    (["method=dp_sinkhorn", "init=gauss", "init.dim=784"], "init.dim: expected less than 784"),
+    (["method=g_pate", "method.dims=785"], "method.dims: expected d <= 784"),
+    (["method=sim_pe", "dataset=fashion_mnist"], "expected classes that are characters"),
+    (["method=public_fonts", "method.characters=012"], "one character for each of 10 classes"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED)
+def test_settings_that_do_not_fit_the_data_are_refused_before_a_run_exists(tmp_path, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        execute(compose_config(["dataset=digits", f"results={tmp_path}", *overrides]))
+    assert not (tmp_path / "runs").exists()
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ def resolved_arguments(cls: type, config: DictConfig) -> dict[str, Any]:
     Arguments are those of the config, not the attributes of an instance, because the method's code may map different
     arguments to the same attribute. Defaults are known only for dataclasses.
 
-    Arguments that the class lists in `places` only say where files are, and are left out. Those in `added` are options
+    Arguments that are keys of the class's `places` say where files are. They are left out if the argument that is their
+    value states a digest of these files, or if no place is given. Those in `added` are options
     that the method got after runs existed; with their default value they are left out, so that ids do not change. Those
     in `speed` change results by rounding alone, like the device, and have the value that is given there.
 
@@ -42,8 +43,9 @@ def resolved_arguments(cls: type, config: DictConfig) -> dict[str, Any]:
         elif field.init and field.default_factory is not MISSING:
             defaults[field.name] = field.default_factory()
     resolved = {**defaults, **arguments}
-    for place in getattr(cls, "places", ()):
-        resolved.pop(place, None)
+    for place, digest in getattr(cls, "places", {}).items():
+        if resolved.get(place) is None or resolved.get(digest) is not None:
+            resolved.pop(place, None)
     for option in getattr(cls, "added", ()):
         if resolved.get(option) == defaults[option]:
             del resolved[option]

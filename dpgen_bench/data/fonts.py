@@ -35,16 +35,20 @@ class FontSettings(Checked):
 
     Args:
         fonts: a folder of TrueType, OpenType or WOFF files; None takes DejaVu, STIX and Computer Modern, which
-            matplotlib installs. A run's id does not depend on where the folder is.
-        fonts_digest: the digest of the folder's usable fonts, on which the id depends. It is required with `fonts`, so
-            that runs with other fonts have other ids.
+            matplotlib installs.
+        fonts_digest: the digest of the folder's usable fonts. It is required with `fonts`, so that a run's id depends
+            on the fonts, and not on where their folder is.
         characters: the character of each class, in one text; None takes the names of the classes.
     """
 
-    places: ClassVar[tuple[str, ...]] = ("fonts",)
+    places: ClassVar[dict[str, str]] = {"fonts": "fonts_digest"}
     fonts: str | None
     fonts_digest: str | None
     characters: str | None
+
+    def expect_data(self, class_names: Sequence[str], image_shape: Sequence[int]) -> None:
+        """Check that the fonts have a character for each class, and the stated digest; raises as `read_glyphs`."""
+        self.read_glyphs(class_names)
 
     def read_glyphs(self, class_names: Sequence[str]) -> Glyphs:
         """The characters of the classes, drawn with these fonts; see the function `read_glyphs`.

@@ -16,7 +16,7 @@ each cluster has a normal distribution.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -88,6 +88,18 @@ class GaussianModel(Checked):
         names = ["share_means", "share_residuals", *(["share_clusters"] if self.clusters > 1 else [])]
         return {name: getattr(self, name) for name in names}
 
+    def expect_data(self, class_names: Sequence[str], image_shape: Sequence[int]) -> None:
+        """Check that d is below the number of pixels.
+
+        Raises:
+            ValueError: if it is not.
+        """
+        if self.dim >= math.prod(image_shape):
+            raise ValueError(
+                f"{self.config_group}.dim: expected less than {math.prod(image_shape)}, the number of pixels of an "
+                f"image, got {self.dim}; lower it."
+            )
+
     def request_model(
         self, data: PrivateData, ctx: Context, *, prefix: str = "", part: float | None = None
     ) -> Callable[[], NetGenerator]:
@@ -98,10 +110,7 @@ class GaussianModel(Checked):
             part: The part of the run's budget that all releases get together; None means all that is left.
         """
         k, p, d, K = data.num_classes, math.prod(data.image_shape), self.dim, self.clusters
-        if d >= p:
-            raise ValueError(
-                f"{self.config_group}.dim: expected less than {p}, the number of pixels of an image, got {d}; lower it."
-            )
+        self.expect_data(data.class_names, data.image_shape)
         R, R_r, R_z = (radius * p**0.5 for radius in (self.radius, self.radius_residual, self.radius_code))
         try:
             images = PerRecordMoments(dim=p, radius=R, weights=(0.2, 1.0, 0.0), classes=k, nonnegative=True)

@@ -31,6 +31,7 @@ from dpgen_bench.runs.kept import extract, kept_steps, kept_steps_measured
 from dpgen_bench.runs.measure import measure
 from dpgen_bench.runs.prepare import (
     context_of,
+    expect_data_of_method,
     expect_same_source,
     inherited_ledger,
     open_data,
@@ -101,6 +102,7 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
     build_metrics(config.protocol)  # so that a misspelt metric raises now, not after the training
     expect_possible_division(spec, _device(spec))  # raises for devices that this machine lacks
     if not folder.trained:
+        expect_data_of_method(spec)
         inherited_ledger(spec)  # raises for an invalid parent run, before anything is written
         expect_same_arithmetic(spec, folder, _device(spec))
         expect_room(state_gib_of(spec.config), _device(spec))

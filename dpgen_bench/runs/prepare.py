@@ -1,4 +1,4 @@
-"""Prepares the training of a run: its parent run, ledger, noise key, population, and the data behind mechanisms."""
+"""Prepares the training of a run: fitting settings, parent run, ledger, noise key, population, and the data."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dpgen_bench.config.spec import RunSpec, population_of
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.data.records import Records
 from dpgen_bench.method import Context
+from dpgen_bench.pretraining.pretrained import plugin_of
 from dpgen_bench.privacy.journal import Journal
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
@@ -21,6 +22,18 @@ from dpgen_bench.privacy.services import Services
 from dpgen_bench.privacy.state_file import StatePlace
 from dpgen_bench.store.folders import RunFolder, Store
 from dpgen_bench.utils.files import write_atomic
+
+
+def expect_data_of_method(spec: RunSpec) -> None:
+    """Check that the settings of the method, and of its first stage, fit what is public of the data set.
+
+    Raises:
+        ValueError: by `expect_data` of the method or of the first stage, where it has one.
+    """
+    for part in (plugin_of(spec.method()), spec.first_stage()):
+        if check := getattr(part, "expect_data", None):
+            dataset = spec.dataset()
+            check(tuple(dataset.class_names), tuple(dataset.image_shape))
 
 
 def open_ledger(spec: RunSpec, folder: RunFolder, records: int) -> Ledger:

@@ -207,7 +207,9 @@ def _smallest(excess: Callable[[float], float], guess: float, step: float) -> fl
         width *= 2.0  # the guess was far off, so the steps grow
         if high > limit:
             raise BudgetExceeded(
-                "no amount of noise fits the budget: it is too small, or earlier mechanisms have used it up."
+                f"expected some noise to fit the budget, got none of up to {LARGEST_FACTOR:g} times the first guess: "
+                "the accountant cannot prove an epsilon this small, or earlier mechanisms have used it up; raise "
+                "privacy.epsilon."
             )
     while low == high or function(low) <= 0.0:
         low, high = low - width, low
