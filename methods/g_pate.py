@@ -82,8 +82,8 @@ class GPATE(Checked):
         self.expect_one_of("sigma", "steps")
 
     def expect_data(self, class_names: Sequence[str], image_shape: Sequence[int]) -> None:
-        if self.dims > math.prod(image_shape):
-            pixels = math.prod(image_shape)
+        pixels = math.prod(image_shape)
+        if self.dims > pixels:
             raise ValueError(f"method.dims: expected d <= {pixels}, the pixels of an image, got {self.dims}; lower it.")
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:

@@ -148,7 +148,10 @@ def test_vectors_that_are_not_what_the_bound_states_are_detected(monkeypatch):
 
     check_method(centred, **SMALL)
     value = PerRecordMoments.value
-    uncut = lambda bound, *given: value(dataclasses.replace(bound, nonnegative=False), *given)  # noqa: E731
+
+    def uncut(bound, *given):
+        return value(dataclasses.replace(bound, nonnegative=False), *given)
+
     monkeypatch.setattr(PerRecordMoments, "value", uncut)
     with pytest.raises(ConformanceError, match="its declared sensitivity"):
         check_method(centred, **SMALL)

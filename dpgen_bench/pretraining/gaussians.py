@@ -94,10 +94,10 @@ class GaussianModel(Checked):
         Raises:
             ValueError: if it is not.
         """
-        if self.dim >= math.prod(image_shape):
+        p, d = math.prod(image_shape), self.dim
+        if d >= p:
             raise ValueError(
-                f"{self.config_group}.dim: expected less than {math.prod(image_shape)}, the number of pixels of an "
-                f"image, got {self.dim}; lower it."
+                f"{self.config_group}.dim: expected less than {p}, the number of pixels of an image, got {d}; lower it."
             )
 
     def request_model(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dpgen_bench.nets.g_pate import ConvTeacher
 from dpgen_bench.nets.stack import Stack
-from dpgen_bench.nets.teachers import TEACHERS, DenseTeacher, score_gradients, update_teachers
+from dpgen_bench.nets.teachers import TEACHERS, score_gradients, update_teachers
 from dpgen_bench.nets.wasserstein import draw_batch
 from tests.bench._machine import on_each_device
 from tests.bench._ways import compared
@@ -45,16 +45,13 @@ def _images(seed: int, device: str) -> tuple[Tensor, Tensor]:
     return torch.rand(SIZE, *SHAPE, generator=rng).to(device), (torch.arange(SIZE) % CLASSES).to(device)
 
 
-AS_MODULE: dict[str, type[nn.Module]] = {"conv": Planes, "dense": DenseTeacher}
+AS_MODULE: dict[str, type[nn.Module]] = {**TEACHERS, "conv": Planes}
 
 
 def as_module(kind: str, device: str) -> Callable[[], None]:
     """A release of one teacher as a plain module."""
-    teacher, (fake, labels), records = (
-        AS_MODULE[kind](SHAPE, CLASSES).to(device),
-        _images(0, device),
-        _images(1, device),
-    )
+    teacher, records = AS_MODULE[kind](SHAPE, CLASSES).to(device), _images(1, device)
+    fake, labels = _images(0, device)
     adam, rng = torch.optim.Adam(teacher.parameters(), LR, BETAS), torch.Generator().manual_seed(0)
 
     def release() -> None:
