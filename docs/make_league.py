@@ -1,5 +1,5 @@
-"""Makes the tables of docs/league.md: one for each data set and ε, between real data and what uses no records, and
-one of the fidelity of samples.
+"""Makes the tables of docs/league.md: one for each data set and ε, between real data and what uses no records, one of
+longer training, and one of the fidelity of samples.
 
 Lines and places are those of results/tables/league_*.csv, values those of the records. Run it again after the tables;
 `make tables` does, too:
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from docs.make_results import ACCURACIES, LEAGUE, seconds_of, values_of
+from docs.make_results import ACCURACIES, LEAGUE, on_a_cpu, seconds_of, values_of
 from docs.page_tables import page_with, table
 from dpgen_bench.config.display import method_name
 from dpgen_bench.store.records import Record, find_record
@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "league.md"
 BEGIN, END = "<!-- tables: made by docs/make_league.py -->", "<!-- end of the tables -->"
 LEAGUES = {"MNIST": "league_mnist", "Fashion-MNIST": "league_fashion_mnist"}
+# The league of longer training: its title on the page, and its table.
+HOUR = ("MNIST, up to two processor-hours", "league_hour")
 HEADER = ("#", "method", "ε, add/remove", "seeds", "CNN", "MLP", "log. reg.", "CPU, s")
 FIDELITY_HEADER = ("ε", "method", "FID", "KID", "precision", "recall", "CNN")
 # The metrics of these columns, with their formats.
@@ -113,8 +115,15 @@ def cells(line: Line) -> tuple[str, ...]:
         str(len(line["runs"].split())),
         with_interval(cnn) if cnn else NONE,
         *(f"{summary.mean:.1f}" if summary else NONE for summary in others),
-        NONE if is_end else seconds_of([record.content["cost"] for record in records_of(line)]),
+        NONE if is_end else seconds(records_of(line)),
     )
+
+
+def seconds(runs: Sequence[Record]) -> str:
+    """The processor time of the fits on a CPU, or if there are none, of those on an accelerator."""
+    on_cpu = [record for record in runs if on_a_cpu(record)]
+    text = seconds_of([record.content["cost"] for record in on_cpu or runs])
+    return text if on_cpu else f"{text} (GPU)"
 
 
 def lines_at(known: Sequence[Line], epsilon: float) -> list[Line]:
@@ -162,7 +171,7 @@ def order(line: Line) -> tuple[bool, bool, float]:
 
 def page() -> str:
     """The page with its tables made again."""
-    parts = [league(title, name) for title, name in LEAGUES.items()]
+    parts = [league(title, name) for title, name in (*LEAGUES.items(), HOUR)]
     return page_with(PAGE, BEGIN, "\n\n".join([*parts, fidelity()]), END)
 
 
