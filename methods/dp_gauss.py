@@ -19,7 +19,8 @@ from dpgen_bench.pretraining.gaussians import GaussianModel
 class DPGauss(GaussianModel):
     """The releases of `GaussianModel`, with the whole budget. `init=gauss` makes them with a part of it."""
 
-    added = ("clusters", "share_clusters")  # runs from before these options existed keep their ids
+    # Runs from before these options existed keep their ids.
+    added = ("clusters", "share_clusters", *GaussianModel.added)
     version = 1  # raise it when the same settings train a different generator
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:

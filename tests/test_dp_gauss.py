@@ -19,6 +19,7 @@ from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
 from dpgen_bench.nets.class_gaussians import ClassGaussians
 from dpgen_bench.nets.gaussian_clusters import Clusters, root
+from dpgen_bench.pretraining.radii import BINS, bins_of, quantile_of
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
@@ -173,8 +174,9 @@ def test_clusters_of_a_class_without_records() -> None:
 
 
 @pytest.mark.slow
-def test_the_method_with_clusters_conforms() -> None:
-    make = partial(build, DPGauss, dim=2, clusters=2)
+@pytest.mark.parametrize("settings", [dict(clusters=2), dict(share_radii=0.1)])
+def test_the_method_with_options_conforms(settings: dict[str, Any]) -> None:
+    make = partial(build, DPGauss, dim=2, **settings)
     check_method(make, image_shape=(1, 4, 4), num_classes=2)
 
 
@@ -182,7 +184,11 @@ def test_options_that_were_added_do_not_change_the_id_of_earlier_runs() -> None:
     """The id of the record in results/records."""
     run = ["experiment=dp_gauss/mnist", "seed=0"]
     assert build_spec(compose_config(run)).id == "5edbacf72b84"
+    assert build_spec(compose_config([*run, "method.share_clusters=0.15", "method.quantile=0.9"])).id == "5edbacf72b84"
     assert build_spec(compose_config([*run, "method.clusters=4"])).id != "5edbacf72b84"
+    assert build_spec(compose_config([*run, "method.share_radii=0.05"])).id != "5edbacf72b84"
+    pretrained = ["experiment=dpdm/reduced_mnist", "init=gauss", "privacy.epsilon=10", "seed=0"]
+    assert build_spec(compose_config(pretrained)).id == "7e7dcd8719b9"
 
 
 def test_the_budget_is_shared_and_the_sensitivities_are_about_sqrt_2():
@@ -205,6 +211,55 @@ def test_lloyd_steps_share_their_share_of_the_budget() -> None:
     assert list(costs) == ["images", "residuals", "clusters", "codes"]
     assert [cost / total for cost in costs.values()] == pytest.approx([0.16, 0.2, 0.24, 0.4], rel=0.01)
     assert entries["clusters"].event.times == 3
+
+
+@pytest.mark.parametrize("q", [0.1, 0.5, 0.9])
+def test_a_radius_holds_its_share_of_the_vectors_to_one_bin(q: float) -> None:
+    """Without noise: at least q of the vectors are within the radius, and less than q are within one of a bin less."""
+    rng = torch.Generator().manual_seed(0)
+    p, n = 12, 1000
+    vectors = torch.rand(n, p, generator=rng) * torch.rand(n, 1, generator=rng)
+    bins = bins_of(vectors, p)
+    assert bins.shape == (n, 1)
+    radius = quantile_of(torch.bincount(bins[:, 0], minlength=BINS).double(), q, n, p)
+    lengths = vectors.norm(dim=1)
+    assert float((lengths <= radius).float().mean()) >= q
+    assert float((lengths < radius - p**0.5 / BINS).float().mean()) < q
+
+
+def test_a_radius_of_noise_alone_clips_nothing_and_of_no_record_is_one_bin() -> None:
+    assert quantile_of(torch.full((BINS,), -1.0), 0.5, 100, 4) == 2.0
+    assert quantile_of(torch.full((BINS,), 1000.0), 0.5, 100, 4) == pytest.approx(2.0 / BINS)
+    white = torch.ones(1, 1, 2, 2)
+    assert int(bins_of(white, 4)) == int(bins_of(2.0 * white, 4)) == BINS - 1  # of the root mean square 1 and 2
+
+
+def test_released_radii_fit_bright_images() -> None:
+    """Images like dark digits on white paper are longer than the default radius, which makes their means too dark."""
+    images, labels = records(1200)
+    bright = 1.0 - 0.3 * images
+    settings: dict[str, Any] = dict(eps=100.0, dim=5, texture=0.0)
+
+    def error(**changes: Any) -> float:
+        samples = fit(bright, labels, **settings, **changes)[0].sample_unrounded(torch.arange(600) % CLASSES, 0)
+        means = [samples[c::CLASSES].mean(dim=0) / 255.0 - bright[labels == c].mean(dim=0) for c in range(CLASSES)]
+        return float(torch.stack(means).abs().mean())
+
+    assert error() > 0.1
+    assert error(share_radii=0.1, quantile=0.95) < 0.01
+    assert error(share_radii=0.1, quantile=0.95, clusters=2) < 0.01
+
+
+def test_released_radii_have_their_share_of_the_budget() -> None:
+    _, ledger = fit(*records(), 1.0, dim=3, share_radii=0.1, share_means=0.2, share_residuals=0.3)
+    entries = ledger.entries
+    costs = {name: e.event.times * (e.event.sensitivity.replace_one / e.event.std) ** 2 for name, e in entries.items()}
+    total = sum(costs.values())
+    assert list(costs) == ["radii", "images", "residuals", "codes"]
+    assert [cost / total for cost in costs.values()] == pytest.approx([0.1, 0.2, 0.3, 0.4], rel=0.01)
+    assert entries["radii"].event.times == 3
+    with pytest.raises(ValueError, match=r"method.share_radii: expected a sum below 1"):
+        build(DPGauss, share_radii=0.6)
 
 
 @pytest.mark.parametrize("side", [8, pytest.param(32, marks=pytest.mark.slow)])

@@ -2,13 +2,14 @@
 
 An image x is a vector of p pixels in [0, 1], and y is its class. Three sums over all records are released, each once.
 Everything else is post-processing. With K > 1 clusters in each class, Lloyd's algorithm releases three more sums, and
-each cluster has a normal distribution.
+each cluster has a normal distribution. The radii are constants, or quantiles of noisy histograms: three more releases.
 
     means      by class, count and sum of x, |x| <= R              -> m_y = sum / count, m the mean of all
     residuals  sum r r^T of r = x - m_y, |r| <= R_r                -> S, the covariance within classes
     subspace   V [p, d], the top eigenvectors of S + b sum_y (n_y / n) (m_y - m)(m_y - m)^T; m_y <- m + V V^T (m_y - m)
     codes      by class, sum z and sum z z^T of z = V^T (x - m_y), |z| <= R_z      -> mu_y and C_y
     clusters   by class and nearest of K centres, count and sum of z -> new centres; three times, starting at random
+    radii      before each clip, a histogram of |x|, |r| or |z|  -> R, R_r or R_z, which holds a share q of the records
     texture    s^2 = (tr S - tr V^T S V) / (p - d), the variance of a pixel outside of the subspace
     samples    x = m_y + V (mu_y + C_y^(1/2) z') + s z'',  z' and z'' ~ N(0, I)
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,14 +29,18 @@ from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
 from dpgen_bench.nets.class_gaussians import ClassGaussians
 from dpgen_bench.nets.gaussian_clusters import Clusters, diagonal_blocks, normal_distributions
+from dpgen_bench.pretraining.radii import BINS, bins_of, quantile_of
+from dpgen_bench.privacy.bounds import DrawBound
 from dpgen_bench.privacy.factors import PerRecordMoments
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.planning import FIRST_STAGE
 from dpgen_bench.privacy.sampling import Full
-from dpgen_bench.utils.validation import Checked, Count, Fraction, NonNegative, Positive, Share
+from dpgen_bench.privacy.votes import Votes
+from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, NonNegative, Positive, Share
 
 LLOYD_STEPS = 3
 LabelledImages = tuple[Tensor, Tensor]  # uint8 [n, c, h, w] and int64 [n]
+PrivateRows = Callable[[Tensor, Tensor], Tensor]  # of images and labels, a vector for each record
 
 
 @dataclass
@@ -42,7 +48,9 @@ class GaussianModel(Checked):
     """Releases that share the budget, with shares of the squared multiplier mu^2 of the Gaussian mechanism.
 
     Guarantees: each release has the sensitivity C = 1 under add/remove, and sqrt(2) under replace-one (1.4145 for the
-    codes, 2 for a Lloyd step), by `PerRecordMoments`. The noise is calibrated to privacy.epsilon.
+    codes, 2 for a Lloyd step), by `PerRecordMoments`, and a histogram of lengths by `Votes`. With such histograms, a
+    vector is multiplied by the constant radius over the released one, which depends on releases alone, and then clipped
+    to the constant one, so that the sensitivities hold for any radius. The noise is calibrated to privacy.epsilon.
 
     Args:
         dim: d, the dimension of the subspace.
@@ -56,12 +64,15 @@ class GaussianModel(Checked):
         threshold: Pixels of samples of at most this value become black.
         clusters: K, the number of clusters of each class.
         share_clusters: Share of the budget for all Lloyd steps together, if K > 1.
+        share_radii: Share of the budget for the histograms that determine the three radii; with 0, these are constants.
+        quantile: q, the share of the records that such a radius holds.
 
     Raises:
         ValueError: For a setting outside its range, for shares that leave nothing, and in `request_model`, for a d that
             is not below the number of pixels, and for a release of more than 2^27 numbers.
     """
 
+    added: ClassVar[tuple[str, ...]] = ("share_radii", "quantile")  # runs from before these options existed keep their ids
     dim: Count
     radius: Positive
     radius_residual: Positive
@@ -73,6 +84,8 @@ class GaussianModel(Checked):
     threshold: Fraction
     clusters: Count = 1
     share_clusters: Share = 0.15
+    share_radii: Decay = 0.0
+    quantile: Share = 0.9
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,7 +98,8 @@ class GaussianModel(Checked):
 
     def _shares(self) -> dict[str, float]:
         """The shares of all releases but that of the codes, which gets the rest."""
-        names = ["share_means", "share_residuals", *(["share_clusters"] if self.clusters > 1 else [])]
+        optional = {"share_clusters": self.clusters > 1, "share_radii": self.share_radii > 0.0}
+        names = ["share_means", "share_residuals", *(name for name, used in optional.items() if used)]
         return {name: getattr(self, name) for name in names}
 
     def expect_data(self, class_names: Sequence[str], image_shape: Sequence[int]) -> None:
@@ -121,27 +135,39 @@ class GaussianModel(Checked):
             settings = f"{self.config_group}.dim={d} and {self.config_group}.clusters={K}"
             raise ValueError(f"{settings} with {k} classes of images of {p} pixels: {error}") from None
 
-        def mechanism(name: str, bound: PerRecordMoments, share: float | None, times: int = 1) -> Mechanism:
+        def mechanism(name: str, bound: DrawBound, share: float | None, times: int = 1) -> Mechanism:
             return data.mechanism(f"{prefix}{name}", sample=Full(), bound=bound, times=times, share=share)
 
         whole = 1.0 if part is None else part
+        of_radii = mechanism("radii", Votes(bins=BINS), whole * self.share_radii, 3) if self.share_radii > 0.0 else None
         of_images = mechanism("images", images, whole * self.share_means)
         of_residuals = mechanism("residuals", residuals, whole * self.share_residuals)
         if K > 1:
             of_steps = mechanism("clusters", steps, whole * self.share_clusters, LLOYD_STEPS)
         of_codes = mechanism("codes", codes, None if part is None else part * (1.0 - sum(self._shares().values())))
 
+        def stretch(radius: float, vectors: PrivateRows) -> float:
+            """What to multiply vectors by, so that a share q of the records is not clipped at the constant radius."""
+            if of_radii is None:
+                return 1.0
+            return radius / quantile_of(of_radii(lambda x, y: bins_of(vectors(x, y), p)), self.quantile, data.n, p)
+
         def release() -> NetGenerator:
             # Class means. A class whose count is not above its noise is unknown: it gets mean and covariance of all.
-            sums = images.unpack(of_images(lambda x, y: x.flatten(1)))
+            a = stretch(R, lambda x, y: x)
+            sums = images.unpack(of_images(lambda x, y: a * x.flatten(1)))
             least = max(2.0 * of_images.std / images.coefficients[0], 1.0)
             count, known = sums.count.clamp(min=least)[:, None], (sums.count >= least).float()[:, None]
-            overall = sums.first.sum(dim=0) / data.n
-            between = known * (sums.first / count - overall)
+            overall = sums.first.sum(dim=0) / a / data.n
+            between = known * (sums.first / a / count - overall)
 
             # Subspace. The signs of eigenvectors are fixed, so that all machines agree. Means are projected on it,
             # which removes most of their noise: a classifier would recognise the class by a fixed pattern of noise.
-            S = residuals.unpack(of_residuals(lambda x, y: x.flatten(1) - (overall + between)[y])).second / data.n
+            def residual(x: Tensor, y: Tensor) -> Tensor:
+                return x.flatten(1) - (overall + between)[y]
+
+            a_r = stretch(R_r, residual)
+            S = residuals.unpack(of_residuals(lambda x, y: a_r * residual(x, y))).second / a_r**2 / data.n
             B = (between * count / data.n).T @ between
             V = torch.linalg.eigh(S + self.between * B).eigenvectors[:, -d:].flip(1)
             V = torch.where(V.sum(dim=0) < 0.0, -V, V)
@@ -151,18 +177,20 @@ class GaussianModel(Checked):
             def code(x: Tensor, y: Tensor) -> Tensor:
                 return (x.flatten(1) - m[y]) @ V.to(x.dtype)
 
-            # Clusters. R_z / 2 is summed together with codes, to count records. One below twice its noise is unknown.
-            clusters = Clusters.draw(k, K, V.T @ S @ V, ctx.generator)
+            # Clusters, of codes times a_z. R_z / 2 is summed together with them, to count records. One below twice its
+            # noise is unknown.
+            a_z = stretch(R_z, code)
+            clusters = Clusters.draw(k, K, a_z**2 * (V.T @ S @ V), ctx.generator)
 
             def row_of_step(x: Tensor, y: Tensor) -> Tensor:
-                return clusters.rows_of_step(code(x, y), y, R_z / 2.0)
+                return clusters.rows_of_step(a_z * code(x, y), y, R_z / 2.0)
 
             for _ in range(LLOYD_STEPS if K > 1 else 0):
                 of_cells, least = steps.unpack(of_steps(row_of_step)).first, 2.0 * of_steps.std / steps.coefficients[1]
                 clusters = clusters.moved(of_cells, constant=R_z / 2.0, least=least / (R_z / 2.0))
 
             # Normal distributions of codes. The noise of a sum of z z^T has the spectral norm `noise`.
-            z = codes.unpack(of_codes(lambda x, y: clusters.deviations(code(x, y), y)))
+            z = codes.unpack(of_codes(lambda x, y: clusters.deviations(a_z * code(x, y), y)))
             noise = of_codes.std / codes.coefficients[2] * (2.0 * d) ** 0.5
             count, known = (count * clusters.weights).clamp(min=1.0), known * (clusters.size > 0.0)
             mu, roots = normal_distributions(
@@ -172,8 +200,8 @@ class GaussianModel(Checked):
             generator = NetGenerator.build(
                 ClassGaussians, data, ctx.device, latent_dim=d + p + (K > 1), threshold=self.threshold, clusters=K
             )
-            means = m.repeat_interleave(K, dim=0) + (clusters.centres.view(-1, d) + mu) @ V.T
-            state = {"means": means, "basis": V, "roots": roots, "texture": texture}
+            means = m.repeat_interleave(K, dim=0) + (clusters.centres.view(-1, d) + mu) / a_z @ V.T
+            state = {"means": means, "basis": V, "roots": roots / a_z, "texture": texture}
             generator.net.load_state_dict(state | ({"cumulative": clusters.weights.cumsum(dim=1)} if K > 1 else {}))
             return generator
 
