@@ -72,7 +72,8 @@ class GaussianModel(Checked):
             is not below the number of pixels, and for a release of more than 2^27 numbers.
     """
 
-    added: ClassVar[tuple[str, ...]] = ("share_radii", "quantile")  # runs from before these options existed keep their ids
+    # Runs from before these options existed keep their ids.
+    added: ClassVar[tuple[str, ...]] = ("share_radii", "quantile")
     dim: Count
     radius: Positive
     radius_residual: Positive
