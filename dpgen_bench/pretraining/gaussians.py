@@ -86,7 +86,7 @@ class GaussianModel(Checked):
     clusters: Count = 1
     share_clusters: Share = 0.15
     share_radii: Decay = 0.0
-    quantile: Share = 0.9
+    quantile: Share = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
