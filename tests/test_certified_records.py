@@ -210,7 +210,7 @@ def test_runs_without_noise_or_releases_say_why_nothing_is_certified(audited: Re
 COMMITTED = [*record_paths(RECORDS.parent).values()]
 # Their audits pretrain for ten minutes or more of a core before the first noisy step.
 # `dpgen record ID --audit` adds what it certifies; until then tables say that these lines are not audited.
-# DPGAN with batches of 2,048 and a first stage
+# DPGAN with batches of 2,048 and a first stage, and DPDM with batches of 4,000 and one.
 NOT_AUDITED_YET = {
     "10b783600e6f",
     "5a44dfbc49c7",
