@@ -151,7 +151,9 @@ class GaussianModel(Checked):
             """What to multiply vectors by, so that a share q of the records is not clipped at the constant radius."""
             if of_radii is None:
                 return 1.0
-            return radius / quantile_of(of_radii(lambda x, y: bins_of(vectors(x, y), p)), self.quantile, data.n, p)
+            # In float64: the rounding of a matrix product, which differs from batch to batch, could move a vote.
+            histogram = of_radii(lambda x, y: bins_of(vectors(x.double(), y), p))
+            return radius / quantile_of(histogram, self.quantile, data.n, p)
 
         def release() -> NetGenerator:
             # Class means. A class whose count is not above its noise is unknown: it gets mean and covariance of all.
