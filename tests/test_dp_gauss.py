@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from dpgen_bench.pretraining.radii import BINS, bins_of, quantile_of
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.services import Services
 from dpgen_bench.testing import check_method
 from methods.dp_gauss import DPGauss
@@ -171,6 +173,27 @@ def test_clusters_of_a_class_without_records() -> None:
         generator, _ = fit(images, labels % 2, eps, dim=3, clusters=3, **WIDE)
         assert all(torch.isfinite(value).all() for value in generator.net.state_dict().values())
         assert generator.sample(torch.full((5,), 2), seed=0).float().std() > 0
+
+
+def test_the_row_of_a_record_does_not_depend_on_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit: a row that rounding moves across a border would move another record's, too."""
+    functions: list[Callable[[Tensor, Tensor], Tensor]] = []
+    release = Mechanism.__call__
+
+    def note(mechanism: Mechanism, fn: Callable[[Tensor, Tensor], Tensor]) -> Any:
+        functions.append(fn)
+        return release(mechanism, fn)
+
+    monkeypatch.setattr(Mechanism, "__call__", note)
+    images, labels = records(n=600, side=8)
+    images = (255.0 * images).round() / 255.0
+    fit(images, labels, 10.0, dim=6, clusters=3, share_radii=0.2)
+    assert len(functions) == 9  # three histograms, images, residuals, three steps, and codes
+    for fn in functions:
+        rows = fn(images, labels)
+        for batch in (1, 7, 100):
+            of_batches = [fn(x, y) for x, y in zip(images.split(batch), labels.split(batch), strict=True)]
+            assert torch.equal(torch.cat(of_batches), rows)
 
 
 @pytest.mark.slow

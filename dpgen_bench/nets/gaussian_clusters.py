@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpgen_bench.utils.exact import length
+
 
 @dataclass(frozen=True)
 class Clusters:
@@ -44,7 +46,7 @@ class Clusters:
 
         [b, K (d + 1)].
         """
-        return _in_block(F.pad(z, (0, 1), value=constant), _nearest(z, self.centres[y]), self.size.shape[1])
+        return _in_block(F.pad(z, (0, 1), value=constant), _nearest(z, y, self.centres), self.size.shape[1])
 
     def moved(self, sums: Tensor, constant: float, least: float) -> Clusters:
         """The clusters after a Lloyd step: those of the nearest centre, with their means as new centres.
@@ -62,7 +64,7 @@ class Clusters:
 
     def deviations(self, z: Tensor, y: Tensor) -> Tensor:
         """Deviations of codes [b, d] of classes y from their centres, in the blocks of their clusters [b, K d]."""
-        cluster = _nearest(z, self.cells[y])
+        cluster = _nearest(z, y, self.cells)
         return _in_block(z - self.centres[y, cluster], cluster, self.size.shape[1])
 
     @property
@@ -111,6 +113,9 @@ def _in_block(z: Tensor, cluster: Tensor, clusters: int) -> Tensor:
     return (F.one_hot(cluster, clusters)[:, :, None] * z[:, None]).flatten(1)
 
 
-def _nearest(z: Tensor, points: Tensor) -> Tensor:
-    """The number of the nearest of the points [b, K, d] of each code [b, d]."""
-    return (z[:, None] - points).square().sum(dim=2).argmin(dim=1)
+def _nearest(z: Tensor, y: Tensor, points: Tensor) -> Tensor:
+    """The number of the nearest of the points [k, K, d] of its class y to each code [b, d]; of equal ones, the first.
+
+    The unit of the distances depends on the points alone, so that no other code of the batch can change it.
+    """
+    return length(z[:, None] - points[y], limit=32.0 * max(float(points.abs().max()), 1e-30)).argmin(dim=1)

@@ -36,6 +36,7 @@ from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.planning import FIRST_STAGE
 from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.privacy.votes import Votes
+from dpgen_bench.utils.exact import product
 from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, NonNegative, Positive, Share
 
 LLOYD_STEPS = 3
@@ -151,8 +152,7 @@ class GaussianModel(Checked):
             """What to multiply vectors by, so that a share q of the records is not clipped at the constant radius."""
             if of_radii is None:
                 return 1.0
-            # In float64: the rounding of a matrix product, which differs from batch to batch, could move a vote.
-            histogram = of_radii(lambda x, y: bins_of(vectors(x.double(), y), p))
+            histogram = of_radii(lambda x, y: bins_of(vectors(x, y), p))
             return radius / quantile_of(histogram, self.quantile, data.n, p)
 
         def release() -> NetGenerator:
@@ -178,7 +178,7 @@ class GaussianModel(Checked):
             texture = self.texture * ((S.trace() - (V.T @ S @ V).trace()) / (p - d)).clamp(min=0.0).sqrt()
 
             def code(x: Tensor, y: Tensor) -> Tensor:
-                return (x.flatten(1) - m[y]) @ V.to(x.dtype)
+                return product(x.flatten(1) - m[y], V, limits=(8.0, 1.0))  # exact: clusters and radii compare codes
 
             # Clusters, of codes times a_z. R_z / 2 is summed together with them, to count records. One below twice its
             # noise is unknown.

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from dpgen_bench.utils.exact import length
+
 BINS = 40
 
 
 def bins_of(vectors: Tensor, p: int) -> Tensor:
     """The bin of each of the vectors [b, ...], int64 [b, 1]; vectors that are longer than sqrt(p) are in the last."""
-    return (vectors.flatten(1).norm(dim=1, keepdim=True) / p**0.5 * BINS).clamp(max=BINS - 1).long()
+    return (length(vectors.flatten(1), limit=p**0.5)[:, None] / p**0.5 * BINS).clamp(max=BINS - 1).long()
 
 
 def quantile_of(histogram: Tensor, q: float, n: int, p: int) -> float:
