@@ -20,6 +20,7 @@ from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
 from dpgen_bench.nets.class_gaussians import ClassGaussians
 from dpgen_bench.nets.gaussian_clusters import Clusters, root
+from dpgen_bench.pretraining.frequencies import lowest_frequencies
 from dpgen_bench.pretraining.radii import BINS, bins_of, quantile_of
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
@@ -197,7 +198,7 @@ def test_the_row_of_a_record_does_not_depend_on_its_batch(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [dict(clusters=2), dict(share_radii=0.1)])
+@pytest.mark.parametrize("settings", [dict(clusters=2), dict(share_radii=0.1), dict(frequencies=3)])
 def test_the_method_with_options_conforms(settings: dict[str, Any]) -> None:
     make = partial(build, DPGauss, dim=2, **settings)
     check_method(make, image_shape=(1, 4, 4), num_classes=2)
@@ -209,7 +210,9 @@ def test_options_that_were_added_do_not_change_the_id_of_earlier_runs() -> None:
     assert build_spec(compose_config(run)).id == "5edbacf72b84"
     assert build_spec(compose_config([*run, "method.share_clusters=0.15", "method.quantile=0.5"])).id == "5edbacf72b84"
     assert build_spec(compose_config([*run, "method.clusters=4"])).id != "5edbacf72b84"
+    assert build_spec(compose_config([*run, "method.frequencies=0"])).id == "5edbacf72b84"
     assert build_spec(compose_config([*run, "method.share_radii=0.05"])).id != "5edbacf72b84"
+    assert build_spec(compose_config([*run, "method.frequencies=10"])).id != "5edbacf72b84"
     pretrained = ["experiment=dpdm/reduced_mnist", "init=gauss", "privacy.epsilon=10", "seed=0"]
     assert build_spec(compose_config(pretrained)).id == "7e7dcd8719b9"
 
@@ -287,6 +290,24 @@ def test_released_radii_have_their_share_of_the_budget() -> None:
         build(DPGauss, share_radii=0.6)
 
 
+def test_smooth_images_have_less_of_the_noise() -> None:
+    """Of noise with independent entries, r^2 of p frequencies have the share r^2 / p, and so have the errors of means."""
+    rng = torch.Generator().manual_seed(0)
+    n, side, r = 900, 16, 4
+    labels, D = torch.arange(n) % CLASSES, lowest_frequencies((1, 16, 16), r)
+    centres = 0.5 + (torch.randn(CLASSES, r**2, generator=rng) @ D.T)
+    images = (centres[labels] + 0.3 * torch.randn(n, r**2, generator=rng) @ D.T).clamp(0.0, 1.0)
+    truth = torch.stack([images[labels == c].mean(dim=0) for c in range(CLASSES)])
+    errors = []
+    for frequencies in (0, r):
+        settings = dict(dim=r**2, radius=0.8, radius_residual=0.3, radius_code=0.3, frequencies=frequencies)
+        generator, _ = fit(images.view(n, 1, side, side), labels, 3.0, **settings)
+        means = generator.sample_unrounded(torch.arange(3000) % CLASSES, seed=0).flatten(1) / 255.0
+        means = torch.stack([means[c::CLASSES].mean(dim=0) for c in range(CLASSES)])
+        errors.append(float((means - truth).square().sum()))
+    assert errors[1] < errors[0] / 2
+
+
 @pytest.mark.parametrize("side", [8, pytest.param(32, marks=pytest.mark.slow)])
 def test_colour_images_and_noise_for_release(side: int) -> None:
     """Radii grow with the square root of the number of values of an image."""
@@ -320,6 +341,12 @@ def test_60000_records_are_streamed():
 
 def test_mistakes_are_refused_before_records_are_read():
     images, labels = records(12)
+    with pytest.raises(
+        ValueError, match=r"method.frequencies: expected at most 4, the shorter side of an image, got 5"
+    ):
+        fit(images, labels, dim=3, frequencies=5)
+    with pytest.raises(ValueError, match=r"method.dim: expected at most 4, the number of smooth images .*=2, got 5"):
+        fit(images, labels, dim=5, frequencies=2)
     with pytest.raises(
         ValueError, match=r"method.dim: expected less than 16, the number of pixels of an image, got 16"
     ):

@@ -190,6 +190,14 @@ def test_settings_are_columns_and_what_differs_is_a_note(tmp_path):
     assert [row[0][0].notes for row in layout.parts[0].rows] == [(), (), (1,)]
 
 
+def test_a_fraction_of_many_digits_is_short_in_a_column(tmp_path):
+    line = "experiment=demo/dp_gauss dataset=validation_digits dataset.fraction=0.9,0.16666666666666666"
+    for fraction in ("0.9", "0.16666666666666666"):
+        measured(tmp_path, line.rpartition("=")[0] + f"={fraction}", "quick", {"fid": {"fid": 50.0}})
+    layout = lay_out(assemble("t", table_of(sweeps=[line], settings=["dataset.fraction"], metrics=["fid"]), tmp_path))
+    assert column(layout, "fraction") == [("0.9",), ("0.1667",)]
+
+
 def test_a_table_of_nothing_but_unmade_runs_says_so_once():
     layout = lay_out(built_of("dp_sinkhorn_table1"))
     assert "None of its runs has been made yet; `dpgen sweep dp_sinkhorn_table1` makes them." in layout.paragraphs

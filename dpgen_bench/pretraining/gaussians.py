@@ -9,6 +9,7 @@ each cluster has a normal distribution. The radii are constants, or quantiles of
     subspace   V [p, d], the top eigenvectors of S + b sum_y (n_y / n) (m_y - m)(m_y - m)^T; m_y <- m + V V^T (m_y - m)
     codes      by class, sum z and sum z z^T of z = V^T (x - m_y), |z| <= R_z      -> mu_y and C_y
     clusters   by class and nearest of K centres, count and sum of z -> new centres; three times, starting at random
+    smooth     with r > 0, m, m_y and V have the lowest r x r frequencies alone, and with them less of the noise
     radii      before each clip, a histogram of |x|, |r| or |z|  -> R, R_r or R_z, which holds a share q of the records
     texture    s^2 = (tr S - tr V^T S V) / (p - d), the variance of a pixel outside of the subspace
     samples    x = m_y + V (mu_y + C_y^(1/2) z') + s z'',  z' and z'' ~ N(0, I)
@@ -29,6 +30,7 @@ from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
 from dpgen_bench.nets.class_gaussians import ClassGaussians
 from dpgen_bench.nets.gaussian_clusters import Clusters, diagonal_blocks, normal_distributions
+from dpgen_bench.pretraining.frequencies import lowest_frequencies, top_eigenvectors
 from dpgen_bench.pretraining.radii import BINS, bins_of, quantile_of
 from dpgen_bench.privacy.bounds import DrawBound
 from dpgen_bench.privacy.factors import PerRecordMoments
@@ -37,7 +39,7 @@ from dpgen_bench.privacy.planning import FIRST_STAGE
 from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.utils.exact import product
-from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, NonNegative, Positive, Share
+from dpgen_bench.utils.validation import Checked, Count, CountOrZero, Decay, Fraction, NonNegative, Positive, Share
 
 LLOYD_STEPS = 3
 LabelledImages = tuple[Tensor, Tensor]  # uint8 [n, c, h, w] and int64 [n]
@@ -67,14 +69,16 @@ class GaussianModel(Checked):
         share_clusters: Share of the budget for all Lloyd steps together, if K > 1.
         share_radii: Share of the budget for the histograms that determine the three radii; with 0, these are constants.
         quantile: q, the share of the records that such a radius holds.
+        frequencies: r, the number of frequencies of a cosine transform along each side; 0 means all.
 
     Raises:
-        ValueError: For a setting outside its range, for shares that leave nothing, and in `request_model`, for a d that
-            is not below the number of pixels, and for a release of more than 2^27 numbers.
+        ValueError: For a setting outside its range, for shares that leave nothing, and in `request_model`, for an r
+            above a side of an image, for a d that is not below the number of pixels or above that of smooth images, and
+            for a release of more than 2^27 numbers.
     """
 
     # Runs from before these options existed keep their ids.
-    added: ClassVar[tuple[str, ...]] = ("share_radii", "quantile")
+    added: ClassVar[tuple[str, ...]] = ("share_radii", "quantile", "frequencies")
     dim: Count
     radius: Positive
     radius_residual: Positive
@@ -88,6 +92,7 @@ class GaussianModel(Checked):
     share_clusters: Share = 0.15
     share_radii: Decay = 0.0
     quantile: Share = 0.5
+    frequencies: CountOrZero = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,12 +110,23 @@ class GaussianModel(Checked):
         return {name: getattr(self, name) for name in names}
 
     def expect_data(self, class_names: Sequence[str], image_shape: Sequence[int]) -> None:
-        """Check that d is below the number of pixels.
+        """Check that images have r frequencies along each side, and as many smooth images or more pixels than d.
 
         Raises:
-            ValueError: if it is not.
+            ValueError: if they have not.
         """
-        p, d = math.prod(image_shape), self.dim
+        p, d, r = math.prod(image_shape), self.dim, self.frequencies
+        side, smooth = min(image_shape[1:]), image_shape[0] * r**2
+        if r > side:
+            raise ValueError(
+                f"{self.config_group}.frequencies: expected at most {side}, the shorter side of an image, got {r}; "
+                f"lower it, or set 0, which takes all."
+            )
+        if r and d > smooth:
+            raise ValueError(
+                f"{self.config_group}.dim: expected at most {smooth}, the number of smooth images with "
+                f"{self.config_group}.frequencies={r}, got {d}; lower it, or raise the frequencies."
+            )
         if d >= p:
             raise ValueError(
                 f"{self.config_group}.dim: expected less than {p}, the number of pixels of an image, got {d}; lower it."
@@ -155,14 +171,19 @@ class GaussianModel(Checked):
             histogram = of_radii(lambda x, y: bins_of(vectors(x, y), p))
             return radius / quantile_of(histogram, self.quantile, data.n, p)
 
+        basis = lowest_frequencies(data.image_shape, self.frequencies).to(ctx.device) if self.frequencies else None
+
+        def smooth(images: Tensor) -> Tensor:
+            return images if basis is None else images @ basis @ basis.T
+
         def release() -> NetGenerator:
             # Class means. A class whose count is not above its noise is unknown: it gets mean and covariance of all.
             a = stretch(R, lambda x, y: x)
             sums = images.unpack(of_images(lambda x, y: a * x.flatten(1)))
             least = max(2.0 * of_images.std / images.coefficients[0], 1.0)
             count, known = sums.count.clamp(min=least)[:, None], (sums.count >= least).float()[:, None]
-            overall = sums.first.sum(dim=0) / a / data.n
-            between = known * (sums.first / a / count - overall)
+            overall = smooth(sums.first.sum(dim=0) / a / data.n)
+            between = known * (smooth(sums.first / a / count) - overall)
 
             # Subspace. The signs of eigenvectors are fixed, so that all machines agree. Means are projected on it,
             # which removes most of their noise: a classifier would recognise the class by a fixed pattern of noise.
@@ -172,7 +193,7 @@ class GaussianModel(Checked):
             a_r = stretch(R_r, residual)
             S = residuals.unpack(of_residuals(lambda x, y: a_r * residual(x, y))).second / a_r**2 / data.n
             B = (between * count / data.n).T @ between
-            V = torch.linalg.eigh(S + self.between * B).eigenvectors[:, -d:].flip(1)
+            V = top_eigenvectors(S + self.between * B, d, basis)
             V = torch.where(V.sum(dim=0) < 0.0, -V, V)
             m = overall + between @ V @ V.T
             texture = self.texture * ((S.trace() - (V.T @ S @ V).trace()) / (p - d)).clamp(min=0.0).sqrt()

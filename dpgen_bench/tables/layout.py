@@ -6,6 +6,7 @@ qualifies a value is a numbered note. `formats` writes the layout; the CSV has t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -199,7 +200,7 @@ class _Draft:
             to_best = first.tail.get(TO_BEST, NONE) if competes else NONE
             blocks: list[Block] = [(Text(place),)] if with_place else []
             blocks.append(name_block(row, self.shared, notes))
-            blocks += [(Text(first.head.get(name, NONE).replace("None", NONE)),) for name in settings]
+            blocks += [(Text(_shown(first.head.get(name, NONE))),) for name in settings]
             blocks.append(epsilon_block(row, notes))
             blocks += [certified_block(row, notes)] if with_certified else []
             blocks += [(Text(first.head.get(PUBLIC_DATA, NONE)),)] if with_public else []
@@ -225,6 +226,11 @@ class _Draft:
 def _is_used(lines: Sequence[Line], dataset: str, metric: str) -> bool:
     cells = [line.cells[metric] for line in lines if dataset_of(line) == dataset and metric in line.cells]
     return any(cell.published is not None or cell.illegible or cell.measured for cell in cells)
+
+
+def _shown(setting: str) -> str:
+    """A setting as a column shows it. A fraction of many digits, such as 1/6, has four; the csv has all."""
+    return f"{float(setting):.4g}" if re.fullmatch(r"0\.\d{7,}", setting) else setting.replace("None", NONE)
 
 
 def _heading(metric: str) -> str:
