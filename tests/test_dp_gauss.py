@@ -291,7 +291,7 @@ def test_released_radii_have_their_share_of_the_budget() -> None:
 
 
 def test_smooth_images_have_less_of_the_noise() -> None:
-    """Noise with independent entries has a share of r^2 / p in the r^2 frequencies, and so has the error of class means."""
+    """In r^2 of p frequencies, noise has r^2 / p of its square, and so has the error of class means."""
     rng = torch.Generator().manual_seed(0)
     n, side, r = 900, 16, 4
     labels, D = torch.arange(n) % CLASSES, lowest_frequencies((1, 16, 16), r)
