@@ -198,7 +198,7 @@ def test_the_row_of_a_record_does_not_depend_on_its_batch(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [dict(clusters=2), dict(share_radii=0.1), dict(frequencies=3)])
+@pytest.mark.parametrize("settings", [dict(clusters=2), dict(share_radii=0.1), dict(frequencies=3, clusters=2)])
 def test_the_method_with_options_conforms(settings: dict[str, Any]) -> None:
     make = partial(build, DPGauss, dim=2, **settings)
     check_method(make, image_shape=(1, 4, 4), num_classes=2)
@@ -215,6 +215,7 @@ def test_options_that_were_added_do_not_change_the_id_of_earlier_runs() -> None:
     assert build_spec(compose_config([*run, "method.frequencies=10"])).id != "5edbacf72b84"
     pretrained = ["experiment=dpdm/reduced_mnist", "init=gauss", "privacy.epsilon=10", "seed=0"]
     assert build_spec(compose_config(pretrained)).id == "7e7dcd8719b9"
+    assert build_spec(compose_config([*pretrained, "init.frequencies=10"])).id != "7e7dcd8719b9"
 
 
 def shares_of(ledger: Ledger) -> dict[str, float]:
@@ -290,8 +291,20 @@ def test_released_radii_have_their_share_of_the_budget() -> None:
         build(DPGauss, share_radii=0.6)
 
 
+@pytest.mark.parametrize("settings", [dict(dim=5, clusters=2), dict(dim=12, share_radii=0.1)])
+def test_smooth_images_of_several_channels_and_sides(settings: dict[str, Any]) -> None:
+    """All of a generator but its noise on pixels is smooth; 12 dimensions are all smooth images."""
+    images, labels = torch.rand(90, 3, 5, 4, generator=torch.Generator().manual_seed(0)), torch.arange(90) % CLASSES
+    generator, _ = fit(images, labels, 10.0, frequencies=2, texture=0.0, **settings)
+    D = lowest_frequencies((3, 5, 4), 2)
+    for name in ("means", "basis"):
+        vectors = generator.net.state_dict()[name]
+        vectors = vectors.T if name == "basis" else vectors
+        torch.testing.assert_close(vectors @ D @ D.T, vectors, atol=1e-4, rtol=0)
+
+
 def test_smooth_images_have_less_of_the_noise() -> None:
-    """In r^2 of p frequencies, noise has r^2 / p of its square, and so has the error of class means."""
+    """The subspace is that of the images, and not one of noise, in which noisy class means have an error."""
     rng = torch.Generator().manual_seed(0)
     n, side, r = 900, 16, 4
     labels, D = torch.arange(n) % CLASSES, lowest_frequencies((1, 16, 16), r)

@@ -25,7 +25,7 @@ def test_sums_do_not_depend_on_their_order_or_on_other_rows(n: int) -> None:
     assert torch.equal(product(a[:, order], b[order], limits=(8.0, 8.0)), expected)
     assert torch.equal(torch.cat([product(row[None], b, limits=(8.0, 8.0)) for row in a]), expected)
     assert torch.equal(length(a[:, order], limit=8.0), length(a, limit=8.0))
-    # An entry is rounded by at most half a unit, and the deviation of that is unit / sqrt(12).
+    # Rounding an entry has the deviation unit / sqrt(12), of both factors unit sqrt(n / 6): this is five of them.
     tolerance = 2.0 * 8.0 / 2.0 ** ((53 - math.ceil(math.log2(n))) // 2) * n**0.5
     torch.testing.assert_close(expected, a.double() @ b.double(), atol=tolerance, rtol=0)
     torch.testing.assert_close(length(a, limit=8.0), a.double().norm(dim=1), atol=tolerance, rtol=0)

@@ -116,6 +116,7 @@ def _in_block(z: Tensor, cluster: Tensor, clusters: int) -> Tensor:
 def _nearest(z: Tensor, y: Tensor, points: Tensor) -> Tensor:
     """The number of the nearest of the points [k, K, d] of its class y to each code [b, d]; of equal ones, the first.
 
-    The unit of the distances depends on the points alone, so that no other code of the batch can change it.
+    The limit depends on the points alone, so that no other code of the batch can change it; a code that is 32 times as
+    far away as the farthest point may be given to any cluster. It is above 0 also where all points are 0.
     """
     return length(z[:, None] - points[y], limit=32.0 * max(float(points.abs().max()), 1e-30)).argmin(dim=1)

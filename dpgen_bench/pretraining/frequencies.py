@@ -25,7 +25,8 @@ def lowest_frequencies(image_shape: Sequence[int], r: int) -> Tensor:
 def top_eigenvectors(matrix: Tensor, d: int, basis: Tensor | None) -> Tensor:
     """The eigenvectors V [p, d] of the largest eigenvalues of a symmetric matrix [p, p], within the span of a basis.
 
-    Noise with independent entries has the largest eigenvalue of about 2 sqrt(m) in a span of m dimensions.
+    Symmetric noise of variance 1 has a largest eigenvalue of about 2 sqrt(m) in m dimensions, so that it hides fewer
+    eigenvectors in a smaller span.
     """
     if basis is None:
         return torch.linalg.eigh(matrix).eigenvectors[:, -d:].flip(1)

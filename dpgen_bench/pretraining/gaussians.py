@@ -7,9 +7,9 @@ each cluster has a normal distribution. The radii are constants, or quantiles of
     means      by class, count and sum of x, |x| <= R              -> m_y = sum / count, m the mean of all
     residuals  sum r r^T of r = x - m_y, |r| <= R_r                -> S, the covariance within classes
     subspace   V [p, d], the top eigenvectors of S + b sum_y (n_y / n) (m_y - m)(m_y - m)^T; m_y <- m + V V^T (m_y - m)
+    smooth     with r > 0, m, m_y and V contain only the r x r lowest frequencies, without the noise of the others
     codes      by class, sum z and sum z z^T of z = V^T (x - m_y), |z| <= R_z      -> mu_y and C_y
     clusters   by class and nearest of K centres, count and sum of z -> new centres; three times, starting at random
-    smooth     with r > 0, m, m_y and V have the lowest r x r frequencies alone, and with them less of the noise
     radii      before each clip, a histogram of |x|, |r| or |z|  -> R, R_r or R_z, which holds a share q of the records
     texture    s^2 = (tr S - tr V^T S V) / (p - d), the variance of a pixel outside of the subspace
     samples    x = m_y + V (mu_y + C_y^(1/2) z') + s z'',  z' and z'' ~ N(0, I)
@@ -69,12 +69,13 @@ class GaussianModel(Checked):
         share_clusters: Share of the budget for all Lloyd steps together, if K > 1.
         share_radii: Share of the budget for the histograms that determine the three radii; with 0, these are constants.
         quantile: q, the share of the records that such a radius holds.
-        frequencies: r, the number of frequencies of a cosine transform along each side; 0 means all.
+        frequencies: r; class means and subspace contain only the r lowest frequencies of a cosine transform along each
+            side of an image. 0 means all, also of a side that is longer than the other.
 
     Raises:
         ValueError: For a setting outside its range, for shares that leave nothing, and in `request_model`, for an r
-            above a side of an image, for a d that is not below the number of pixels or above that of smooth images, and
-            for a release of more than 2^27 numbers.
+            above a side of an image, for a d of at least the number of pixels or above the number of smooth images,
+            c r^2, and for a release of more than 2^27 numbers.
     """
 
     # Runs from before these options existed keep their ids.
@@ -110,10 +111,10 @@ class GaussianModel(Checked):
         return {name: getattr(self, name) for name in names}
 
     def expect_data(self, class_names: Sequence[str], image_shape: Sequence[int]) -> None:
-        """Check that images have r frequencies along each side, and as many smooth images or more pixels than d.
+        """Check that r is at most the shorter side, and d at most the number of smooth images and below that of pixels.
 
         Raises:
-            ValueError: if they have not.
+            ValueError: if it is not.
         """
         p, d, r = math.prod(image_shape), self.dim, self.frequencies
         side, smooth = min(image_shape[1:]), image_shape[0] * r**2
@@ -125,7 +126,7 @@ class GaussianModel(Checked):
         if r and d > smooth:
             raise ValueError(
                 f"{self.config_group}.dim: expected at most {smooth}, the number of smooth images with "
-                f"{self.config_group}.frequencies={r}, got {d}; lower it, or raise the frequencies."
+                f"{self.config_group}.frequencies={r}, got {d}; lower it{', or raise the frequencies' * (r < side)}."
             )
         if d >= p:
             raise ValueError(
@@ -171,7 +172,9 @@ class GaussianModel(Checked):
             histogram = of_radii(lambda x, y: bins_of(vectors(x, y), p))
             return radius / quantile_of(histogram, self.quantile, data.n, p)
 
-        basis = lowest_frequencies(data.image_shape, self.frequencies).to(ctx.device) if self.frequencies else None
+        basis = None
+        if 0 < self.frequencies < max(data.image_shape[1:]):
+            basis = lowest_frequencies(data.image_shape, self.frequencies).to(ctx.device)
 
         def smooth(images: Tensor) -> Tensor:
             return images if basis is None else images @ basis @ basis.T
@@ -196,10 +199,11 @@ class GaussianModel(Checked):
             V = top_eigenvectors(S + self.between * B, d, basis)
             V = torch.where(V.sum(dim=0) < 0.0, -V, V)
             m = overall + between @ V @ V.T
+            largest = 1.0 + float(m.abs().max())  # of |x - m|, as pixels are in [0, 1]
             texture = self.texture * ((S.trace() - (V.T @ S @ V).trace()) / (p - d)).clamp(min=0.0).sqrt()
 
             def code(x: Tensor, y: Tensor) -> Tensor:
-                return product(x.flatten(1) - m[y], V, limits=(8.0, 1.0))  # exact: clusters and radii compare codes
+                return product(x.flatten(1) - m[y], V, limits=(largest, 1.0))  # exact: clusters and radii compare codes
 
             # Clusters, of codes times a_z. R_z / 2 is summed together with them, to count records. One below twice its
             # noise is unknown.
