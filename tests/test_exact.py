@@ -1,4 +1,4 @@
-"""Products and lengths without rounding: the same in any order, and as near to the real numbers as their unit."""
+"""Products and lengths of rounded entries: the same in any order, and as near to the real ones as their unit."""
 
 from __future__ import annotations
 

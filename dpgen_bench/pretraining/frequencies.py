@@ -28,6 +28,6 @@ def top_eigenvectors(matrix: Tensor, d: int, basis: Tensor | None) -> Tensor:
     Symmetric noise of variance 1 has a largest eigenvalue of about 2 sqrt(m) in m dimensions, so that it hides fewer
     eigenvectors in a smaller span.
     """
-    if basis is None:
-        return torch.linalg.eigh(matrix).eigenvectors[:, -d:].flip(1)
-    return basis @ torch.linalg.eigh(basis.T @ matrix @ basis).eigenvectors[:, -d:].flip(1)
+    within = matrix if basis is None else basis.T @ matrix @ basis
+    vectors = torch.linalg.eigh(within).eigenvectors[:, -d:].flip(1)
+    return vectors if basis is None else basis @ vectors
