@@ -13,7 +13,7 @@ from dpgen_bench.nets.g_pate import ConvTeacher
 from dpgen_bench.nets.latents import draw_latents
 from dpgen_bench.nets.spectral import settle_spectral
 from dpgen_bench.nets.stack import Stack
-from dpgen_bench.nets.teachers import DenseTeacher, update_teachers
+from dpgen_bench.nets.teachers import DenseTeacher, score_gradients, update_teachers
 from dpgen_bench.nets.wasserstein import CriticTraining, draw_batch
 from dpgen_bench.nets.wgan import DCGANGenerator, ProjectionCritic, ResNetGenerator
 
@@ -153,6 +153,33 @@ def test_teachers_see_all_records_and_all_generated_images(teacher):
             moment, expected = together.tensors(adam=True)[f"exp_avg.{name}"][place], adam.state[parameter]["exp_avg"]
             assert float(expected.abs().max()) > 0.0
             torch.testing.assert_close(moment, expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("teacher", [DenseTeacher, ConvTeacher])
+@pytest.mark.parametrize("n", [3, 9])
+def test_a_teacher_does_not_depend_on_the_records_of_another(teacher, n):
+    """Bit by bit, votes and Adam's moments included, for batches with repetition (n = 3) and without."""
+    first = Stack.initial(lambda: teacher(SHAPE, CLASSES), rng(3))
+    own, (fake, labels) = records(3, n=n), (images[:7] for images in records(1)[0])
+
+    def after_steps(shards):
+        together = Stack(teacher(SHAPE, CLASSES), first, lr=1e-2, betas=(0.5, 0.9))
+        rngs = rng(3, seed=9)
+        for _ in range(3):
+            update_teachers(together, shards, rngs, fake, labels, batch_size=5)
+        answers = {"scores": together.on_same(fake, labels), "directions": score_gradients(together, fake, labels)}
+        return answers | together.tensors(adam=True)
+
+    expected = after_steps(own)
+    images, classes = own[1]
+    changed = torch.cat([1.0 - images[:1], images[1:]])
+    others = (images[:0], classes[:0]), (images[1:], classes[1:]), (changed, classes), (images * torch.nan, classes)
+    for other in others:
+        after = after_steps([own[0], other, own[2]])
+        for name, value in after.items():
+            assert torch.equal(value[0], expected[name][0]), name
+            assert torch.equal(value[2], expected[name][2]), name
+        assert not torch.equal(after["scores"][1], expected["scores"][1]), "the other teacher did not change"
 
 
 def test_a_stack_continues_from_its_tensors():
