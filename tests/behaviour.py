@@ -97,7 +97,7 @@ CASES = [
     Case("dp_gauss", dict(dim=4, threshold=0.2, radius=0.2, radius_residual=0.1, radius_code=0.1), 10.0),
     Case("dp_gauss", dict(dim=4, clusters=2)),
     Case("dp_gauss", dict(dim=4, share_radii=0.2), 10.0),
-    Case("dp_gauss", dict(dim=4, frequencies=3), 10.0),
+    Case("dp_gauss", dict(dim=4, shrinkage=True), 10.0),
     Case("dp_hp", _HP),
     Case("dp_hp", _HP, 10.0),
     Case("dp_hp", dict(generator="conv", sigma_sum=0.5, sigma_product=2.0, **_HP), 100.0),

@@ -20,8 +20,8 @@ from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
 from dpgen_bench.nets.class_gaussians import ClassGaussians
 from dpgen_bench.nets.gaussian_clusters import Clusters, root
-from dpgen_bench.pretraining.frequencies import lowest_frequencies
 from dpgen_bench.pretraining.radii import BINS, bins_of, quantile_of
+from dpgen_bench.pretraining.shrinkage import Bands
 from dpgen_bench.privacy.events import Budget
 from dpgen_bench.privacy.key import Key
 from dpgen_bench.privacy.ledger import Ledger
@@ -198,7 +198,7 @@ def test_the_row_of_a_record_does_not_depend_on_its_batch(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [dict(clusters=2), dict(share_radii=0.1), dict(frequencies=3, clusters=2)])
+@pytest.mark.parametrize("settings", [dict(clusters=2), dict(share_radii=0.1), dict(shrinkage=True, clusters=2)])
 def test_the_method_with_options_conforms(settings: dict[str, Any]) -> None:
     make = partial(build, DPGauss, dim=2, **settings)
     check_method(make, image_shape=(1, 4, 4), num_classes=2)
@@ -210,12 +210,12 @@ def test_options_that_were_added_do_not_change_the_id_of_earlier_runs() -> None:
     assert build_spec(compose_config(run)).id == "5edbacf72b84"
     assert build_spec(compose_config([*run, "method.share_clusters=0.15", "method.quantile=0.5"])).id == "5edbacf72b84"
     assert build_spec(compose_config([*run, "method.clusters=4"])).id != "5edbacf72b84"
-    assert build_spec(compose_config([*run, "method.frequencies=0"])).id == "5edbacf72b84"
+    assert build_spec(compose_config([*run, "method.shrinkage=false"])).id == "5edbacf72b84"
     assert build_spec(compose_config([*run, "method.share_radii=0.05"])).id != "5edbacf72b84"
-    assert build_spec(compose_config([*run, "method.frequencies=10"])).id != "5edbacf72b84"
+    assert build_spec(compose_config([*run, "method.shrinkage=true"])).id != "5edbacf72b84"
     pretrained = ["experiment=dpdm/reduced_mnist", "init=gauss", "privacy.epsilon=10", "seed=0"]
     assert build_spec(compose_config(pretrained)).id == "7e7dcd8719b9"
-    assert build_spec(compose_config([*pretrained, "init.frequencies=10"])).id != "7e7dcd8719b9"
+    assert build_spec(compose_config([*pretrained, "init.shrinkage=true"])).id != "7e7dcd8719b9"
 
 
 def shares_of(ledger: Ledger) -> dict[str, float]:
@@ -291,34 +291,45 @@ def test_released_radii_have_their_share_of_the_budget() -> None:
         build(DPGauss, share_radii=0.6)
 
 
-@pytest.mark.parametrize("settings", [dict(dim=5, clusters=2), dict(dim=12, share_radii=0.1)])
-def test_smooth_images_of_several_channels_and_sides(settings: dict[str, Any]) -> None:
-    """All of a generator but its noise on pixels is smooth; 12 dimensions are all smooth images."""
-    images, labels = torch.rand(90, 3, 5, 4, generator=torch.Generator().manual_seed(0)), torch.arange(90) % CLASSES
-    generator, _ = fit(images, labels, 10.0, frequencies=2, texture=0.0, **settings)
-    D = lowest_frequencies((3, 5, 4), 2)
-    for name in ("means", "basis"):
-        vectors = generator.net.state_dict()[name]
-        vectors = vectors.T if name == "basis" else vectors
-        torch.testing.assert_close(vectors @ D @ D.T, vectors, atol=1e-4, rtol=0)
-
-
-def test_smooth_images_have_less_of_the_noise() -> None:
-    """The subspace is that of the images, and not one of noise, in which noisy class means have an error."""
-    rng = torch.Generator().manual_seed(0)
-    n, side, r = 900, 16, 4
-    labels, D = torch.arange(n) % CLASSES, lowest_frequencies((1, 16, 16), r)
-    centres = 0.5 + (torch.randn(CLASSES, r**2, generator=rng) @ D.T)
-    images = (centres[labels] + 0.3 * torch.randn(n, r**2, generator=rng) @ D.T).clamp(0.0, 1.0)
+def smooth_records(n: int, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """n images [n, 1, 16, 16] in [0, 1] of the 4 x 4 lowest frequencies, their labels, and the class means [k, 256]."""
+    labels, low = torch.arange(n) % CLASSES, Bands((1, 16, 16))
+    coefficients = torch.zeros(CLASSES + n, 16, 16)
+    coefficients[:, :4, :4] = torch.randn(CLASSES + n, 4, 4, generator=rng)
+    centres, deviations = low.images(coefficients.flatten(1)).split([CLASSES, n])
+    images = (0.5 + centres[labels] + 0.3 * deviations).clamp(0.0, 1.0)
     truth = torch.stack([images[labels == c].mean(dim=0) for c in range(CLASSES)])
+    return images.view(n, 1, 16, 16), labels, truth
+
+
+def means_of_samples(generator: NetGenerator) -> Tensor:
+    samples = generator.sample_unrounded(torch.arange(3000) % CLASSES, seed=0).flatten(1) / 255.0
+    return torch.stack([samples[c::CLASSES].mean(dim=0) for c in range(CLASSES)])
+
+
+@pytest.mark.parametrize("settings", [{}, dict(clusters=2), dict(share_radii=0.1)])
+def test_shrinkage_removes_noise_from_smooth_images(settings: dict[str, Any]) -> None:
+    images, labels, truth = smooth_records(900, torch.Generator().manual_seed(0))
     errors = []
-    for frequencies in (0, r):
-        settings = dict(dim=r**2, radius=0.8, radius_residual=0.3, radius_code=0.3, frequencies=frequencies)
-        generator, _ = fit(images.view(n, 1, side, side), labels, 3.0, **settings)
-        means = generator.sample_unrounded(torch.arange(3000) % CLASSES, seed=0).flatten(1) / 255.0
-        means = torch.stack([means[c::CLASSES].mean(dim=0) for c in range(CLASSES)])
-        errors.append(float((means - truth).square().sum()))
+    for shrinkage in (False, True):
+        radii = dict(radius=0.8, radius_residual=0.3, radius_code=0.3)
+        generator, _ = fit(images, labels, 3.0, dim=16, shrinkage=shrinkage, **radii, **settings)
+        errors.append(float((means_of_samples(generator) - truth).square().sum()))
     assert errors[1] < errors[0] / 2
+
+
+def test_shrinkage_of_many_records_changes_nothing() -> None:
+    images, labels, _ = smooth_records(900, torch.Generator().manual_seed(0))
+    means = [means_of_samples(fit(images, labels, 1e4, dim=16, shrinkage=on)[0]) for on in (False, True)]
+    assert float(means[0].std()) > 0.1
+    torch.testing.assert_close(means[0], means[1], atol=0.01, rtol=0)
+
+
+def test_shrinkage_of_several_channels_and_unequal_sides() -> None:
+    images, labels = torch.rand(90, 3, 5, 4, generator=torch.Generator().manual_seed(0)), torch.arange(90) % CLASSES
+    generator, _ = fit(images, labels, 10.0, dim=5, shrinkage=True)
+    assert generator.sample(torch.arange(3), seed=0).shape == (3, 3, 5, 4)
+    assert all(bool(torch.isfinite(value).all()) for value in generator.net.state_dict().values())
 
 
 @pytest.mark.parametrize("side", [8, pytest.param(32, marks=pytest.mark.slow)])
@@ -354,12 +365,6 @@ def test_60000_records_are_streamed():
 
 def test_mistakes_are_refused_before_records_are_read():
     images, labels = records(12)
-    with pytest.raises(
-        ValueError, match=r"method.frequencies: expected at most 4, the shorter side of an image, got 5"
-    ):
-        fit(images, labels, dim=3, frequencies=5)
-    with pytest.raises(ValueError, match=r"method.dim: expected at most 4, the number of smooth images .*=2, got 5"):
-        fit(images, labels, dim=5, frequencies=2)
     with pytest.raises(
         ValueError, match=r"method.dim: expected less than 16, the number of pixels of an image, got 16"
     ):

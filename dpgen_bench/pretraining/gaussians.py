@@ -7,7 +7,7 @@ each cluster has a normal distribution. The radii are constants, or quantiles of
     means      by class, count and sum of x, |x| <= R              -> m_y = sum / count, m the mean of all
     residuals  sum r r^T of r = x - m_y, |r| <= R_r                -> S, the covariance within classes
     subspace   V [p, d], the top eigenvectors of S + b sum_y (n_y / n) (m_y - m)(m_y - m)^T; m_y <- m + V V^T (m_y - m)
-    smooth     with r > 0, m, m_y and V contain only the r x r lowest frequencies, without the noise of the others
+    shrinkage  of m_y, S (for V) and mu_y towards zero, by how much of their energy is noise (`shrinkage.py`)
     codes      by class, sum z and sum z z^T of z = V^T (x - m_y), |z| <= R_z      -> mu_y and C_y
     clusters   by class and nearest of K centres, count and sum of z -> new centres; three times, starting at random
     radii      before each clip, a histogram of |x|, |r| or |z|  -> R, R_r or R_z, which holds a share q of the records
@@ -30,8 +30,8 @@ from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
 from dpgen_bench.nets.class_gaussians import ClassGaussians
 from dpgen_bench.nets.gaussian_clusters import Clusters, diagonal_blocks, normal_distributions
-from dpgen_bench.pretraining.frequencies import lowest_frequencies, top_eigenvectors
 from dpgen_bench.pretraining.radii import BINS, bins_of, quantile_of
+from dpgen_bench.pretraining.shrinkage import Bands, stein_factor
 from dpgen_bench.privacy.bounds import DrawBound
 from dpgen_bench.privacy.factors import PerRecordMoments
 from dpgen_bench.privacy.mechanism import Mechanism
@@ -39,7 +39,7 @@ from dpgen_bench.privacy.planning import FIRST_STAGE
 from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.utils.exact import product
-from dpgen_bench.utils.validation import Checked, Count, CountOrZero, Decay, Fraction, NonNegative, Positive, Share
+from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, NonNegative, Positive, Share
 
 LLOYD_STEPS = 3
 LabelledImages = tuple[Tensor, Tensor]  # uint8 [n, c, h, w] and int64 [n]
@@ -69,17 +69,16 @@ class GaussianModel(Checked):
         share_clusters: Share of the budget for all Lloyd steps together, if K > 1.
         share_radii: Share of the budget for the histograms that determine the three radii; with 0, these are constants.
         quantile: q, the share of the records that such a radius holds.
-        frequencies: r; class means and subspace contain only the r lowest frequencies of a cosine transform along each
-            side of an image. 0 means all, also of a side that is longer than the other.
+        shrinkage: Whether class means and means of codes are shrunk, and frequencies of the subspace weighted, by how
+            much of them is noise. This is post-processing.
 
     Raises:
-        ValueError: For a setting outside its range, for shares that leave nothing, and in `request_model`, for an r
-            above a side of an image, for a d of at least the number of pixels or above the number of smooth images,
-            c r^2, and for a release of more than 2^27 numbers.
+        ValueError: For a setting outside its range, for shares that leave nothing, and in `request_model`, for a d of
+            at least the number of pixels, and for a release of more than 2^27 numbers.
     """
 
     # Runs from before these options existed keep their ids.
-    added: ClassVar[tuple[str, ...]] = ("share_radii", "quantile", "frequencies")
+    added: ClassVar[tuple[str, ...]] = ("share_radii", "quantile", "shrinkage")
     dim: Count
     radius: Positive
     radius_residual: Positive
@@ -93,7 +92,7 @@ class GaussianModel(Checked):
     share_clusters: Share = 0.15
     share_radii: Decay = 0.0
     quantile: Share = 0.5
-    frequencies: CountOrZero = 0
+    shrinkage: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,26 +110,16 @@ class GaussianModel(Checked):
         return {name: getattr(self, name) for name in names}
 
     def expect_data(self, class_names: Sequence[str], image_shape: Sequence[int]) -> None:
-        """Check that r is at most the shorter side, and d at most the number of smooth images and below that of pixels.
+        """Check that d is below the number of pixels.
 
         Raises:
             ValueError: if it is not.
         """
-        p, d, r = math.prod(image_shape), self.dim, self.frequencies
-        side, smooth = min(image_shape[1:]), image_shape[0] * r**2
-        if r > side:
+        p = math.prod(image_shape)
+        if self.dim >= p:
             raise ValueError(
-                f"{self.config_group}.frequencies: expected at most {side}, the shorter side of an image, got {r}; "
-                f"lower it, or set 0, which takes all."
-            )
-        if r and d > smooth:
-            raise ValueError(
-                f"{self.config_group}.dim: expected at most {smooth}, the number of smooth images with "
-                f"{self.config_group}.frequencies={r}, got {d}; lower it{', or raise the frequencies' * (r < side)}."
-            )
-        if d >= p:
-            raise ValueError(
-                f"{self.config_group}.dim: expected less than {p}, the number of pixels of an image, got {d}; lower it."
+                f"{self.config_group}.dim: expected less than {p}, the number of pixels of an image, got {self.dim}; "
+                "lower it."
             )
 
     def request_model(
@@ -172,21 +161,20 @@ class GaussianModel(Checked):
             histogram = of_radii(lambda x, y: bins_of(vectors(x, y), p))
             return radius / quantile_of(histogram, self.quantile, data.n, p)
 
-        basis = None
-        if 0 < self.frequencies < max(data.image_shape[1:]):
-            basis = lowest_frequencies(data.image_shape, self.frequencies).to(ctx.device)
-
-        def smooth(images: Tensor) -> Tensor:
-            return images if basis is None else images @ basis @ basis.T
-
         def release() -> NetGenerator:
             # Class means. A class whose count is not above its noise is unknown: it gets mean and covariance of all.
             a = stretch(R, lambda x, y: x)
             sums = images.unpack(of_images(lambda x, y: a * x.flatten(1)))
             least = max(2.0 * of_images.std / images.coefficients[0], 1.0)
             count, known = sums.count.clamp(min=least)[:, None], (sums.count >= least).float()[:, None]
-            overall = smooth(sums.first.sum(dim=0) / a / data.n)
-            between = known * (smooth(sums.first / a / count) - overall)
+            overall = sums.first.sum(dim=0) / a / data.n
+            between = known * (sums.first / a / count - overall)
+            if self.shrinkage:
+                bands = Bands(data.image_shape, ctx.device)
+                variance = (of_images.std / images.coefficients[1] / a) ** 2  # of the noise of a sum, in each pixel
+                overall = bands.shrunk(overall[None], k * variance / data.n**2)[0]
+                of_mean = 1.0 / count**2 - 2.0 / (count * data.n) + k / data.n**2
+                between = bands.shrunk(between, (known * variance * of_mean).sum())
 
             # Subspace. The signs of eigenvectors are fixed, so that all machines agree. Means are projected on it,
             # which removes most of their noise: a classifier would recognise the class by a fixed pattern of noise.
@@ -196,7 +184,12 @@ class GaussianModel(Checked):
             a_r = stretch(R_r, residual)
             S = residuals.unpack(of_residuals(lambda x, y: a_r * residual(x, y))).second / a_r**2 / data.n
             B = (between * count / data.n).T @ between
-            V = top_eigenvectors(S + self.between * B, d, basis)
+            within = S
+            if self.shrinkage:
+                within = bands.weighted(
+                    S, of_residuals.std / residuals.coefficients[2] * (2.0 * p) ** 0.5 / a_r**2 / data.n
+                )
+            V = torch.linalg.eigh(within + self.between * B).eigenvectors[:, -d:].flip(1)
             V = torch.where(V.sum(dim=0) < 0.0, -V, V)
             m = overall + between @ V @ V.T
             largest = 1.0 + float(m.abs().max())  # of |x - m|, as pixels are in [0, 1]
@@ -220,10 +213,14 @@ class GaussianModel(Checked):
             # Normal distributions of codes. The noise of a sum of z z^T has the spectral norm `noise`.
             z = codes.unpack(of_codes(lambda x, y: clusters.deviations(a_z * code(x, y), y)))
             noise = of_codes.std / codes.coefficients[2] * (2.0 * d) ** 0.5
-            count, known = (count * clusters.weights).clamp(min=1.0), known * (clusters.size > 0.0)
-            mu, roots = normal_distributions(
-                count.view(-1, 1), known.view(-1, 1), z.first.view(-1, d), diagonal_blocks(z.second, K), noise
-            )
+            count = (count * clusters.weights).clamp(min=1.0).view(-1, 1)
+            known, first = (known * (clusters.size > 0.0)).view(-1, 1), z.first.view(-1, d)
+            if self.shrinkage:
+                variance = (of_codes.std / codes.coefficients[1]) ** 2
+                first = first * stein_factor(
+                    (known * first / count).square().sum(), d * (known * variance / count**2).sum()
+                )
+            mu, roots = normal_distributions(count, known, first, diagonal_blocks(z.second, K), noise)
 
             generator = NetGenerator.build(
                 ClassGaussians, data, ctx.device, latent_dim=d + p + (K > 1), threshold=self.threshold, clusters=K
