@@ -81,8 +81,9 @@ def caption(shown: list[Line]) -> str:
         f"MNIST, a proven ε of {EPSILON:g} for each line with a place ({relation_name(first['relation'])}, δ = "
         f"{float(first['delta']):g}, accountant {first['accountant']}). Protocol {first['protocol']}, mean ± standard "
         f"deviation over {seeds} seeds; one seed has no ±. Samples are the first two of each class, of the "
-        "first seed. Lines of scale paper have their authors' number of steps and widths, if there are authors. Sim-PE "
-        "also uses fonts that are public; samples of these fonts alone use no record (ε = 0)."
+        "first seed. Lines of scale paper have their authors' number of steps and widths, if there are authors; only "
+        "Sim-PE has a size of ours. It also uses fonts that are public; samples of these fonts alone use no record "
+        "(ε = 0)."
     )
     return textwrap.fill(text, 150)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -86,11 +87,16 @@ class DPHP(Checked):
         mus = [math.sqrt(event.times) * event.sensitivity.replace_one / event.std for event in events]
         return sum(mu**2 / 2 + mu * math.sqrt(2 * math.log(2 / delta)) for mu in mus)
 
+    def expect_data(self, class_names: Sequence[str], image_shape: Sequence[int]) -> None:
+        if self.generator == "conv":
+            CodeGenerator.expect(image_shape)
+        if math.prod(image_shape) < 2:
+            raise ValueError("image_shape: expected at least two pixels, for the pairs of the product kernel, got one.")
+
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         rho, classes, pixels = mehler_rho(self.length_scale2), data.num_classes, math.prod(data.image_shape)
         s, r, scale = self.sum_order + 1, self.product_order + 1, pixels**-0.5
-        steps = ctx.limit(self.steps)
-        epochs = math.ceil(steps / self.epoch_steps)
+        epochs = math.ceil(ctx.limit(self.steps) / self.epoch_steps)
         pairs = [torch.randperm(pixels, generator=ctx.generator)[:2].to(ctx.device) for _ in range(epochs)]
 
         def product_features(images: Tensor, pair: Tensor) -> Tensor:  # [b, c, h, w] -> [r, b, 2]
@@ -111,21 +117,16 @@ class DPHP(Checked):
             features = hermite_features(images.flatten(1), rho, self.sum_order) * scale  # [s, b, P]
             return {"value": (torch.ones_like(images[:, :1, 0, 0]), features.transpose(0, 1).flatten(1))}
 
-        def products_at(pair: Tensor) -> Any:
-            def rows(images: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-                a, b = product_features(images, pair).unbind(dim=2)
-                return {"value": (a.T, b.T)}
-
-            return rows
+        def product_rows(pair: Tensor, images: Tensor, labels: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+            a, b = product_features(images, pair).unbind(dim=2)
+            return {"value": (a.T, b.T)}
 
         sums = release_sum(sum_rows).reshape(classes, s, pixels).transpose(0, 1) / data.n
-        products = [release_product(products_at(pair)) / data.n for pair in pairs]  # [classes, r, r] each
+        products = [release_product(partial(product_rows, pair)) / data.n for pair in pairs]  # [classes, r, r] each
 
-        sizes: dict[str, Any] = {"latent_dim": self.latent_dim, "hidden": self.hidden}
-        if self.generator == "conv":
-            generator = NetGenerator.build(CodeGenerator, data, ctx.device, align_corners=True, **sizes)
-        else:
-            generator = NetGenerator.build(DenseGenerator, data, ctx.device, **sizes)
+        net = CodeGenerator if self.generator == "conv" else DenseGenerator
+        more: dict[str, Any] = {"align_corners": True} if self.generator == "conv" else {}
+        generator = NetGenerator.build(net, data, ctx.device, latent_dim=self.latent_dim, hidden=self.hidden, **more)
 
         def loss(t: int, images: Tensor, labels: Tensor) -> Tensor:
             one_hot = F.one_hot(labels, classes).to(images.dtype) / len(images)

@@ -13,6 +13,7 @@ does not change epsilon.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,6 +64,9 @@ class DPMERF(Checked):
         if self.features % 2:
             raise ValueError(f"method.features: expected an even number (cosines and sines), got {self.features}.")
 
+    def expect_data(self, class_names: Sequence[str], image_shape: Sequence[int]) -> None:
+        CodeGenerator.expect(image_shape)
+
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         pixels = math.prod(data.image_shape)
         frequencies = torch.randn(self.features // 2, pixels, generator=ctx.generator) / self.length_scale2**0.5
@@ -75,6 +79,7 @@ class DPMERF(Checked):
         def one_hot(labels: Tensor) -> Tensor:  # [b] -> [b, classes]
             return F.one_hot(labels, data.num_classes).float()
 
+        generator = NetGenerator.build(CodeGenerator, data, ctx.device, latent_dim=self.latent_dim)
         release = data.mechanism(
             "mean_embedding",
             sample=Full(),
@@ -83,8 +88,6 @@ class DPMERF(Checked):
         )
         noisy_sum = release(lambda x, y: embed(x)[:, :, None] * one_hot(y)[:, None, :])
         target = noisy_sum / data.n
-
-        generator = NetGenerator.build(CodeGenerator, data, ctx.device, latent_dim=self.latent_dim)
 
         def loss(t: int, images: Tensor, labels: Tensor) -> Tensor:
             generated = embed(images).T @ one_hot(labels) / len(images)  # 1/b sum_j e(G(zeta_j, y_j), y_j)

@@ -16,6 +16,7 @@ has a gradient of its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,6 +66,9 @@ class DPNTK(Checked):
     lr: Positive
     lr_decay: Positive
     decay_steps: Count
+
+    def expect_data(self, class_names: Sequence[str], image_shape: Sequence[int]) -> None:
+        CodeGenerator.expect(image_shape)
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         pixels = math.prod(data.image_shape)

@@ -109,10 +109,11 @@ def nearest(candidates: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         candidates: embeddings [K, N, d], whole numbers of `embed`. Candidate j of class k is bin k N + j.
     """
     K, N, _ = candidates.shape
+    candidates = candidates.double()  # in float32, squared distances of wide images would be rounded
     lengths = candidates.square().sum(dim=2)
 
     def votes(images: Tensor, labels: Tensor) -> Tensor:
-        embedded = embed(images)
+        embedded = embed(images).double()
         out = torch.empty_like(labels)
         for k in range(K):
             own = labels == k

@@ -55,6 +55,7 @@ _FEDAVG: dict[str, Any] = dict(
     clients_per_round=2, steps=6, local_steps=2, g_steps=2, batch_size=4, latent_dim=4, width=0.02, lr_d=1e-2, lr_g=5e-3
 )
 
+_LEAGUE_GAUSS: dict[str, Any] = dict(share_means=0.15, share_residuals=0.25, shrinkage=False)
 _HP: dict[str, Any] = dict(
     sum_order=6, product_order=3, hidden=8, steps=12, epoch_steps=5, batch_size=8, lr_decay=0.3, length_scale2=0.15
 )
@@ -94,10 +95,13 @@ CASES = [
     Case("dp_cgan", dict(sigma=1.0, **_CGAN)),
     Case("dp_cgan", dict(clip="per_tensor", clip_norm=0.3, sigma=0.5, **_CGAN)),
     Case("dp_gauss", dict(dim=4)),
-    Case("dp_gauss", dict(dim=4, threshold=0.2, radius=0.2, radius_residual=0.1, radius_code=0.1), 10.0),
-    Case("dp_gauss", dict(dim=4, clusters=2)),
-    Case("dp_gauss", dict(dim=4, share_radii=0.2), 10.0),
-    Case("dp_gauss", dict(dim=4, shrinkage=True), 10.0),
+    Case("dp_gauss", dict(dim=4, clusters=2, share_radii=0.2), 10.0),
+    Case("dp_gauss", dict(dim=4, **_LEAGUE_GAUSS)),
+    Case(
+        "dp_gauss", dict(dim=4, threshold=0.2, radius=0.2, radius_residual=0.1, radius_code=0.1, **_LEAGUE_GAUSS), 10.0
+    ),
+    Case("dp_gauss", dict(dim=4, clusters=2, **_LEAGUE_GAUSS)),
+    Case("dp_gauss", dict(dim=4, share_radii=0.2, **_LEAGUE_GAUSS), 10.0),
     Case("dp_hp", _HP),
     Case("dp_hp", _HP, 10.0),
     Case("dp_hp", dict(generator="conv", sigma_sum=0.5, sigma_product=2.0, **_HP), 100.0),

@@ -130,7 +130,8 @@ def pairs_of_clusters(n: int = 1200) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("eps", [math.inf, 100.0])
 def test_clusters_of_a_class_are_found_with_their_sizes_and_covariances(eps: float) -> None:
     images, labels = pairs_of_clusters()
-    generator, _ = fit(images, labels, eps, dim=3, clusters=2, radius=1.0, radius_residual=0.5, radius_code=0.5)
+    settings = dict(radius=1.0, radius_residual=0.5, radius_code=0.5, share_means=0.15, share_residuals=0.25)
+    generator, _ = fit(images, labels, eps, dim=3, clusters=2, **settings)
     samples = generator.sample_unrounded(torch.arange(3000) % CLASSES, seed=0) / 255.0
     for c in range(CLASSES):
         of_class = samples[c::CLASSES]

@@ -224,6 +224,20 @@ def test_embeddings_and_votes_are_exact_for_any_order_and_odd_records():
     assert embed(torch.rand(2, 1, 8, 8)).shape == (2, 64)
 
 
+def test_a_vote_on_a_wide_image_does_not_depend_on_the_other_records():
+    """Bright images whose squared distances exceed 2^24; single rows and batches are rounded differently in float32."""
+    rng = torch.Generator().manual_seed(0)
+    candidates = embed(0.9 + 0.1 * torch.rand(400, 1, 28, 400, generator=rng)).reshape(2, 200, -1)
+    assert float(candidates[0, 0].square().sum()) > 2**24
+    images, labels = 0.9 + 0.1 * torch.rand(60, 1, 28, 400, generator=rng), torch.arange(60) % 2
+    together = nearest(candidates)(images, labels)
+    alone = torch.cat([nearest(candidates)(images[i : i + 1], labels[i : i + 1]) for i in range(60)])
+    assert torch.equal(together, alone)
+    rows = embed(images).double()
+    distances = (rows[:, None] - candidates[labels].double()).square().sum(dim=2)
+    assert torch.equal(together.squeeze(1), 200 * labels + distances.argmin(dim=1))
+
+
 # --- methods ----------------------------------------------------------------------------------------------------------
 
 

@@ -332,6 +332,26 @@ def test_lines_that_are_not_better_than_runs_without_records_say_so(tmp_path):
     assert [remark in status for _, status in found.values()] == [False, False, True, True]
 
 
+@pytest.mark.parametrize(("own", "worse"), [(60.0, False), (80.0, True)])
+def test_a_line_is_compared_with_runs_without_records_that_have_its_public_data(tmp_path, own, worse):
+    """Of two sets of fonts, the one of the line; a method without fonts is not compared with fonts."""
+    lines = {
+        "own fonts": f"method=sim_pe dataset=digits {SHARED}",
+        "no fonts": LINES["dp_merf"],
+        "same": f"method=public_fonts dataset=digits {SHARED} privacy.epsilon=0",
+        "better": f"method=public_fonts method.fonts_digest=0123456789abcdef dataset=digits {SHARED} privacy.epsilon=0",
+    }
+    for (name, line), fid in zip(lines.items(), (own, 90.0, 70.0, 40.0), strict=True):
+        folder = Store(tmp_path).folder(measured(tmp_path, line, "quick", {"fid": {"fid": fid, "seconds_x": 1.0}}, 0))
+        public = {} if name == "no fonts" else {"public_data": "fonts"}
+        zero = {} if name in ("own fonts", "no fonts") else {"budget": {"epsilon": 0.0, **TERMS}}
+        folder.write_json("ledger.json", ledger(*([0.0] if zero else []), **zero, **public))
+    frame = every_column(assemble("t", board(*lines.values()), tmp_path))
+    assert len(frame) == 4
+    remarked = [name for name, status in zip(frame["method"], frame["status"], strict=True) if "not better" in status]
+    assert remarked == (["sim_pe"] if worse else [])
+
+
 def test_data_besides_the_records_is_a_column_where_a_line_has_them(tmp_path):
     ran(tmp_path, "dp_merf", 100.0)
     fonts = ran(tmp_path, "dpgan", 50.0, content=ledger(public_data="fonts"))

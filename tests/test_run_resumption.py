@@ -51,6 +51,7 @@ def test_a_run_killed_at_any_rename_ends_like_one_that_was_not(undisturbed, tmp_
         folder = execute(config(results))
         assert contents(folder) == contents(undisturbed), f"killed at rename {number}"
         assert not list(folder.path.glob("private/*"))
+        assert not list(folder.path.glob("checkpoints/*.tmp*")), f"killed at rename {number}"
         shutil.rmtree(results)
     assert kills * every > 15  # six checkpoints, the ledger's approvals, the generator, samples, metrics, DONE
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -35,9 +36,8 @@ class CodeGenerator(nn.Module):
         align_corners: bool = False,
     ) -> None:
         super().__init__()
+        self.expect(image_shape)
         c, h, w = image_shape
-        if h % 4 or w % 4:
-            raise ValueError(f"expected a height and width that are multiples of 4, got {h}x{w}.")
         self.num_classes, self.grid = num_classes, (16, h // 4, w // 4)
         pixels = 16 * (h // 4) * (w // 4)
         first = [nn.Linear(latent_dim + num_classes, hidden), nn.BatchNorm1d(hidden), nn.ReLU()]
@@ -46,6 +46,20 @@ class CodeGenerator(nn.Module):
         twice = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=align_corners)
         coarse, fine = nn.Conv2d(16, 8, 5, padding=2), nn.Conv2d(8, c, 5, padding=2)
         self.image = nn.Sequential(twice, coarse, nn.ReLU(), twice, fine, nn.Sigmoid())
+
+    @staticmethod
+    def expect(image_shape: Sequence[int]) -> None:
+        """Check that height and width are multiples of 4.
+
+        Raises:
+            ValueError: if they are not.
+        """
+        _, h, w = image_shape
+        if h % 4 or w % 4:
+            raise ValueError(
+                f"image_shape: expected a height and width that are multiples of 4, got {h}x{w}; choose another "
+                "dataset.image_size, or pad the images."
+            )
 
     def forward(self, z: Tensor, y: Tensor) -> Tensor:
         """Images in [0, 1] [b, c, h, w] of latents z [b, latent_dim] and labels y int64 [b]."""

@@ -106,10 +106,10 @@ def varied(styles: Tensor, noise: Tensor, degree: float) -> Tensor:
 
 
 def embed(images: Tensor) -> Tensor:
-    """Small blurred images as rows of whole numbers 0..127, [n, d] with d of about 200.
+    """Small blurred images as rows of whole numbers 0..127, [n, d]; d is 196 to 729 for square images.
 
-    All sums are of whole numbers below 2^24, and so are squared distances of up to 500 such numbers. Embeddings,
-    distances and the nearest row are therefore the same for every device, precision and order of summation.
+    An embedding sums whole numbers below 2^24, so it is the same on every device. Squared distances exceed 2^24 for
+    large d, so that float32 would round them; float64 has all of them exactly, in any order of summation.
 
     Args:
         images: [n, c, h, w] in [0, 1]; other values are set to the nearest of them, and NaN to 0.

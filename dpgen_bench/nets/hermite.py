@@ -26,13 +26,14 @@ def hermite_features(x: Tensor, rho: float, order: int) -> Tensor:
         phi_k(x) = (1 - rho^2)^(1/4) sqrt(rho^k / (2^k k!)) H_k(x) exp(-a x^2),
 
     and by Mehler's formula the sum over all k of phi_k(x) phi_k(y) is the Gaussian kernel of `mehler_rho`. Hence the
-    squares of all phi_k(x) sum to 1, and those up to `order` to at most 1, for every x.
+    squares of all phi_k(x) sum to 1, and those up to `order` to at most 1.
 
     H_k and k! overflow soon, so phi_k is computed by its own recursion, in which all values are in [-1, 1]:
 
         phi_{k+1} = sqrt(2 rho / (k + 1)) x phi_k - rho sqrt(k / (k + 1)) phi_{k-1}.
 
-    Where exp(-a x^2) underflows (|x| > 13 in float32), all features are 0.
+    This holds for |x| <= 13 in float32. Beyond, exp(-a x^2) loses its digits, and then underflows, so that all features
+    are 0. Pixels are in [0, 1].
     """
     return _HermiteFeatures.apply(x, rho, order)
 

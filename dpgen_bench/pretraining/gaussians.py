@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,15 +33,17 @@ from dpgen_bench.nets.gaussian_clusters import Clusters, diagonal_blocks, normal
 from dpgen_bench.pretraining.radii import BINS, bins_of, quantile_of
 from dpgen_bench.pretraining.shrinkage import Bands, stein_factor
 from dpgen_bench.privacy.bounds import DrawBound
+from dpgen_bench.privacy.expect import MOST_NUMBERS
 from dpgen_bench.privacy.factors import PerRecordMoments
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.planning import FIRST_STAGE
 from dpgen_bench.privacy.sampling import Full
 from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.utils.exact import product
-from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, NonNegative, Positive, Share
+from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, Interval, NonNegative, Share
 
 LLOYD_STEPS = 3
+Radius = Annotated[float, Interval("[1e-3, 10]")]  # no vector of pixels in [0, 1] exceeds 1
 LabelledImages = tuple[Tensor, Tensor]  # uint8 [n, c, h, w] and int64 [n]
 PrivateRows = Callable[[Tensor, Tensor], Tensor]  # of images and labels, a vector for each record
 
@@ -80,9 +82,9 @@ class GaussianModel(Checked):
     # Runs from before these options existed keep their ids.
     added: ClassVar[tuple[str, ...]] = ("share_radii", "quantile", "shrinkage")
     dim: Count
-    radius: Positive
-    radius_residual: Positive
-    radius_code: Positive
+    radius: Radius
+    radius_residual: Radius
+    radius_code: Radius
     share_means: Share
     share_residuals: Share
     between: NonNegative
@@ -110,12 +112,17 @@ class GaussianModel(Checked):
         return {name: getattr(self, name) for name in names}
 
     def expect_data(self, class_names: Sequence[str], image_shape: Sequence[int]) -> None:
-        """Check that d is below the number of pixels.
+        """Check that d is below the number of pixels, and that their second moments are not too many numbers.
 
         Raises:
-            ValueError: if it is not.
+            ValueError: if it is not, or they are.
         """
         p = math.prod(image_shape)
+        if p * (p + 1) // 2 > MOST_NUMBERS:
+            raise ValueError(
+                f"image_shape: expected at most {math.isqrt(2 * MOST_NUMBERS) - 1:,} pixels in all channels, because "
+                f"their second moments are released, got {p:,}; choose a smaller dataset.image_size, or another method."
+            )
         if self.dim >= p:
             raise ValueError(
                 f"{self.config_group}.dim: expected less than {p}, the number of pixels of an image, got {self.dim}; "

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
-_MOST_NUMBERS = 2**27  # of a release: 1 GiB in float64, of which noise and sums need several
+MOST_NUMBERS = 2**27  # of a release: 1 GiB in float64, of which noise and sums need several
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,99}")
 
 
@@ -56,9 +56,9 @@ def expect_size(numbers: int, what: str) -> None:
     Raises:
         ValueError: for more than 2^27 numbers.
     """
-    if numbers > _MOST_NUMBERS:
+    if numbers > MOST_NUMBERS:
         raise ValueError(
-            f"{what}: expected a release of at most {_MOST_NUMBERS:,} numbers, got {numbers:,}; give smaller sizes."
+            f"{what}: expected a release of at most {MOST_NUMBERS:,} numbers, got {numbers:,}; give smaller sizes."
         )
 
 

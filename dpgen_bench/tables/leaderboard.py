@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from dpgen_bench.config.display import direction, method_name
 from dpgen_bench.tables.lines import TO_BEST, Line
-from dpgen_bench.tables.naming import budget_of, is_real_data, uses_no_records
+from dpgen_bench.tables.naming import budget_of, has_public_data_of, is_real_data, uses_no_records
 from dpgen_bench.tables.ranking import standings, why_no_place
 from dpgen_bench.tables.rows import TableRow
 from dpgen_bench.tables.spec import LeaderboardSpec, TableSpec
@@ -34,7 +34,7 @@ def ranked(table: TableSpec, board: LeaderboardSpec, lines: Sequence[Line]) -> l
       known).
 
     The status of a line says if its value is not better than that of the best runs on its data set that use no records
-    (a proven epsilon of 0); for costs it does not.
+    (a proven epsilon of 0), and no public data but the line's own; for costs it does not.
 
     Raises:
         ValueError: if two lines differ in relation, delta, accountant or protocol, a line is a printed one, or `by` is
@@ -64,7 +64,8 @@ def _compared_with_no_records(line: Line, placed: Sequence[Line], by: str, lower
         ranked = summary is not None and other.standing is not None and other.standing.place is not None
         return sign * summary.mean if summary is not None and ranked else math.inf
 
-    others = [other for other in placed if other.head["dataset"] == line.head["dataset"] and uses_no_records(other)]
+    on_its_data = [other for other in placed if other.head["dataset"] == line.head["dataset"]]
+    others = [other for other in on_its_data if uses_no_records(other) and has_public_data_of(line, other)]
     best = min(others, key=value, default=line)
     if uses_no_records(line) or not value(best) <= value(line) < math.inf or best is line:
         return line

@@ -83,6 +83,14 @@ def uses_no_records(line: Line) -> bool:
     return line.row.epsilon_value("proven") == 0.0 or line.row.specs[0].config.privacy.epsilon == 0
 
 
+def has_public_data_of(line: Line, other: Line) -> bool:
+    """Whether the other line uses no public data, or the same as the line: the same fonts, by their digest."""
+    if line.row is None or other.row is None:
+        return False
+    mine, others = ((row.public_data, row.specs[0].config.method.get("fonts_digest")) for row in (line.row, other.row))
+    return not others[0] or mine == others
+
+
 def rank_of(line: Line) -> int:
     """Real data is the upper end and comes first; what uses no records is the lower end and comes last."""
     return 0 if is_real_data(line) else 2 if uses_no_records(line) else 1

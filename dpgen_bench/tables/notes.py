@@ -76,6 +76,10 @@ class Shared:
             texts.append(_sentence("; ".join(differing)))
             assert line.row is not None
             texts += map(_sentence, line.row.plugin_notes)
+        elif line.row is not None and line.printed is None and not self.is_unmade:
+            facts = _facts(line)  # what will be measured, where other lines of the table show something else
+            planned = [facts[key] for key in ("protocol", "ε") if facts.get(key, "") not in ("", self.common.get(key))]
+            texts.append(_sentence("; ".join(planned)))
         return [text for text in texts if text]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dpgen_bench.utils.files import atomic
+from dpgen_bench.utils.files import UNFINISHED, atomic
 from dpgen_bench.utils.randomness import global_randomness, restore_global_randomness
 
 
@@ -80,6 +80,12 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep_as: str | None = 
     for name in ["last", *([keep_as] if keep_as else [])]:
         with atomic(folder / f"{name}.pt") as temporary:
             torch.save(content, temporary)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a process that was killed while it wrote a checkpoint left in the folder. No other may be writing."""
+    for path in folder.glob(f"{UNFINISHED}.pt"):
+        path.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: Path) -> Checkpoint | None:

@@ -15,6 +15,7 @@ from dpgen_bench.training.checkpoint import (
     PhaseState,
     load_checkpoint,
     public_randomness,
+    remove_unfinished,
     restore_randomness,
     save_checkpoint,
 )
@@ -129,6 +130,8 @@ class Loop:
         self.steps_done: dict[str, int] = {}
         self.parameters: dict[str, int] = {}
         self._state.inside = False
+        if folder:
+            remove_unfinished(folder / "checkpoints")
         self._saved = load_checkpoint(folder / "checkpoints" / "last.pt") if folder else None
         # Until the run reaches its checkpoint, the log is muted: these rows were written before the interruption.
         length = self._saved.log_bytes if self._saved else 0

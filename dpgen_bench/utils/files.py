@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+UNFINISHED = ".*.tmp"  # pattern of the temporary names of `atomic`, before the suffix of the file
+
 
 @contextmanager
 def atomic(path: Path, *, private: bool = False) -> Iterator[Path]:
