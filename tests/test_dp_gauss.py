@@ -366,6 +366,12 @@ def test_60000_records_are_streamed():
 
 def test_mistakes_are_refused_before_records_are_read():
     images, labels = records(12)
+    for radius in (1e300, 1e-300, math.nan):
+        with pytest.raises(ValueError, match=r"method.radius: expected a number in \[1e-3, 10\]"):
+            fit(images, labels, dim=3, radius=radius)
+    with pytest.raises(ValueError, match=r"image_shape: expected at most 16,383 pixels in all channels, .* got 16,384"):
+        build(DPGauss).expect_data(["a", "b"], (1, 128, 128))
+    build(DPGauss).expect_data(["a", "b"], (1, 127, 129))
     with pytest.raises(
         ValueError, match=r"method.dim: expected less than 16, the number of pixels of an image, got 16"
     ):

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.data.npz import Npz
 from dpgen_bench.data.records import MissingData, Records
+from dpgen_bench.runs.execute import execute
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (40, 8, 6), dtype=np.uint8)
@@ -122,3 +124,23 @@ def test_files_that_are_no_archive_are_refused(tmp_path):
         Npz(spec.path).load("train")
     with pytest.raises(ValueError, match=r"test_fraction in \(0, 1\), got 1"):
         Npz("x.npz", test_fraction=1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "method", "message"),
+    [
+        ((14, 40), ["method=dp_merf"], "multiples of 4, got 14x40; choose another dataset.image_size, or pad"),
+        ((14, 40), ["method=dp_ntk"], "multiples of 4, got 14x40"),
+        ((14, 40), ["method=dp_hp", "method.generator=conv"], "multiples of 4, got 14x40"),
+        ((1, 1), ["method=dp_hp"], "at least two pixels, for the pairs of the product kernel"),
+        ((128, 128), ["method=dp_gauss"], "at most 16,383 pixels in all channels"),
+    ],
+)
+def test_images_that_a_method_cannot_make_are_refused_before_a_run_exists(tmp_path, shape, method, message):
+    """Otherwise releases would spend the budget first."""
+    images = np.arange(200, dtype=np.uint8)[:, None, None] + np.zeros(shape, np.uint8)
+    np.savez(tmp_path / "own.npz", images=images, labels=np.arange(200) % 2)
+    words = ["dataset=npz", f"dataset.path={tmp_path / 'own.npz'}", f"results={tmp_path / 'results'}", *method]
+    with pytest.raises(ValueError, match=message):
+        execute(compose_config(words))
+    assert not (tmp_path / "results" / "runs").exists()
