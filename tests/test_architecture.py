@@ -50,6 +50,10 @@ def test_a_method_file_and_its_yaml_share_their_name(path):
     assert type(build_method(config)).__module__ == f"methods.{path.stem}"
 
 
+# Settings whose yaml has another default than the runs from before they existed.
+BETTER_NOW: dict[str, dict[str, object]] = {"dp_gauss": {"shrinkage": False}}
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "methods").glob("[!_]*.py")), ids=lambda p: p.name)
 def test_a_default_is_in_the_yaml_alone(path):
     """The yaml names each setting with its value and its source; the class declares types and ranges."""
@@ -60,7 +64,8 @@ def test_a_default_is_in_the_yaml_alone(path):
     # The class knows the default of a setting that was added later, which earlier runs have without naming it.
     added = getattr(cls, "added", ())
     with_default = [field for field in declared if (field.default, field.default_factory) != (MISSING, MISSING)]
-    assert {field.name: field.default for field in with_default} == {name: config.method[name] for name in added}
+    earlier = {field.name: field.default for field in with_default}
+    assert earlier == {name: config.method[name] for name in added} | BETTER_NOW.get(path.stem, {})
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "methods").glob("[!_]*.py")), ids=lambda p: p.name)
