@@ -80,7 +80,7 @@ NUMERIC := $(patsubst %,tests/test_%.py,annealing audit_bounds audit_oracle augm
 	dp_merf dp_ntk dp_sinkhorn dp_sinkhorn_privacy dpdm dpgan dpgan_settings edm factors fed_gs_wgan fed_gs_wgan_client \
 	fedavg_gan fedavg_nets fidelity g_pate generator gradients gradients_bound gradients_limits gs_wgan gs_wgan_privacy \
 	hermite inception_score kid learning_law memorisation nets network_training networks noise_ahead padding pate_gan prdc \
-	precision pretraining privacy_core processes psg record_rng record_rng_mechanisms spectral stack step_frequency \
+	precision pretraining privacy_core processes psg record_rng record_rng_mechanisms shrinkage spectral stack step_frequency \
 	transport utility wgan_nets)
 NOT_NUMERIC := conform or detected or half_its_noise or published_setting or presets or few_images
 PERTURB ?= 1

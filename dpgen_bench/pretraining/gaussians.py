@@ -193,9 +193,7 @@ class GaussianModel(Checked):
             B = (between * count / data.n).T @ between
             within = S
             if self.shrinkage:
-                within = bands.weighted(
-                    S, of_residuals.std / residuals.coefficients[2] * (2.0 * p) ** 0.5 / a_r**2 / data.n
-                )
+                within = bands.weighted(S, _norm_of_noise(of_residuals, residuals, p) / a_r**2 / data.n)
             V = torch.linalg.eigh(within + self.between * B).eigenvectors[:, -d:].flip(1)
             V = torch.where(V.sum(dim=0) < 0.0, -V, V)
             m = overall + between @ V @ V.T
@@ -217,9 +215,9 @@ class GaussianModel(Checked):
                 of_cells, least = steps.unpack(of_steps(row_of_step)).first, 2.0 * of_steps.std / steps.coefficients[1]
                 clusters = clusters.moved(of_cells, constant=R_z / 2.0, least=least / (R_z / 2.0))
 
-            # Normal distributions of codes. The noise of a sum of z z^T has the spectral norm `noise`.
+            # Normal distributions of codes.
             z = codes.unpack(of_codes(lambda x, y: clusters.deviations(a_z * code(x, y), y)))
-            noise = of_codes.std / codes.coefficients[2] * (2.0 * d) ** 0.5
+            noise = _norm_of_noise(of_codes, codes, d)
             count = (count * clusters.weights).clamp(min=1.0).view(-1, 1)
             known, first = (known * (clusters.size > 0.0)).view(-1, 1), z.first.view(-1, d)
             if self.shrinkage:
@@ -238,6 +236,11 @@ class GaussianModel(Checked):
             return generator
 
         return release
+
+
+def _norm_of_noise(mechanism: Mechanism, bound: PerRecordMoments, dim: int) -> float:
+    """The spectral norm that the noise of a block [dim, dim] of the second moments has for large dim."""
+    return mechanism.std / bound.coefficients[2] * (2.0 * dim) ** 0.5
 
 
 @dataclass(kw_only=True)
