@@ -84,11 +84,17 @@ def uses_no_records(line: Line) -> bool:
 
 
 def has_public_data_of(line: Line, other: Line) -> bool:
-    """Whether the other line uses no public data, or the same as the line: the same fonts, by their digest."""
+    """Whether the other line uses no public data, or the same as the line."""
     if line.row is None or other.row is None:
         return False
-    mine, others = ((row.public_data, row.specs[0].config.method.get("fonts_digest")) for row in (line.row, other.row))
-    return not others[0] or mine == others
+    return not other.row.public_data or _public_data(line.row) == _public_data(other.row)
+
+
+def _public_data(row: TableRow) -> tuple[object, ...]:
+    """What a row's method declares to use besides the records, and the digests of its files (the class's `places`)."""
+    spec = row.specs[0]
+    digests = getattr(spec.method_class(), "places", {}).values()
+    return row.public_data, *(spec.config.method.get(digest) for digest in digests)
 
 
 def rank_of(line: Line) -> int:
