@@ -229,6 +229,7 @@ OTHER_RUNS = [
         *((word, "expected overrides that say how runs are made") for word in OTHER_RUNS),
         ("runtime.device=cpu,cuda", "expected one value"),
         ("foo", "expected an override such as"),
+        ("method.characters=０１", r"beyond ASCII needs quotes within those of the shell: \"KEY='VALUE'\""),
         ("federation.faults.drop=0.1", "this changes the identity of dp_merf"),
         ("federation.dropout=independent", "changes federation.dropout"),
         ("runtime.keep_steps=[6]", "changes the steps to keep"),

@@ -45,8 +45,8 @@ def parse_override(text: str) -> Override:
         override = OverridesParser.create().parse_override(text)
     except HydraException:
         raise ValueError(
-            f"expected an override such as runtime.device=cpu, got {text!r}; a value with spaces, commas or brackets "
-            "needs quotes: KEY='VALUE'."
+            f"expected an override such as runtime.device=cpu, got {text!r}; a value with spaces, commas, brackets or "
+            "letters beyond ASCII needs quotes within those of the shell: \"KEY='VALUE'\"."
         ) from None
     # Without this check privacy.epsilon=1e400 would mean no privacy. Ids under `restart` may look like numbers.
     if override.key_or_group != "restart" and (overflown := _overflown(text)) and _has_infinity(override.value()):
