@@ -12,7 +12,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from dpgen_bench.config.compose import compose_cached
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.store.folders import RunFolder
 from dpgen_bench.utils import files
@@ -25,7 +25,7 @@ QUICK = ["runtime.progress=false", "runtime.checkpoint_s=0", "runtime.account_s=
 
 
 def config(results: Path, *overrides: str, target: str = TOY, small: bool = True):
-    base = compose_cached([f"results={results}", *QUICK])
+    base = compose_config([f"results={results}", *QUICK])
     protocol = {
         "name": "toy",
         "num_samples": 40,

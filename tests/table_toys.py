@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from dpgen_bench.config.compose import compose_cached
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.spec import build_spec
 from dpgen_bench.store.folders import Store
 from dpgen_bench.tables.expand import lines_of, parent_ids
@@ -60,7 +60,7 @@ def measured(
     results: Path, line: str, protocol: str, values_by_key: dict[str, dict[str, float]], seed: int = 0, repeats: int = 1
 ) -> str:
     """A finished run with values by metric key, as if measured by that protocol."""
-    spec = build_spec(compose_cached([*line.split(), f"seed={seed}", f"protocol={protocol}", f"results={results}"]))
+    spec = build_spec(compose_config([*line.split(), f"seed={seed}", f"protocol={protocol}", f"results={results}"]))
     folder = Store(results).folder(spec.id)
     folder.path.mkdir(parents=True, exist_ok=True)
     (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(spec.config))
@@ -79,7 +79,7 @@ def measured(
 
 def fake_run(results: Path, overrides: list[str], accuracy: float | list[float] | None, protocol=None) -> str:
     """A finished run's files without the training, with one accuracy for each repeat; None: only failed."""
-    spec = build_spec(compose_cached([*overrides, f"results={results}"]))
+    spec = build_spec(compose_config([*overrides, f"results={results}"]))
     folder = Store(results).folder(spec.id)
     folder.path.mkdir(parents=True)
     (folder.path / "config.yaml").write_text(OmegaConf.to_yaml(spec.config))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpgen_bench.config.compose import compose_cached, compose_config
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.spec import build_spec
 from dpgen_bench.data.datasets import CelebaGender, FashionMnist, Mnist
 from dpgen_bench.data.records import Records
@@ -288,7 +288,7 @@ def test_every_row_of_the_tables_is_here() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.table}-{row.name}".replace(" ", "_"))
 def test_a_row_is_run_as_printed_and_composes_at_quick_scale(row: Row) -> None:
-    config = compose_cached([*row.run_overrides, "scale=quick"])
+    config = compose_config([*row.run_overrides, "scale=quick"])
     got: dict[str, Any] = dict(config.method) | {"dataset": config.dataset.name, "delta": config.privacy.delta}
     assert {key: got.get(key) for key in row.expected} == row.expected
     protocol = "dp_sinkhorn_2k" if row.table == "reduced" else "dp_sinkhorn"
@@ -382,7 +382,7 @@ def test_a_plan_releases_what_the_paper_says_and_claims_its_count(name: str, no_
     expected_event = event(row.expected)
     assert (got.sampling, got.times) == (expected_event.sampling, expected_event.times)
     assert got.multiplier("add_remove") == pytest.approx(expected_event.multiplier("add_remove"), rel=1e-12)
-    claim = build_spec(compose_cached(row.run_overrides)).method().epsilon_claimed([got], budget.delta)  # type: ignore[attr-defined]
+    claim = build_spec(compose_config(row.run_overrides)).method().epsilon_claimed([got], budget.delta)  # type: ignore[attr-defined]
     assert claim == pytest.approx(GOLDEN[name][1] if name in GOLDEN else 10.05, abs=0.005)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.config.compose import compose_cached, compose_config
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.spec import build_spec
 from dpgen_bench.data.datasets import FashionMnist, Mnist
 from dpgen_bench.data.records import Records
@@ -85,7 +85,7 @@ def overrides_of(name: str) -> list[str]:
 
 
 def composed(name: str, *overrides: str) -> DictConfig:
-    return compose_cached([*overrides_of(name), *overrides])
+    return compose_config([*overrides_of(name), *overrides])
 
 
 def settings(config: DictConfig) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def test_the_reduced_protocol_differs_from_dp_sinkhorns_in_sampling_alone() -> N
 
 
 def swept(table: str) -> list[DictConfig]:
-    return [compose_cached(job) for line in lines_of(load_table(table)) for job in jobs_of(line, {}) if "seed=0" in job]
+    return [compose_config(job) for line in lines_of(load_table(table)) for job in jobs_of(line, {}) if "seed=0" in job]
 
 
 @pytest.mark.parametrize("table", ["gs_wgan_figure4", "gs_wgan_figurea2"])

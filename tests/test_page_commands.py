@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dpgen_bench.cli.parser import build_parser
-from dpgen_bench.config.compose import compose_cached, compose_config
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.overrides import parse_override
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.utils.paths import CONF
@@ -48,8 +48,7 @@ def targets() -> frozenset[str]:
 @cache
 def composes(overrides: tuple[str, ...], folder: Path) -> None:
     """Compose overrides; raises an exception if they are invalid."""
-    has_folder = any(each.startswith("--config-dir") for each in overrides)
-    (compose_config if has_folder else compose_cached)(list(overrides))
+    compose_config(list(overrides))
 
 
 def one_choice_each(overrides: list[str]) -> list[tuple[str, ...]]:

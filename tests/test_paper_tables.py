@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from dpgen_bench.config.compose import compose_cached
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.spec import RunSpec, build_spec, hashed_privacy
 from dpgen_bench.outcomes.listing import current_protocol
 from dpgen_bench.tables.expand import expand
@@ -84,7 +84,7 @@ def rows(name: str) -> list[PublishedRow]:
 
 @cache
 def specified(*words: str) -> RunSpec:
-    return build_spec(compose_cached(words))
+    return build_spec(compose_config(words))
 
 
 def first(line: str) -> RunSpec:

@@ -6,19 +6,16 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from omegaconf import OmegaConf
 
-from dpgen_bench.config.compose import compose_cached, compose_config
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.spec import build_spec
 from dpgen_bench.outcomes.overview import overview, row
 from dpgen_bench.report.written import write_table
 from dpgen_bench.store.folders import Store
 from dpgen_bench.store.statistics import t_interval
 from dpgen_bench.tables.assembly import assemble
-from dpgen_bench.tables.expand import expand, jobs_of, lines_of, parent_ids, spec_of_job
+from dpgen_bench.tables.expand import expand
 from dpgen_bench.tables.formats import long_frame, to_markdown
-from dpgen_bench.tables.load import load_table
-from dpgen_bench.tables.names import table_names
 from tests.table_toys import every_column, fake_run, table_of, write_demo
 
 
@@ -148,45 +145,3 @@ def test_a_table_with_missing_failed_and_measured_runs(tmp_path, monkeypatch):
     before = (tmp_path / "tables" / "demo.md").read_bytes()
     write_table("demo", tmp_path, "paper", ["md", "csv"])
     assert (tmp_path / "tables" / "demo.md").read_bytes() == before
-
-
-COMPOSED = (
-    ["experiment=demo/dp_merf", "privacy.epsilon=1", "protocol=quick", "method.steps=7"],
-    ["experiment=dp_sinkhorn/mnist", "privacy.epsilon=inf", "method.sigma=null", "method.m=3.0", "seed=4"],
-    ["experiment=quick/dpgan", "privacy.epsilon=10", "restart={run:'0123456789ab',checkpoint:last}"],
-    ["method=dpgan", "+method.new=1"],  # an addition is composed whole
-    ["method=dpgan", "~privacy.epsilon"],
-)
-
-
-@pytest.mark.parametrize("overrides", COMPOSED, ids=lambda overrides: overrides[-1])
-def test_a_cached_composition_is_hydras_own(overrides):
-    expected = compose_config(overrides)
-    for _ in range(2):  # the first one fills the cache
-        config = compose_cached(overrides)
-        assert OmegaConf.to_container(config) == OmegaConf.to_container(expected)
-        assert (list(config), OmegaConf.is_struct(config)) == (list(expected), OmegaConf.is_struct(expected))
-        config.seed = 99  # a copy
-    assert compose_cached(overrides).seed != 99
-
-
-@pytest.mark.parametrize("overrides", [["method.stepz=3"], ["method=nothing"], ["seed.more=1"], ["seed=1,2"]])
-def test_a_cached_composition_refuses_what_hydra_refuses(overrides):
-    with pytest.raises(ValueError, match="expected") as expected:
-        compose_config(overrides)
-    with pytest.raises(ValueError, match="expected") as error:
-        compose_cached(overrides)
-    assert str(error.value) == str(expected.value)
-
-
-@pytest.mark.slow
-def test_runs_of_all_tables_are_those_that_hydra_composes(tmp_path):
-    for name in table_names():
-        table = load_table(name)
-        for scale in ("paper", "quick"):
-            parents = parent_ids(table, tmp_path, scale)
-            for job in (job for line in lines_of(table, scale) for job in jobs_of(line, parents)):
-                spec = build_spec(compose_config([*job, f"results={tmp_path}"]), planned=True)
-                found = spec_of_job(job, tmp_path)
-                assert (found.id, found.training) == (spec.id, spec.training)
-                assert found.config == spec.config

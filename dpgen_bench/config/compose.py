@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Collection, Iterator, Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,9 @@ SHOW = "`dpgen run --cfg job` shows all settings"
 def compose_config(overrides: Sequence[str]) -> DictConfig:
     """The config that `dpgen run` composes from these overrides; `--config-dir DIR` and `=DIR` are accepted, too.
 
-    Yamls are also found in the folders of `own_folders`.
+    Yamls are also found in the folders of `own_folders`. Hydra needs a tenth of a second to compose yamls, and sets
+    values last. So choices of yamls are composed once, until a yaml changes, and values are set in a copy. Overrides
+    for which that may differ are composed whole by Hydra: those that add or delete a key, and those that are refused.
 
     Raises:
         ValueError: for an override that is none, or of an unknown key or name, a yaml that cannot be read, or a folder
@@ -43,6 +45,16 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
         texts.append(f"hydra.searchpath=[{','.join(quote_value(f'file://{folder}') for folder in folders)}]")
     parsed = [parse_override(text) for text in texts]
     _check_values(parsed, roots)
+    settings = [each for each in parsed if not _is_group(each.key_or_group, roots) and not each.is_hydra_override()]
+    if all(each.type is OverrideType.CHANGE and not each.package for each in settings):
+        choices = tuple(str(each.input_line) for each in parsed if each not in settings)
+        try:
+            config = copy.deepcopy(_of_choices(choices, _state(roots)))
+            for each in settings:
+                OmegaConf.update(config, each.key_or_group, each.value(), merge=True)
+            return config
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, TypeError):
+            pass  # composed whole, the error says which override is wrong
     try:
         return _compose(texts)
     except MissingConfigException as error:
@@ -58,33 +70,6 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
             f"expected yaml files of UTF-8 text in {' and '.join(map(str, roots))}, got other bytes ({error}); save "
             "the file as text."
         ) from None
-
-
-def compose_cached(overrides: Sequence[str]) -> DictConfig:
-    """`compose_config`, but choices of yamls are composed once, and settings are added to a copy of the result.
-
-    Hydra needs a quarter of a second to compose yamls, and it sets values last, so that the config is the same.
-    Overrides for which it may not be are composed whole: those that add or delete a key, and those that are refused.
-    """
-    parsed = [parse_override(text) for text in overrides]
-    roots = _roots(None)
-    choices = [each.input_line for each in parsed if any((root / each.key_or_group).is_dir() for root in roots)]
-    settings = [each for each in parsed if each.input_line not in choices]
-    if all(each.type is OverrideType.CHANGE and not each.is_sweep_override() and not each.package for each in settings):
-        config = copy.deepcopy(_composed(tuple(map(str, choices)), own_folders()))
-        try:
-            for each in settings:
-                OmegaConf.update(config, each.key_or_group, each.value(), merge=True)
-            return config
-        except (OmegaConfBaseException, ValueError, TypeError):
-            pass  # composed whole, Hydra's error says which override is wrong
-    return compose_config(overrides)
-
-
-@cache
-def _composed(overrides: tuple[str, ...], _: tuple[Path, ...]) -> DictConfig:
-    """The config of these overrides, cached for each value of `own_folders`."""
-    return compose_config(overrides)
 
 
 def expect_composable(overrides: Sequence[str], multirun: bool) -> None:
@@ -105,7 +90,7 @@ def expect_composable(overrides: Sequence[str], multirun: bool) -> None:
     _check_results(compose_config([*option, *first]))
     for number, values in enumerate(choices):
         # Names of yamls may be unknown. Of a single setting, each value can be composed if one can.
-        if any((root / values[0].split("=")[0]).is_dir() for root in _roots(directory)):
+        if _is_group(values[0].split("=")[0], _roots(directory)):
             for value in values[1:]:
                 compose_config([*option, *first[:number], value, *first[number + 1 :]])
 
@@ -145,10 +130,26 @@ def _roots(directory: str | None) -> list[Path]:
     return list(dict.fromkeys([CONF, *([Path(directory).resolve()] if directory else []), *own_folders()]))
 
 
-def _compose(texts: list[str]) -> DictConfig:
+def _is_group(key: str, roots: Sequence[Path]) -> bool:
+    """Whether yamls are chosen by this key."""
+    return any((root / key).is_dir() for root in roots)
+
+
+def _state(roots: Sequence[Path]) -> tuple[tuple[Path, int], ...]:
+    """All yamls of the folders, with the times at which they were written."""
+    return tuple((path, path.stat().st_mtime_ns) for root in roots for path in root.rglob("*.yaml"))
+
+
+@lru_cache(maxsize=1024)
+def _of_choices(texts: tuple[str, ...], _: tuple[tuple[Path, int], ...]) -> DictConfig:
+    """The config of these choices of yamls, cached for each state of the yamls."""
+    return _compose(texts)
+
+
+def _compose(texts: Sequence[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", texts)
+        return compose("config", list(texts))
 
 
 def _check_values(overrides: Sequence[Override], roots: Sequence[Path]) -> None:
@@ -166,8 +167,7 @@ def _check_values(overrides: Sequence[Override], roots: Sequence[Path]) -> None:
             )
         if not key:
             raise ValueError(f"expected KEY=VALUE, got {override.input_line!r}; {SHOW}.")
-        is_group = any((root / key).is_dir() for root in roots)
-        if is_group and not override.is_delete() and not isinstance(override.value(), str | list):
+        if _is_group(key, roots) and not override.is_delete() and not isinstance(override.value(), str | list):
             raise ValueError(
                 f"expected {key}=NAME, got {override.input_line!r}{_known(names(key, roots))}; `dpgen list` describes "
                 "them."
@@ -182,7 +182,7 @@ def _unknown_name(file: str, roots: Sequence[Path], error: Exception) -> str:
     """The message for a name of a group that has no yaml."""
     group, _, name = file.partition("/")
     is_ours = group != "hydra"  # Hydra names the options of its own groups, with those of conf/hydra/
-    has_group = is_ours and name and any((root / group).is_dir() for root in roots)
+    has_group = is_ours and name and _is_group(group, roots)
     if has_group and (known := names(group, roots)):
         return (
             f"expected {group}=NAME of a yaml in conf/{group}/ or in --config-dir, got {name!r}"

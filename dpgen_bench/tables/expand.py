@@ -13,7 +13,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from dpgen_bench.config.compose import compose_cached, compose_config
+from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.spec import SEEDS, RunSpec, build_spec
 from dpgen_bench.tables.spec import RowSpec, TableSpec
 from dpgen_bench.utils.own_folders import own_folders
@@ -210,6 +210,6 @@ def _with_seed(overrides: tuple[str, ...], seed: int | None, results: str, folde
 @cache
 def _without_seed(overrides: tuple[str, ...], results: str, _: tuple[Path, ...]) -> RunSpec:
     """The run of these overrides with the default seed, which no other setting depends on; cached for `own_folders`."""
-    config = compose_cached(overrides)
+    config = compose_config(overrides)
     config.results = results
     return build_spec(config, planned=True)
