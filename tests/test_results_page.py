@@ -12,9 +12,10 @@ def test_the_tables_are_those_of_the_records() -> None:
 
 def test_a_line_has_all_seeds_of_its_settings() -> None:
     lines = made.measured()
-    gauss = lines["mnist", 1.0, "dp_gauss", "replace_one", "`dp_gauss/mnist`", "league"]
-    assert len(gauss["acc_cnn_pct"]) == len(gauss[made.CPU]) == 3
-    assert made.shown(gauss["acc_cnn_pct"]) == "95.0 ± 0.3"
+    for preset, cnn in (("mnist", "95.2 ± 0.1"), ("plain", "95.0 ± 0.3")):
+        gauss = lines["mnist", 1.0, "dp_gauss", "replace_one", f"`dp_gauss/{preset}`", "league"]
+        assert len(gauss["acc_cnn_pct"]) == len(gauss[made.CPU]) == 3
+        assert made.shown(gauss["acc_cnn_pct"]) == cnn
 
 
 def test_a_spread_needs_three_values() -> None:
