@@ -62,6 +62,7 @@ def test_what_hydra_refuses_is_refused_with_its_name(override):
 def test_a_yaml_that_changes_is_read_again(tmp_path):
     yaml = tmp_path / "experiment" / "mine.yaml"
     yaml.parent.mkdir()
+    (yaml.parent / ".#mine.yaml").symlink_to("somebody@somewhere.1")  # the lock of a file that is open in Emacs
 
     def write(seed: int) -> None:
         yaml.write_text(f"# @package _global_\nseed: {seed}\n")

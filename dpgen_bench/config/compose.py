@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
@@ -135,13 +136,16 @@ def _is_group(key: str, roots: Sequence[Path]) -> bool:
     return any((root / key).is_dir() for root in roots)
 
 
-def _state(roots: Sequence[Path]) -> tuple[tuple[Path, int], ...]:
+def _state(roots: Sequence[Path]) -> tuple[tuple[str, int], ...]:
     """All yamls of the folders, with the times at which they were written."""
-    return tuple((path, path.stat().st_mtime_ns) for root in roots for path in root.rglob("*.yaml"))
+    found = (os.path.join(folder, name) for root in roots for folder, _, files in os.walk(root) for name in files)
+    # An editor marks a file as open by a link to nowhere.
+    yamls = (path for path in found if path.endswith(".yaml") and os.path.exists(path))
+    return tuple((path, os.stat(path).st_mtime_ns) for path in yamls)
 
 
 @lru_cache(maxsize=1024)
-def _of_choices(texts: tuple[str, ...], _: tuple[tuple[Path, int], ...]) -> DictConfig:
+def _of_choices(texts: tuple[str, ...], _: tuple[tuple[str, int], ...]) -> DictConfig:
     """The config of these choices of yamls, cached for each state of the yamls."""
     return _compose(texts)
 
