@@ -9,6 +9,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+from dpgen_bench.config import compose as composition
 from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.spec import build_spec
 from dpgen_bench.tables.expand import jobs_of, lines_of, parent_ids, spec_of_job
@@ -43,6 +44,14 @@ def test_a_config_is_the_one_that_hydra_composes(overrides):
     assert compose_config(overrides).seed != 99
 
 
+def test_the_benchs_own_yamls_are_composed_once():
+    once, state = compose_config(["method=dp_merf", "seed=1"]), composition._state([CONF])
+    assert len(state) == len(list(CONF.rglob("*.yaml")))
+    before = composition._of_choices.cache_info().misses
+    assert compose_config(["method=dp_merf", "seed=2"]) != once
+    assert composition._of_choices.cache_info().misses == before
+
+
 REFUSED = {
     "method.stepz=3": "expected a setting of the config, got 'method.stepz=3' .did you mean 'method.steps'",
     "method=nothing": "expected method=NAME of a yaml",
@@ -53,13 +62,20 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("override", REFUSED)
-def test_what_hydra_refuses_is_refused_with_its_name(override):
-    compose_config(["method=dp_merf"])
-    with pytest.raises(ValueError, match=REFUSED[override]):
+def test_what_hydra_refuses_is_refused_with_its_name(override, monkeypatch):
+    monkeypatch.setattr(composition, "MOST_FILES", 0)  # composed whole
+    with pytest.raises(ValueError, match=REFUSED[override]) as whole:
         compose_config(["method=dp_merf", override])
+    monkeypatch.undo()
+    compose_config(["method=dp_merf"])
+    with pytest.raises(ValueError, match="expected") as error:
+        compose_config(["method=dp_merf", override])
+    assert str(error.value) == str(whole.value)
 
 
-def test_a_yaml_that_changes_is_read_again(tmp_path):
+@pytest.mark.parametrize("most", [composition.MOST_FILES, 3])
+def test_a_yaml_that_changes_is_read_again(tmp_path, monkeypatch, most):
+    monkeypatch.setattr(composition, "MOST_FILES", most)
     yaml = tmp_path / "experiment" / "mine.yaml"
     yaml.parent.mkdir()
     (yaml.parent / ".#mine.yaml").symlink_to("somebody@somewhere.1")  # the lock of a file that is open in Emacs

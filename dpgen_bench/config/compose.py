@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from dpgen_bench.utils.paths import CONF
 from dpgen_bench.utils.validation import suggestion
 
 SHOW = "`dpgen run --cfg job` shows all settings"
+MOST_FILES = 2000  # of the folders of yamls; with more, every config is composed whole
 
 
 def compose_config(overrides: Sequence[str]) -> DictConfig:
@@ -47,10 +49,11 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
     parsed = [parse_override(text) for text in texts]
     _check_values(parsed, roots)
     settings = [each for each in parsed if not _is_group(each.key_or_group, roots) and not each.is_hydra_override()]
-    if all(each.type is OverrideType.CHANGE and not each.package for each in settings):
+    state = _state(roots)
+    if state and all(each.type is OverrideType.CHANGE and not each.package for each in settings):
         choices = tuple(str(each.input_line) for each in parsed if each not in settings)
         try:
-            config = copy.deepcopy(_of_choices(choices, _state(roots)))
+            config = copy.deepcopy(_of_choices(choices, state))
             for each in settings:
                 OmegaConf.update(config, each.key_or_group, each.value(), merge=True)
             return config
@@ -137,8 +140,15 @@ def _is_group(key: str, roots: Sequence[Path]) -> bool:
 
 
 def _state(roots: Sequence[Path]) -> tuple[tuple[str, int], ...]:
-    """All yamls of the folders, with the times at which they were written."""
-    found = (os.path.join(folder, name) for root in roots for folder, _, files in os.walk(root) for name in files)
+    """All yamls of the folders, with the times at which they were written; () if the folders have too many files.
+
+    A folder of `--config-dir` may hold anything else, too, such as data: to look at all of it would take longer than to
+    compose.
+    """
+    files = (os.path.join(folder, name) for root in roots for folder, _, names in os.walk(root) for name in names)
+    found = list(islice(files, MOST_FILES + 1))
+    if len(found) > MOST_FILES:
+        return ()
     # An editor marks a file as open by a link to nowhere.
     yamls = (path for path in found if path.endswith(".yaml") and os.path.exists(path))
     return tuple((path, os.stat(path).st_mtime_ns) for path in yamls)
