@@ -59,6 +59,15 @@ def test_a_verdict_is_final_where_the_correction_decides() -> None:
     assert {claim["number"] for claim in ABOUT_RUNS if made.verdict_on(claim) in final} == made.decided()
 
 
+@pytest.mark.parametrize(("p", "is_decided"), [(0.024, True), (0.026, False)])
+def test_a_comparison_is_decided_at_half_the_level_because_it_may_be_tested_twice(
+    p: float, is_decided: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(made, "claims", lambda: [{"number": 1}, {"number": 2, "epsilon": "a published one"}])
+    monkeypatch.setattr(made, "p_of", lambda claim: p)
+    assert made.decided.__wrapped__() == (frozenset({1}) if is_decided else frozenset())
+
+
 def test_the_published_epsilons_of_the_three_papers_have_the_verdicts_of_their_accounting() -> None:
     verdicts = {claim["epsilon"]: made.verdict_on(claim) for claim in made.claims() if "epsilon" in claim}
     assert verdicts == {
