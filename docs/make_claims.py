@@ -30,10 +30,10 @@ BEGIN, END = "<!-- table: made by docs/make_claims.py -->", "<!-- end of the tab
 PAPERS = {"dpgan": "Private GANs, Revisited", "dp_sinkhorn": "DP-Sinkhorn", "gs_wgan": "GS-WGAN"}
 HEADER = ("#", "claim", "measured", "difference, 95% interval", "p", "verdict")
 CONFIRMED, NOT_CONFIRMED, REFUTED = "**confirmed**", "**not confirmed**", "**refuted for the mechanism**"
+FOR, AGAINST, UNDECIDED, NOT_RUN = "points to yes", "points to no", "undecided", "not run"
 # How often a comparison was tested: with three seeds, and if these decided nothing, with further ones. Each test gets a
 # part of the level, so that the level of both together is kept whether or not there was a second.
 LOOKS = 2
-FOR, AGAINST, UNDECIDED, NOT_RUN = "points to yes", "points to no", "undecided", "not run"
 
 Claim = Mapping[str, Any]
 
@@ -127,8 +127,9 @@ def certified_epsilon(claim: Claim) -> str:
 def decided() -> frozenset[int]:
     """The numbers of the comparisons that are decided after the corrections for looks, and for claims by Holm."""
     about_runs = [claim for claim in claims() if "epsilon" not in claim]
-    tested = {claim["number"]: min(LOOKS * p, 1.0) for claim in about_runs if (p := p_of(claim)) is not None}
-    return frozenset(number for number, yes in zip(tested, holm(list(tested.values())), strict=True) if yes)
+    tested = {claim["number"]: p for claim in about_runs if (p := p_of(claim)) is not None}
+    rejected = holm(list(tested.values()), level=0.05 / LOOKS)
+    return frozenset(number for number, yes in zip(tested, rejected, strict=True) if yes)
 
 
 def verdict_on(claim: Claim) -> str:
@@ -193,7 +194,8 @@ def counted() -> Iterator[str]:
     found = [verdict_on(claim) for claim in claims()]
     for kind in (CONFIRMED, NOT_CONFIRMED, REFUTED, FOR, AGAINST, UNDECIDED, NOT_RUN):
         if number := found.count(kind):
-            yield f"{number} {kind.strip('*') if number == 1 else kind.strip('*').replace('points', 'point')}"
+            text = kind.strip("*")
+            yield f"{number} {text if number == 1 else text.replace('points', 'point')}"
 
 
 def made() -> str:
