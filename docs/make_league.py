@@ -60,7 +60,8 @@ def name_of(line: Line) -> str:
     """The method of a line, linked to its page, and what sets the line apart.
 
     That is what of it is the bench's own, its first stage, its fonts, that these are public data, DP-Gauss without
-    texture, the scale if it is reduced, and the proven epsilon if it is less than 98 % of the budget.
+    texture, DP-Sinkhorn with a debiased loss, the scale if it is reduced, and the proven epsilon if it is less than
+    98 % of the budget.
     """
     shown = f"[{method_name(line['method'])}](methods/{line['method']}.md)"
     if line.get("init", "none") != "none":
@@ -69,6 +70,8 @@ def name_of(line: Line) -> str:
         shown += f", {line['fonts']}"
     if line.get("texture") == "0":
         shown += ", `texture=0`"
+    if line.get("p", NONE) not in ("0", NONE):
+        shown += f", `p={line['p']}`"
     more = [OWN[line["method"]]] if line["method"] in OWN else []
     if line.get("public_data") and line["method"] != "public_fonts":
         more.append(f"public {line['public_data']}")
