@@ -273,8 +273,10 @@ def proven(expected: dict[str, Any]) -> float:
     return epsilon([event(expected)], expected["delta"], "add_remove", "rdp")
 
 
-def test_every_preset_is_where_a_row_starts_from() -> None:
-    used = {row.run_overrides[0].removeprefix("experiment=dp_sinkhorn/") for row in ROWS}
+def test_every_preset_is_where_a_row_of_the_papers_or_a_line_of_the_league_starts_from() -> None:
+    lines = [*(row.run_overrides[0] for row in ROWS), *(line.split()[0] for line in load_table("league_mnist").sweeps)]
+    group = "experiment=dp_sinkhorn/"
+    used = {line.removeprefix(group) for line in lines if line.startswith(group)}
     assert {path.stem for path in (CONF / "experiment" / "dp_sinkhorn").iterdir()} == used
 
 
