@@ -190,6 +190,38 @@ def test_settings_are_columns_and_what_differs_is_a_note(tmp_path):
     assert [row[0][0].notes for row in layout.parts[0].rows] == [(), (), (1,)]
 
 
+def test_by_method_each_method_has_a_part_with_the_settings_that_its_lines_differ_in_and_its_own_best_value(tmp_path):
+    merf, gan = ("experiment=demo/dp_merf method.latent_dim=5,20", "experiment=demo/dpgan method.batch_size=8,16")
+    for line, values in ((merf, (50.0, 40.0)), (gan, (70.0, 80.0))):
+        name, _, settings = line.rpartition("=")
+        for setting, fid in zip(settings.split(","), values, strict=True):
+            measured(tmp_path, f"{name}={setting} privacy.epsilon=10", "quick", {"fid": {"fid": fid}})
+    measured(
+        tmp_path, "experiment=demo/dpgan method.batch_size=32 privacy.epsilon=10", "standard_2k", {"fid": {"fid": 90.0}}
+    )
+    sweeps = [f"{line} privacy.epsilon=10" for line in (merf, gan)]
+    sweeps.append("experiment=demo/dpgan method.batch_size=32 privacy.epsilon=10 protocol=standard_2k")
+    table = table_of(sweeps=sweeps, settings=["batch_size", "latent_dim"], metrics=["fid"], by_method=True)
+    layout = lay_out(assemble("t", table, tmp_path))
+    assert [layout.heading_of(part) for part in layout.parts] == ["DP-MERF", "DPGAN"]
+    heads = [[column.head[0].text for column in part.columns] for part in layout.parts]
+    assert heads == [["latent dim", "ε claimed → proven", "FID\xa0↓"], ["B", "ε claimed → proven", "FID\xa0↓"]]
+    bold = [[text.text for row in part.rows for block in row for text in block if text.bold] for part in layout.parts]
+    assert bold == [["40.0"], ["70.0"]]
+    assert layout.notes == ("Protocol standard_2k.",)
+    marks = [[block[0].notes for block in row[:2]] for row in layout.parts[1].rows]
+    assert marks == [[(), ()], [(), ()], [(), (1,)]], "a note on a line stands at its epsilon"
+    assert "Bold marks the best mean of a method at one ε" in " ".join(layout.paragraphs)
+
+
+@pytest.mark.parametrize("content", [{"leaderboard": {"by": "fid"}}, {"paper": "dpgan_revisited", "published": "8"}])
+def test_by_method_is_refused_where_methods_are_compared(content):
+    with pytest.raises(
+        ValueError, match=r"table t: expected `by_method` in a table of sweeps, got one with `(lea|pub)"
+    ):
+        table_of(by_method=True, **content)
+
+
 def test_a_fraction_of_many_digits_is_short_in_a_column(tmp_path):
     line = "experiment=demo/dp_gauss dataset=validation_digits dataset.fraction=0.9,0.16666666666666666"
     for fraction in ("0.9", "0.16666666666666666"):

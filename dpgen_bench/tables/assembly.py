@@ -82,7 +82,9 @@ def _assemble(name: str, table: TableSpec, results: Path, scale: str) -> BuiltTa
     if note and printed and scale == "quick":
         note = f"Of the paper's own runs, for which these stand in: {note}"
     remarks = _remarks([line.row for line in lines if line.row is not None])
-    return BuiltTable(name, table.title, note, scale, metrics, lines, remarks, bool(printed), table.settings)
+    return BuiltTable(
+        name, table.title, note, scale, metrics, lines, remarks, bool(printed), table.settings, table.by_method
+    )
 
 
 def _printed_rows(table: TableSpec) -> list[PublishedRow]:

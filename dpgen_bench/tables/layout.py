@@ -53,7 +53,7 @@ class Part:
     """A part of a table that fits a page.
 
     Args:
-        title: its data set; "" if the columns have several.
+        title: its data set, or its method in a table by method; "" if the columns have several data sets.
         breaks: numbers of the rows before which a reader expects a rule, such as those at another epsilon.
     """
 
@@ -87,13 +87,17 @@ def lay_out(built: BuiltTable, width: int = WIDTH) -> Layout:
     """The table for readers, in parts of at most `MOST_COLUMNS` columns and, where words allow it, `width` characters.
 
     A part that would be wider is split by data set. What is still wider has a row for each metric if its methods are
-    few, and is otherwise split by metric.
+    few, and is otherwise split by metric. In a table by method, each method is laid out by itself.
     """
     built, unmade = _without_unmade(built)
-    draft = _Draft(built, Shared(built), best_values(built))
-    notes = Notes()
-    parts = [draft.part(pairs, notes, turned) for pairs, turned in draft.plan(width)]
-    below = paragraphs(built, draft.shared, bool(draft.best.values))
+    shared, notes = Shared(built), Notes()
+    drafts = {title: _Draft(group, shared, best_values(group)) for title, group in _groups(built).items()}
+    parts = [
+        replace(part, title=title or part.title)
+        for title, draft in drafts.items()
+        for part in (draft.part(pairs, notes, turned) for pairs, turned in draft.plan(width))
+    ]
+    below = paragraphs(built, shared, any(draft.best.values for draft in drafts.values()))
     below += [unmade] if unmade else []
     return Layout(built.name, built.heading, tuple(parts), tuple(below), tuple(notes.texts), tuple(built.remarks))
 
@@ -110,9 +114,19 @@ def _without_unmade(built: BuiltTable) -> tuple[BuiltTable, str]:
     return replace(built, lines=[line for line in built.lines if line not in unmade]), text
 
 
+def _groups(built: BuiltTable) -> dict[str, BuiltTable]:
+    """The tables that are laid out by themselves, by the title of their parts; "": the part's own."""
+    if not built.by_method:
+        return {"": built}
+    lines: dict[str, list[Line]] = {}
+    for line in built.lines:
+        lines.setdefault(method_of(line), []).append(line)
+    return {method: replace(built, lines=of_method) for method, of_method in lines.items()}
+
+
 @dataclass(frozen=True)
 class _Draft:
-    """A table that is being laid out."""
+    """A table, or the lines of one method, being laid out. `shared` is of the whole table."""
 
     built: BuiltTable
     shared: Shared
@@ -178,7 +192,8 @@ class _Draft:
         # Columns that name a line: the place in a leaderboard, the method, its settings, and its epsilons.
         with_place, with_best = "place" in lines[0].head, any(line.tail.get(TO_BEST, NONE) != NONE for line in lines)
         heads = ["#"] if with_place else []
-        heads += ["Method", *(label_of(setting_key(name), plain=True) for name in settings), EPSILONS]
+        heads += [] if self.built.by_method else ["Method"]  # there, the title of the part names it
+        heads += [*(label_of(setting_key(name), plain=True) for name in settings), EPSILONS]
         # What a ranking says of a line beyond its name is in the first of its parts.
         once = not self._continues(pairs)
         with_best = with_best and once
@@ -199,9 +214,13 @@ class _Draft:
             place = first.head.get("place", NONE) if competes else NONE
             to_best = first.tail.get(TO_BEST, NONE) if competes else NONE
             blocks: list[Block] = [(Text(place),)] if with_place else []
-            blocks.append(name_block(row, self.shared, notes))
+            name, epsilon = name_block(row, self.shared, notes), epsilon_block(row, notes)
+            if self.built.by_method:  # the notes on the line stand at its epsilon
+                epsilon = (replace(epsilon[0], notes=(*name[0].notes, *epsilon[0].notes)), *epsilon[1:])
+            else:
+                blocks.append(name)
             blocks += [(Text(_shown(first.head.get(name, NONE))),) for name in settings]
-            blocks.append(epsilon_block(row, notes))
+            blocks.append(epsilon)
             blocks += [certified_block(row, notes)] if with_certified else []
             blocks += [(Text(first.head.get(PUBLIC_DATA, NONE)),)] if with_public else []
             blocks += [(Text(to_best),)] if with_best else []

@@ -146,6 +146,7 @@ class BuiltTable:
     Args:
         published: it shows the published values next to the measured ones.
         settings: the settings of methods that are columns.
+        by_method: each method has a part of its own.
     """
 
     name: str
@@ -157,6 +158,7 @@ class BuiltTable:
     remarks: list[str]
     published: bool
     settings: tuple[str, ...] = ()
+    by_method: bool = False
 
     @property
     def heading(self) -> str:

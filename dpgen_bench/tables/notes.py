@@ -115,6 +115,7 @@ STANDS_IN = "Values with a mark are of runs that stand in where a row's own have
 OF_OTHERS = "A marked ε is that of these runs, and says nothing about the published noise."
 SPREAD = "± is the standard deviation over training seeds, (±) that over repeated evaluations of one generator."
 BOLD = "Bold marks the best mean at one ε, which need not be a significant difference."
+BOLD_OF_METHOD = BOLD.replace("mean", "mean of a method")
 CERTIFIED = (
     "ε certified is what attacks showed the mechanisms to leak at least at these settings, to an observer of all "
     "releases (`dpgen audit`); each value holds at its own confidence."
@@ -134,7 +135,7 @@ def paragraphs(built: BuiltTable, shared: Shared, has_best: bool) -> list[str]:
         legend.append("Published values are in brackets.")
     legend += [STANDS_IN] if any(line.stands_in for line in built.lines) else []
     legend += [OF_OTHERS] if any(line.is_of_other_runs for line in built.lines) else []
-    legend += [BOLD] if has_best else []
+    legend += [BOLD_OF_METHOD if built.by_method else BOLD] if has_best else []
     legend += [EPSILON] if any("→" in epsilon_of(line) for line in built.lines) else []
     audited = any(certified(row).get("epsilon") is not None for row in built.rows)
     legend += [CERTIFIED] if audited else []

@@ -72,6 +72,7 @@ class TableSpec:
         rows: which runs answer which printed rows.
         metrics: the columns; empty: those of the printed table.
         settings: settings of the methods that are shown as columns, `init`, and keys of the config such as init.share.
+        by_method: each method has a part of its own, whose columns are the settings that its lines differ in.
         parents: multirun lines, of one run each, from which other runs restart.
         kept_steps: steps at which generators are kept and measured.
         plot: the table's plots.
@@ -86,6 +87,7 @@ class TableSpec:
     rows: tuple[RowSpec, ...] = ()
     metrics: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
+    by_method: bool = False
     parents: dict[str, str] = field(default_factory=dict)
     kept_steps: tuple[int, ...] | None = None
     caveat: Caveat = None
@@ -99,7 +101,8 @@ def parse_table(name: str, content: Mapping[str, Any]) -> TableSpec:
 
     Raises:
         ValueError: for a key that no table has, one that is missing, a value of another type, a grid that cannot be
-            (see `expand_rows`), or an entry of `rows` that has not one of `run` and `why`.
+            (see `expand_rows`), an entry of `rows` that has not one of `run` and `why`, or `by_method` in a table that
+            compares methods.
     """
     where = f"table {name}"
     values = dict(content)
@@ -115,7 +118,13 @@ def parse_table(name: str, content: Mapping[str, Any]) -> TableSpec:
         values["plot"] = parse_plots(values.get("plot"))
     except ValueError as error:
         raise ValueError(f"{where}, {error}") from None
-    return _build(TableSpec, values, where)
+    table = _build(TableSpec, values, where)
+    if table.by_method and (table.leaderboard or table.published):
+        raise ValueError(
+            f"{where}: expected `by_method` in a table of sweeps, got one with "
+            f"{'`leaderboard`' if table.leaderboard else '`published`'}, which compares methods; remove one of them."
+        )
+    return table
 
 
 def _parse_rows(entries: Any, where: str) -> list[RowSpec]:
