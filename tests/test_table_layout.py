@@ -203,7 +203,7 @@ def test_by_method_each_method_has_a_part_with_the_settings_that_its_lines_diffe
     sweeps.append("experiment=demo/dpgan method.batch_size=32 privacy.epsilon=10 protocol=standard_2k")
     table = table_of(sweeps=sweeps, settings=["batch_size", "latent_dim"], metrics=["fid"], by_method=True)
     layout = lay_out(assemble("t", table, tmp_path))
-    assert [layout.heading_of(part) for part in layout.parts] == ["DP-MERF", "DPGAN"]
+    assert [layout.heading_of(part) for part in layout.parts] == ["DP-MERF, Digits", "DPGAN, Digits"]
     heads = [[column.head[0].text for column in part.columns] for part in layout.parts]
     assert heads == [["latent dim", "ε claimed → proven", "FID\xa0↓"], ["B", "ε claimed → proven", "FID\xa0↓"]]
     bold = [[text.text for row in part.rows for block in row for text in block if text.bold] for part in layout.parts]

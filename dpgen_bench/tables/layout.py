@@ -53,7 +53,7 @@ class Part:
     """A part of a table that fits a page.
 
     Args:
-        title: its data set, or its method in a table by method; "" if the columns have several data sets.
+        title: its data set, "" if the columns have several; in a table by method, the method stands before it.
         breaks: numbers of the rows before which a reader expects a rule, such as those at another epsilon.
     """
 
@@ -91,10 +91,10 @@ def lay_out(built: BuiltTable, width: int = WIDTH) -> Layout:
     """
     built, unmade = _without_unmade(built)
     shared, notes = Shared(built), Notes()
-    drafts = {title: _Draft(group, shared, best_values(group)) for title, group in _groups(built).items()}
+    drafts = {method: _Draft(group, shared, best_values(group)) for method, group in _groups(built).items()}
     parts = [
-        replace(part, title=title or part.title)
-        for title, draft in drafts.items()
+        replace(part, title=", ".join(filter(None, (method, part.title))))
+        for method, draft in drafts.items()
         for part in (draft.part(pairs, notes, turned) for pairs, turned in draft.plan(width))
     ]
     below = paragraphs(built, shared, any(draft.best.values for draft in drafts.values()))
@@ -115,7 +115,7 @@ def _without_unmade(built: BuiltTable) -> tuple[BuiltTable, str]:
 
 
 def _groups(built: BuiltTable) -> dict[str, BuiltTable]:
-    """The tables that are laid out by themselves, by the title of their parts; "": the part's own."""
+    """The tables that are laid out by themselves: of each method in a table by method, else the whole, under ""."""
     if not built.by_method:
         return {"": built}
     lines: dict[str, list[Line]] = {}
@@ -214,11 +214,11 @@ class _Draft:
             place = first.head.get("place", NONE) if competes else NONE
             to_best = first.tail.get(TO_BEST, NONE) if competes else NONE
             blocks: list[Block] = [(Text(place),)] if with_place else []
-            name, epsilon = name_block(row, self.shared, notes), epsilon_block(row, notes)
+            method, epsilon = name_block(row, self.shared, notes), epsilon_block(row, notes)
             if self.built.by_method:  # the notes on the line stand at its epsilon
-                epsilon = (replace(epsilon[0], notes=(*name[0].notes, *epsilon[0].notes)), *epsilon[1:])
+                epsilon = (replace(epsilon[0], notes=(*method[0].notes, *epsilon[0].notes)), *epsilon[1:])
             else:
-                blocks.append(name)
+                blocks.append(method)
             blocks += [(Text(_shown(first.head.get(name, NONE))),) for name in settings]
             blocks.append(epsilon)
             blocks += [certified_block(row, notes)] if with_certified else []
