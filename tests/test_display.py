@@ -23,6 +23,11 @@ from dpgen_bench.tables.published import METRICS as PUBLISHED
 from dpgen_bench.utils.own_folders import using
 
 
+def test_a_config_key_is_labelled_without_its_group():
+    keys = ("init.share", "method.pretraining.steps", "method.latent_dim")
+    assert [label_of(key) for key in keys] == ["share", "pretraining steps", "latent dim"]
+
+
 @pytest.mark.parametrize(
     ("key", "label", "name"),
     [

@@ -158,7 +158,8 @@ def label_of(name: str, plain: bool = False) -> str:
     """The label of a config key or a metric, in mathtext where the papers have a symbol; `plain`: without mathtext."""
     if name in SETTINGS:
         return re.sub(r"\$|\\mathcal|[{}]", "", SETTINGS[name]) if plain else SETTINGS[name]
-    return name.rsplit(".", 1)[-1].replace("_", " ") if "." in name else metric_name(name)
+    # Without the group: `init.share` is "share", and `method.pretraining.steps` "pretraining steps".
+    return re.sub(r"[._]", " ", name.split(".", 1)[1]) if "." in name else metric_name(name)
 
 
 def method_name(name: str) -> str:
