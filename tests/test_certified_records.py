@@ -221,6 +221,7 @@ NOT_AUDITED_YET = {
     "a3d85c9c2164",
     "b0963cc82ead",
     "daf180b4a66c",
+    "ee208b0de409",
 }
 
 
