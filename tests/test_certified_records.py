@@ -220,6 +220,7 @@ NOT_AUDITED_YET = {
     "7e901ea0e193",
     "a3d85c9c2164",
     "b0963cc82ead",
+    "d7f38735a368",
     "daf180b4a66c",
     "ee208b0de409",
 }
