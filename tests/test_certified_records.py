@@ -210,8 +210,8 @@ def test_runs_without_noise_or_releases_say_why_nothing_is_certified(audited: Re
 COMMITTED = [*record_paths(RECORDS.parent).values()]
 # Their audits pretrain for ten minutes or more of a core before the first noisy step.
 # `dpgen record ID --audit` adds what it certifies; until then tables say that these lines are not audited.
-# DPGAN with batches of 2,048 and a first stage, DPDM with batches of 4,000 and one, and PSG with 1,000 updates on the
-# images of one.
+# DPGAN with batches of 2,048 and a first stage, DPDM with batches of 1,600 or 4,000 and one, and PSG with 1,000 updates
+# on the images of one.
 NOT_AUDITED_YET = {
     "10b783600e6f",
     "5a44dfbc49c7",
