@@ -60,8 +60,8 @@ def name_of(line: Line) -> str:
     """The method of a line, linked to its page, and what sets the line apart.
 
     That is what of it is the bench's own, its first stage, its fonts, that these are public data, DP-Gauss without
-    texture, DP-Sinkhorn with a debiased loss, the scale if it is reduced, and the proven epsilon if it is less than
-    98 % of the budget.
+    texture, DP-Sinkhorn with a debiased loss, DPDM's batch if the table has it, the scale if it is reduced, and the
+    proven epsilon if it is less than 98 % of the budget.
     """
     shown = f"[{method_name(line['method'])}](methods/{line['method']}.md)"
     if line.get("init", "none") != "none":
@@ -72,6 +72,8 @@ def name_of(line: Line) -> str:
         shown += ", `texture=0`"
     if line.get("p", NONE) not in ("0", NONE):
         shown += f", `p={line['p']}`"
+    if line["method"] == "dpdm" and "batch_size" in line:
+        shown += f", `batch_size={line['batch_size']}`"
     more = [OWN[line["method"]]] if line["method"] in OWN else []
     if line.get("public_data") and line["method"] != "public_fonts":
         more.append(f"public {line['public_data']}")

@@ -222,7 +222,6 @@ NOT_AUDITED_YET = {
     "b0963cc82ead",
     "d7f38735a368",
     "daf180b4a66c",
-    "ee208b0de409",
 }
 
 
