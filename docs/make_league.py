@@ -14,13 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from omegaconf import OmegaConf
 
 from docs.make_results import ACCURACIES, LEAGUE, on_a_cpu, seconds_of, values_of
 from docs.page_tables import page_with, table
 from dpgen_bench.config.display import method_name
+from dpgen_bench.outcomes.listing import setting_of
 from dpgen_bench.store.records import Record, find_record
 from dpgen_bench.store.statistics import LEAST_SEEDS, Summary, summarise
 from dpgen_bench.store.values import metric_values
+from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.ranking import SPENT
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,24 +59,18 @@ def end_of(line: Line) -> float | None:
     return epsilon if epsilon in (0.0, math.inf) else None
 
 
-def name_of(line: Line) -> str:
+def name_of(line: Line, others: Sequence[str] = ()) -> str:
     """The method of a line, linked to its page, and what sets the line apart.
 
-    That is what of it is the bench's own, its first stage, its fonts, that these are public data, DP-Gauss without
-    texture, DP-Sinkhorn with a debiased loss, DPDM's batch if the table has it, the scale if it is reduced, and the
-    proven epsilon if it is less than 98 % of the budget.
+    That is its first stage, its fonts, the settings `others`, what of it is the bench's own, that its fonts are public
+    data, the scale if it is reduced, and the proven epsilon if it is less than 98 % of the budget.
     """
     shown = f"[{method_name(line['method'])}](methods/{line['method']}.md)"
     if line.get("init", "none") != "none":
         shown += f", `init={line['init']}`"
     if line.get("fonts", NONE) not in ("None", NONE):
         shown += f", {line['fonts']}"
-    if line.get("texture") == "0":
-        shown += ", `texture=0`"
-    if line.get("p", NONE) not in ("0", NONE):
-        shown += f", `p={line['p']}`"
-    if line["method"] == "dpdm" and "batch_size" in line:
-        shown += f", `batch_size={line['batch_size']}`"
+    shown += "".join(f", `{name}={line[name]}`" for name in others)
     more = [OWN[line["method"]]] if line["method"] in OWN else []
     if line.get("public_data") and line["method"] != "public_fonts":
         more.append(f"public {line['public_data']}")
@@ -155,13 +152,25 @@ def fidelity_values(line: Line) -> dict[str, float]:
     return values.get(LEAGUE, {}) | values[line["protocol"]]
 
 
+def differing(line: Line, league: Sequence[Line]) -> list[str]:
+    """The settings that are columns of the table of fidelity and differ from those of the line's preset in the league.
+
+    A line and its preset have the same method, budget and fonts.
+    """
+    identity = ("method", "epsilon_budget", "fonts")
+    (preset,) = (each for each in league if all(each[key] == line[key] for key in identity))
+    config, of_preset = (OmegaConf.create(records_of(each)[0].content["config"]) for each in (line, preset))
+    settings = load_table("league_fidelity").settings
+    return [name for name in settings if setting_of(config, name) != setting_of(of_preset, name)]
+
+
 def fidelity() -> str:
     """The table of fidelity: real data, the lines at each budget by their FID, and what uses no records."""
-    known = [(line, fidelity_values(line)) for line in lines("league_fidelity")]
+    known, league = [(line, fidelity_values(line)) for line in lines("league_fidelity")], lines(LEAGUES["MNIST"])
     rows = [
         (
             NONE if end_of(line) is not None else f"{float(line['epsilon_budget']):g}",
-            name_of(line),
+            name_of(line, differing(line, league)),
             *(format(values[metric], digits) if metric in values else NONE for metric, digits in FIDELITY.items()),
         )
         for line, values in sorted(known, key=lambda each: (*order(each[0]), each[1].get("fid", math.inf)))

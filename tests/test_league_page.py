@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from docs import make_league as made
+from dpgen_bench.tables.load import load_table
 
 LINES = {name: made.lines(name) for name in made.LEAGUES.values()}
 
@@ -64,6 +65,14 @@ def test_values_of_fidelity_are_those_of_the_table_between_real_data_and_what_us
     ]
     assert order[0][0] == 0.0
     assert order == sorted(order)
+
+
+def test_a_line_of_fidelity_is_named_by_the_settings_in_which_it_differs_from_the_leagues_preset() -> None:
+    league = LINES["league_mnist"]
+    runs = {run for line in league for run in line["runs"].split()}
+    differing = {line["runs"]: made.differing(line, league) for line in made.lines("league_fidelity")}
+    assert {run for run, names in differing.items() if not names} == runs & set(differing)
+    assert {name for names in differing.values() for name in names} <= set(load_table("league_fidelity").settings)
 
 
 def test_two_seeds_have_no_interval() -> None:
