@@ -122,7 +122,7 @@ def claimed(**changes: Any) -> float:
 
 def test_every_preset_is_checked_here() -> None:
     checked = {setting.split()[0] for setting, _, _ in SETTINGS.values()}
-    assert {path.stem for path in FOLDER.iterdir()} == {*checked, "reduced_proven"}
+    assert {path.stem for path in FOLDER.iterdir()} == {*checked, "reduced_proven", "league_mnist"}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -151,6 +151,14 @@ def test_the_reduced_preset_is_labelled_and_may_be_without_privacy(epsilon: str)
     assert config.method.sigma is None
     assert composed("reduced_proven").privacy.epsilon == 10
     assert composed("reduced_proven", "scale=quick").scale.max_steps == 300
+
+
+def test_the_leagues_preset_differs_from_the_quick_one_by_what_its_search_found() -> None:
+    ours, quick = (composed(name, "init=gauss", "privacy.epsilon=10") for name in ("league_mnist", "../quick/gs_wgan"))
+    build_spec(ours)
+    assert settings(ours) == settings(quick) | {"steps": 100}
+    assert dict(ours.method.pretraining) == dict(quick.method.pretraining) | {"steps": 2000}
+    assert {key for key in ours if ours[key] != quick[key]} == {"method"}
 
 
 def test_no_batch_repeats_an_image() -> None:
