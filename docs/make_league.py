@@ -152,25 +152,25 @@ def fidelity_values(line: Line) -> dict[str, float]:
     return values.get(LEAGUE, {}) | values[line["protocol"]]
 
 
-def differing(line: Line, league: Sequence[Line]) -> list[str]:
-    """The settings that are columns of the table of fidelity and differ from those of the line's preset in the league.
+def differing(line: Line, league: Sequence[Line], settings: Sequence[str]) -> list[str]:
+    """Those of the settings in which a line differs from its preset in the league.
 
     A line and its preset have the same method, budget and fonts.
     """
     identity = ("method", "epsilon_budget", "fonts")
     (preset,) = (each for each in league if all(each[key] == line[key] for key in identity))
     config, of_preset = (OmegaConf.create(records_of(each)[0].content["config"]) for each in (line, preset))
-    settings = load_table("league_fidelity").settings
     return [name for name in settings if setting_of(config, name) != setting_of(of_preset, name)]
 
 
 def fidelity() -> str:
     """The table of fidelity: real data, the lines at each budget by their FID, and what uses no records."""
-    known, league = [(line, fidelity_values(line)) for line in lines("league_fidelity")], lines(LEAGUES["MNIST"])
+    known = [(line, fidelity_values(line)) for line in lines("league_fidelity")]
+    league, settings = lines(LEAGUES["MNIST"]), load_table("league_fidelity").settings
     rows = [
         (
             NONE if end_of(line) is not None else f"{float(line['epsilon_budget']):g}",
-            name_of(line, differing(line, league)),
+            name_of(line, differing(line, league, settings)),
             *(format(values[metric], digits) if metric in values else NONE for metric, digits in FIDELITY.items()),
         )
         for line, values in sorted(known, key=lambda each: (*order(each[0]), each[1].get("fid", math.inf)))

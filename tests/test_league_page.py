@@ -70,9 +70,10 @@ def test_values_of_fidelity_are_those_of_the_table_between_real_data_and_what_us
 def test_a_line_of_fidelity_is_named_by_the_settings_in_which_it_differs_from_the_leagues_preset() -> None:
     league = LINES["league_mnist"]
     runs = {run for line in league for run in line["runs"].split()}
-    differing = {line["runs"]: made.differing(line, league) for line in made.lines("league_fidelity")}
+    settings = load_table("league_fidelity").settings
+    differing = {line["runs"]: made.differing(line, league, settings) for line in made.lines("league_fidelity")}
     assert {run for run, names in differing.items() if not names} == runs & set(differing)
-    assert {name for names in differing.values() for name in names} <= set(load_table("league_fidelity").settings)
+    assert {name for names in differing.values() for name in names} == {"init", "texture", "p", "batch_size"}
 
 
 def test_two_seeds_have_no_interval() -> None:
