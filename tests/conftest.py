@@ -13,12 +13,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from dpgen_bench.utils.allocator import keep_freed_memory
 from dpgen_bench.utils.environment import one_thread
 from tests.perturbed import perturbation
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 torch.set_num_threads(int(os.environ.get("DPGEN_TEST_THREADS", 1)))
+keep_freed_memory()  # as `dpgen` does
 # The same examples on every machine, and no deadlines, because machines that run tests are shared.
 settings.register_profile("bench", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("bench")

@@ -13,6 +13,7 @@ import argcomplete
 from dpgen_bench.cli.parser import build_parser
 from dpgen_bench.cli.values import default_results
 from dpgen_bench.runs.remembered import Remembered, remembered
+from dpgen_bench.utils.allocator import keep_freed_memory
 from dpgen_bench.utils.own_folders import misnamed_methods, unused_files, using
 from dpgen_bench.utils.paths import CONF, add_working_directory, libraries_first
 from dpgen_bench.utils.validation import suggestion
@@ -53,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    if argv is None:  # this process exists for one command
+        keep_freed_memory()
     # So that a method's file in the working directory can be imported.
     (libraries_first if argv is None else add_working_directory)()
     return _call(verb, options)
