@@ -83,3 +83,26 @@ def test_commands_keep_it_and_calls_within_a_process_do_not(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["dpgen", "list", "methods"])
     assert main() == 0
     assert kept == [True]
+
+
+@pytest.mark.skipif(not GLIBC, reason="only glibc has these parameters")
+def test_memory_that_is_kept_can_be_returned():
+    code = """
+from pathlib import Path
+import numpy as np
+from dpgen_bench.utils.allocator import keep_freed_memory, return_freed_memory
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1])
+keep_freed_memory()
+before = resident()
+np.ones(2**25)
+kept = resident() - before
+return_freed_memory()
+print(kept, resident() - before)
+"""
+    without = {name: value for name, value in os.environ.items() if not name.startswith(OWN_CHOICES)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=without, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    kept, returned = map(int, done.stdout.split())
+    assert kept > 10 * abs(returned)

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from dpgen_bench.utils.allocator import return_freed_memory
+
 MIB = 2**20
 
 # Linux: writing "5" to the first file resets VmHWM in the second one to the present memory.
@@ -27,6 +29,7 @@ class PeakMemory:
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._device = torch.device(device)
+        return_freed_memory()
         self._host_was_reset = _reset_host_peak()
         if self._device.type == "cuda":
             torch.cuda.init()

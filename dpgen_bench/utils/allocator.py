@@ -34,3 +34,9 @@ def keep_freed_memory() -> bool:
         library.mallopt(parameter, value)
         os.environ[name] = str(value)
     return True
+
+
+def return_freed_memory() -> None:
+    """Return freed memory to the system, so that what is measured from now on does not contain it; only by glibc."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
