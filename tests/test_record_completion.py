@@ -85,6 +85,8 @@ def test_a_further_measurement_completes_a_record(finished: RunFolder, tmp_path:
     assert [name for name, each in by_name.items() if "fit" in each] == ["another"]
     assert (by_name["another"]["fit"]["cost"], record.content["cost"]) == (other_fit, cost)
     assert list(record.content["log"]) == ["mean"]
+    with pytest.raises(ValueError, match=r"without its scalar 'mean'; .* --log"):
+        add_record(folder, "Ada", overwrite=True)
     assert notes(by_name["another"]) == ["measured by another on a run made again with the same settings and seed"]
     assert notes(by_name["second"]) == []
     assert [*record_checks._form(record)] == []
@@ -105,6 +107,28 @@ def test_a_further_measurement_completes_a_record(finished: RunFolder, tmp_path:
     measure("fourth", 1.0)
     with pytest.raises(ValueError, match="expected --log of the fit that the record of"):
         add_record(folder, "Ada", log=["mean"])
+
+
+def test_a_record_is_not_replaced_by_one_with_fewer_values(finished: RunFolder, tmp_path: Path) -> None:
+    """A run that was made again is often measured by one protocol alone; the values by others would be lost."""
+    shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
+    folder = Store(tmp_path).folder(finished.id)
+    measurement = folder.measurements.all()[0]
+    further = {**measurement, "protocol": {**measurement["protocol"], "name": "second"}}
+    folder.measurements.write(further)
+    write_record(*add_record(folder, "Ada"))
+    (path,) = (tmp_path / "records").glob("*/*.json")
+    before = path.read_bytes()
+    shutil.rmtree(folder.path)
+    shutil.copytree(finished.path, folder.path)
+    with pytest.raises(ValueError, match=r"without its brightness by the protocol 'second'; measure .*`dpgen evaluate"):
+        add_record(folder, "Ada", overwrite=True)
+    assert path.read_bytes() == before
+    folder.measurements.write(further)
+    write_record(*add_record(folder, "Ada", overwrite=True))
+    path.write_text("{")  # nothing of a record that cannot be read is kept
+    write_record(*add_record(finished, "Ada", overwrite=True))
+    assert path.read_bytes() != before
 
 
 def test_measurements_of_one_fit_are_assembled_whenever_they_were_recorded() -> None:

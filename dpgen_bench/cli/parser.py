@@ -337,7 +337,7 @@ def _record(add: Add) -> None:
         action="store_true",
         help="audit runs without a certified epsilon; of runs that differ in their seed alone one is audited",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace existing records")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing records, which loses verifications")
     parser.add_argument("--check", action="store_true", help="say why records are not accepted; status 1 if one is not")
     _folders(parser, default_results())
 

@@ -123,11 +123,17 @@ def add_record(folder: RunFolder, by: str, log: Sequence[str] = (), overwrite: b
     To a record by the same name, the run adds measurements by protocols, or of their metrics, that the record has none
     of; to one by another name, a verification.
 
+    Args:
+        overwrite: replace an existing record, and its verification, by one that has all of its metrics and scalars.
+
     Raises:
-        ValueError: as `make_record`, `complete` and `verify` do.
+        ValueError: as `make_record`, `complete` and `verify` do; or if the record that replaces another has less.
     """
     record, picture = make_record(folder, by, log)
-    if overwrite or not record.path.exists():
+    if not record.path.exists():
+        return record, picture
+    if overwrite:
+        _expect_nothing_lost(record)
         return record, picture
     existing = read_record(record.path)
     add = complete if _further(existing, record) and _same_author(existing, record) else verify
@@ -177,6 +183,29 @@ def _further(record: Record, again: Record) -> list[Measurement]:
         for each in again.measurements.all()
         if not each["protocol"]["metrics"].keys() <= metrics.get(each["protocol"]["name"], set())
     ]
+
+
+def _expect_nothing_lost(replacement: Record) -> None:
+    """Raise ValueError if the replacement lacks a metric or a scalar of the record that it replaces.
+
+    A record that cannot be read has nothing to lose.
+    """
+    try:
+        existing = read_record(replacement.path)
+    except ValueError:
+        return
+    if lost := _further(replacement, existing):
+        protocol = lost[0]["protocol"]
+        raise ValueError(
+            f"expected a run with every metric of the record that it replaces, got {replacement.id} without its "
+            f"{', '.join(protocol['metrics'])} by the protocol {protocol['name']!r}; measure it with `dpgen evaluate "
+            f"{replacement.id} protocol={protocol['name']}`, or delete {existing.path}."
+        )
+    if scalars := sorted(existing.content.get("log", {}).keys() - replacement.content.get("log", {}).keys()):
+        raise ValueError(
+            f"expected every scalar of the log of the record that {replacement.id} replaces, got it without its scalar "
+            f"{scalars[0]!r}; add --log {scalars[0]}."
+        )
 
 
 def _same_author(record: Record, again: Record) -> bool:
