@@ -13,7 +13,7 @@ from dpgen_bench.outcomes import record_checks
 from dpgen_bench.outcomes.recording import add_record, write_record
 from dpgen_bench.store.folders import RunFolder, Store
 from dpgen_bench.store.records import RecordedMeasurements, evidence, read_record
-from dpgen_bench.store.values import mean_values, notes
+from dpgen_bench.store.values import cost, mean_values, notes
 from tests.run_toys import recordable_run
 
 
@@ -69,8 +69,8 @@ def test_a_further_measurement_completes_a_record(finished: RunFolder, tmp_path:
 
     measure("second", 0.25)
     write_record(*add_record(folder, "Ada", log=["mean"]))
-    cost = folder.read_json("training.json")
-    other_fit = {**cost, "seconds_outside_loops": 1.25}
+    training = folder.read_json("training.json")
+    other_fit = {**training, "seconds_outside_loops": 1.25}
     folder.write_json("training.json", other_fit)
     measure("another", 0.5)
     measure("toy", 0.75)
@@ -83,12 +83,14 @@ def test_a_further_measurement_completes_a_record(finished: RunFolder, tmp_path:
         "another": 0.5,
     }
     assert [name for name, each in by_name.items() if "fit" in each] == ["another"]
-    assert (by_name["another"]["fit"]["cost"], record.content["cost"]) == (other_fit, cost)
+    assert (by_name["another"]["fit"]["cost"], record.content["cost"]) == (other_fit, training)
     assert list(record.content["log"]) == ["mean"]
     with pytest.raises(ValueError, match=r"without its scalar 'mean'; .* --log"):
         add_record(folder, "Ada", overwrite=True)
     assert notes(by_name["another"]) == ["measured by another on a run made again with the same settings and seed"]
     assert notes(by_name["second"]) == []
+    costs = {name: cost(record, by_name[name])["seconds_outside_loops"] for name in ("second", "another")}
+    assert costs == {"second": [training["seconds_outside_loops"]], "another": [1.25]}  # of the fit that was measured
     assert [*record_checks._form(record)] == []
     assert record.measurements.assembled({**first[0]["protocol"], "name": "whole"})["parts"] == ["second"]  # one fit
     with pytest.raises(ValueError, match="or a measurement by a protocol that the record lacks"):

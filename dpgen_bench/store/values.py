@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dpgen_bench.store.folders import ReadableRun
-from dpgen_bench.store.measurements import Measurement
+from dpgen_bench.store.measurements import Measurement, cost_of_fit
 from dpgen_bench.training.cost import cost_values
 
 
@@ -19,9 +19,13 @@ def metric_values(measurement: Measurement) -> dict[str, list[float]]:
     return values
 
 
-def cost(folder: ReadableRun) -> dict[str, list[float]]:
-    """The costs of a run by name, each a list of one value; see `dpgen_bench.training.cost.cost_values`."""
-    return {name: [value] for name, value in cost_values(folder.read_json("training.json")).items()}
+def cost(folder: ReadableRun, measurement: Measurement) -> dict[str, list[float]]:
+    """The costs, by name, of the fit that a measurement is of, each a list of one value; see `cost_values`.
+
+    It is the run's own fit unless the measurement says that the run was made again for it.
+    """
+    training = cost_of_fit(measurement) or folder.read_json("training.json")
+    return {name: [value] for name, value in cost_values(training).items()}
 
 
 def mean_values(measurement: Measurement) -> dict[str, float]:
@@ -32,7 +36,7 @@ def mean_values(measurement: Measurement) -> dict[str, float]:
 def notes(measurement: Measurement) -> list[str]:
     """Notes on the samples and on each metric, and why a metric was not measured. Equal lines are listed once."""
     lines: dict[str, None] = {}
-    if "fit" in measurement:  # of the same id, but not the one whose cost is shown
+    if "fit" in measurement:  # of the same id, but of other weights than the record's other measurements
         name = measurement["protocol"]["name"]
         lines[f"measured by {name} on a run made again with the same settings and seed"] = None
     for repeat in measurement.get("repeats", []):

@@ -94,7 +94,8 @@ class TableRow:
     @cached_property
     def known(self) -> list[dict[str, list[float]]]:
         """For each run of `measured`, the values of its metrics and costs by name, one value for each repeat."""
-        return [{**cost(folder), **metric_values(self.measurements[folder.id])} for folder in self.measured]
+        measured = [(folder, self.measurements[folder.id]) for folder in self.measured]
+        return [{**cost(folder, measurement), **metric_values(measurement)} for folder, measurement in measured]
 
     def status(self) -> str:
         """`measured`, or how many seeds are in which state, such as `1 measured, 1 failed: why`."""
