@@ -73,7 +73,7 @@ def test_a_line_of_fidelity_is_named_by_the_settings_in_which_it_differs_from_th
     settings = load_table("league_fidelity").settings
     differing = {line["runs"]: made.differing(line, league, settings) for line in made.lines("league_fidelity")}
     assert {run for run, names in differing.items() if not names} == runs & set(differing)
-    assert {name for names in differing.values() for name in names} == {"init", "texture", "p", "batch_size"}
+    assert {name for names in differing.values() for name in names} == {"init", "texture", "p"}
 
 
 def test_two_seeds_have_no_interval() -> None:
