@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import pkgutil
 import re
 from functools import cache
@@ -30,6 +31,17 @@ def anchor(heading: str) -> str:
 @cache
 def names_of_tests() -> frozenset[str]:
     return frozenset(name for path in SOURCES for name in re.findall(r"def (test_\w+)", path.read_text()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_row_of_a_table_is_one_line(page: Path) -> None:
+    """A row that is wrapped ends the table, and the rest of it is shown as text with bars."""
+    lines = [line.strip() for line in page.read_text().splitlines()]
+    for number, line in enumerate(lines):
+        if re.fullmatch(r"\|( ?:?-+:? ?\|)+", line):
+            table = [lines[number - 1], *itertools.takewhile(re.compile("(?!<!--).").match, lines[number:])]
+            broken = [row for row in table if not (row.startswith("|") and row.endswith("|"))]
+            assert not broken, f"{page.name}:{number}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
