@@ -1,5 +1,5 @@
 """Makes the tables of docs/league.md: one for each data set and ε, between real data and what uses no records, one of
-longer training, and one of the fidelity of samples.
+lines above the league's limit of computing, one of longer training, and one of the fidelity of samples.
 
 Lines and places are those of results/tables/league_*.csv, values those of the records. Run it again after the tables;
 `make tables` does, too:
@@ -10,6 +10,7 @@ Lines and places are those of results/tables/league_*.csv, values those of the r
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +34,8 @@ LEAGUES = {"MNIST": "league_mnist", "Fashion-MNIST": "league_fashion_mnist"}
 # The league of longer training: its title on the page, and its table.
 HOUR = ("MNIST, up to two processor-hours", "league_hour")
 HEADER = ("#", "method", "ε, add/remove", "seeds", "CNN", "MLP", "log. reg.", "CPU, s")
+LIMIT_S = 1200.0  # processor-seconds of a fit, the league's limit
+ABOVE_HEADER = ("data", "ε", "method", "with AVX-512", "with AVX2")
 FIDELITY_HEADER = ("ε", "method", "FID", "KID", "precision", "recall", "CNN")
 # The metrics of these columns, with their formats.
 FIDELITY = {"fid": ".1f", "kid": ".3f", "precision": ".2f", "recall": ".2f", ACCURACIES[0]: ".1f"}
@@ -145,11 +148,42 @@ def league(title: str, name: str) -> str:
     )
 
 
+def instructions(record: Record) -> set[str]:
+    """The instruction sets of the processors that computed the sessions of a fit."""
+    environment = record.content["environment"]
+    return {each["machine"].get("instructions", "") for each in (environment, *environment.get("earlier", []))}
+
+
+def above_the_limit() -> str:
+    """The lines whose fits take more than the limit in the mean, with the processor-seconds of each seed.
+
+    A fit that was computed on other processors than those of the table's columns, or on several, is an error.
+    """
+    rows = []
+    for title, line in ((title, line) for title, name in LEAGUES.items() for line in lines(name)):
+        runs = [record for record in records_of(line) if "cpu_seconds" in record.content["cost"]]
+        spent = [record.content["cost"]["cpu_seconds"] for record in runs]
+        if end_of(line) is None and spent and statistics.fmean(spent) > LIMIT_S:
+            columns: dict[str, list[str]] = {"AVX512": [], "AVX2": []}
+            for run, took in zip(runs, spent, strict=True):
+                (on,) = instructions(run)
+                columns[on].append(f"{took:,.0f}")
+            of_seeds = (", ".join(each) or NONE for each in columns.values())
+            rows.append((title, f"{float(line['epsilon_budget']):g}", name_of(line), *of_seeds))
+    return f"### MNIST and Fashion-MNIST, lines above the limit\n\n{table(ABOVE_HEADER, rows)}"
+
+
 def fidelity_values(line: Line) -> dict[str, float]:
     """The values of a line of the table of fidelity, which has one run, and the CNN's accuracy of the same run."""
     (record,) = records_of(line)
     values = values_of(record)
     return values.get(LEAGUE, {}) | values[line["protocol"]]
+
+
+def is_of_a_second_fit(line: Line) -> bool:
+    """Whether the protocol of a line with one run was measured on a run made again with the same settings and seed."""
+    (record,) = records_of(line)
+    return any("fit" in each for each in record.measurements.all() if each["protocol"]["name"] == line["protocol"])
 
 
 def differing(line: Line, league: Sequence[Line], settings: Sequence[str]) -> list[str]:
@@ -170,7 +204,7 @@ def fidelity() -> str:
     rows = [
         (
             NONE if end_of(line) is not None else f"{float(line['epsilon_budget']):g}",
-            name_of(line, differing(line, league, settings)),
+            name_of(line, differing(line, league, settings)) + (" †" if is_of_a_second_fit(line) else ""),
             *(format(values[metric], digits) if metric in values else NONE for metric, digits in FIDELITY.items()),
         )
         for line, values in sorted(known, key=lambda each: (*order(each[0]), each[1].get("fid", math.inf)))
@@ -185,8 +219,8 @@ def order(line: Line) -> tuple[bool, bool, float]:
 
 def page() -> str:
     """The page with its tables made again."""
-    parts = [league(title, name) for title, name in (*LEAGUES.items(), HOUR)]
-    return page_with(PAGE, BEGIN, "\n\n".join([*parts, fidelity()]), END)
+    parts = [*(league(title, name) for title, name in LEAGUES.items()), above_the_limit(), league(*HOUR), fidelity()]
+    return page_with(PAGE, BEGIN, "\n\n".join(parts), END)
 
 
 if __name__ == "__main__":

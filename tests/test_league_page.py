@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import statistics
 
 import pandas as pd
 import pytest
@@ -74,6 +76,16 @@ def test_a_line_of_fidelity_is_named_by_the_settings_in_which_it_differs_from_th
     differing = {line["runs"]: made.differing(line, league, settings) for line in made.lines("league_fidelity")}
     assert {run for run, names in differing.items() if not names} == runs & set(differing)
     assert {name for names in differing.values() for name in names} == {"init", "texture", "p"}
+
+
+def test_lines_above_the_limit_are_those_that_the_tables_show_above_it_with_the_seconds_of_each_seed() -> None:
+    rows = [row.strip("| ").split(" | ") for row in made.above_the_limit().splitlines() if row.startswith("| ")][2:]
+    spent = [[float(each.replace(",", "")) for each in re.findall(r"\d[\d,]*\d", " ".join(row[3:]))] for row in rows]
+    lines = [line for lines in LINES.values() for line in lines if made.end_of(line) is None]
+    printed = [made.cells(line)[-1].replace(",", "") for line in lines]
+    above = [float(text) for text in printed if text.isdecimal() and float(text) > 1200.0]
+    assert len(above) > 5
+    assert [statistics.fmean(each) for each in spent] == pytest.approx(above, abs=1.0)  # both are rounded
 
 
 def test_two_seeds_have_no_interval() -> None:
