@@ -30,6 +30,10 @@ class Odd(torch.Tensor):
     pass
 
 
+class Ends(BaseException):
+    pass
+
+
 @dataclass(frozen=True)
 class Toy:
     """Each row of an answer is (number of records, first label, number of earlier answers). `wrong` plants a fault."""
@@ -42,12 +46,18 @@ class Toy:
         return {}
 
     def start(self, records, rng):
+        if self.wrong == "start exits":
+            raise SystemExit("secret 3")
         return {"answers": torch.zeros(1)}
 
     def answer(self, message, records, state, rng):
         _, labels = records
         if self.wrong == "raises" and 3 in labels:
             raise RuntimeError("secret 3")
+        if self.wrong == "exits":
+            raise SystemExit("secret 3")
+        if self.wrong == "own kind":
+            raise Ends("secret 3")
         if self.wrong == "in place":
             labels += 1
         if self.wrong == "global":

@@ -15,7 +15,7 @@ from dpgen_bench.federation.settings import Settings
 from dpgen_bench.method import Context
 from dpgen_bench.privacy.ledger import Invalidated
 from dpgen_bench.privacy.sampling import Full
-from tests.client_toys import REFUSAL, SCALE, SHAPE, Toy, ask_many, ask_one, data
+from tests.client_toys import REFUSAL, SCALE, SHAPE, Ends, Toy, ask_many, ask_one, data
 
 
 def test_a_refused_answer_leaves_the_run_proven(monkeypatch, tmp_path):
@@ -49,7 +49,7 @@ def test_the_sum_goes_on_without_clients_that_fail(tmp_path):
     assert (tmp_path / "faults.jsonl").exists()
 
 
-@pytest.mark.parametrize("wrong", ["raises", "shape", "global", "subclass", "subclass in state"])
+@pytest.mark.parametrize("wrong", ["raises", "exits", "own kind", "shape", "global", "subclass", "subclass in state"])
 def test_a_program_that_fails_answers_zeros_and_the_failure_stays_private(wrong, tmp_path):
     held = data(tmp_path=tmp_path)
     context = Context(0, services=held._services)
@@ -65,18 +65,32 @@ def test_a_program_that_fails_answers_zeros_and_the_failure_stays_private(wrong,
     assert "secret" not in json.dumps(held._services.ledger.to_dict()) + json.dumps(context.history)
 
 
-def test_an_error_that_an_engine_lets_through_invalidates_the_ledger(monkeypatch):
+def test_a_start_that_ends_the_process_stays_private(tmp_path):
+    """As any failure of `start`: the client makes its state again, and answers zeros while that fails."""
+    held = data(tmp_path=tmp_path)
+    context = Context(0, services=held._services)
+    ask = ask_one(held, program=Toy(wrong="start exits"))
+    for group in range(ask.groups):
+        ask.start(group)
+    assert all(torch.equal(ask(SCALE), torch.zeros(SHAPE)) for _ in context.steps(8))
+    assert held._services.ledger.unproven == []
+    assert "secret 3" in (tmp_path / "errors.txt").read_text()
+
+
+@pytest.mark.parametrize("error", [BrokenProgram("found elsewhere"), SystemExit("secret"), Ends("secret")])
+def test_an_error_that_an_engine_lets_through_invalidates_the_ledger(error, monkeypatch):
     def broken(*_, **__):
-        raise BrokenProgram("found elsewhere")
+        raise error
 
     monkeypatch.setattr(Unreliable, "ask", broken)
     monkeypatch.setattr(Settings, "engine", lambda *_, **__: Unreliable())
     held = data()
     ask = ask_one(held)
-    with pytest.raises(BrokenProgram):
+    with pytest.raises(type(error)):
         ask(SCALE)
     (failure,) = held._services.ledger.failures
-    assert failure.what.startswith("a client program of 'toy' broke the rules")
+    assert failure.what.startswith("a client program of 'toy' ")
+    assert "secret" not in failure.what
     with pytest.raises(Invalidated):  # a method that catches it cannot go on
         ask(SCALE)
 
@@ -106,6 +120,8 @@ def test_a_real_fault_leaves_nothing_proven_unless_dropout_is_independent(
     ask = ask_one(held)
     assert ask(SCALE) is None
     assert len(held._services.ledger.unproven) == reasons
+    stated = [text for text in held._services.ledger.warnings if "as federation.dropout=independent states" in text]
+    assert len(stated) == 1 - reasons  # the ledger keeps the statement on which its epsilon rests
     (row,) = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
     assert (row["kind"], row["injected"]) == ("lost" if answer is None else "malformed", False)
 

@@ -94,6 +94,16 @@ def test_only_functions_that_a_method_states_to_be_pure_are_compiled():
     assert not bound._compiled._graphs
 
 
+def test_a_device_that_computes_float64_slowly_compiles_no_release(monkeypatch):
+    """Its clipped sums branch on values, which would raise in a recording, and an error in a release marks the run."""
+    expected, _ = releases("none")
+    for module in ("compiled_sums", "gradients.bookkeeping"):
+        monkeypatch.setattr(f"dpgen_bench.privacy.{module}.fast_in_float64", lambda device: False)
+    values, bound = releases("graph")
+    assert not bound._compiled._graphs
+    assert all(torch.allclose(a, b, rtol=0.0, atol=1e-6) for a, b in zip(expected, values, strict=True))
+
+
 def test_a_method_with_a_new_function_in_each_release_is_not_recorded_again_and_again():
     expected, _ = releases("none")
     values, bound = releases("graph", new_functions=True)

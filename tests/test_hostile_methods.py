@@ -104,6 +104,15 @@ def test_losses_and_parameters_of_a_tensor_subclass_are_refused():
     assert len(ledger.failures) == 1
 
 
+def test_a_norm_that_is_too_small_is_refused_before_a_record_is_seen():
+    net = nn.Linear(2, 1)
+    data, ledger = open_data()
+    release = make_mechanism(data, bound=PerRecordGradient(C=1e-7, module=net))
+    with pytest.raises(ValueError, match="expected max_norm >= 1e-06"):
+        release(lambda images, labels: net(images.flatten(1)).flatten())
+    assert ledger.failures == []
+
+
 def test_an_error_while_noise_is_added_marks_the_run(monkeypatch):
     def fails(*_):
         raise RuntimeError("a secret")

@@ -256,6 +256,16 @@ def test_a_std_that_float32_cannot_hold_on_a_grid_is_refused(std):
         add_noise(torch.zeros(3), std, os_key("x"))
 
 
+@pytest.mark.parametrize("epsilon", [None, math.inf])
+def test_such_a_std_is_refused_before_it_is_approved(epsilon):
+    images, labels = records(4)
+    ledger = Ledger(Budget(epsilon), 4, "os")
+    data = PrivateData(images, labels, 10, Services(ledger, os_key("small")))
+    with pytest.raises(ValueError, match="expected a noise std between"):
+        data.mechanism("sum", sample=Full(), bound=PerRecord(C=1e-40, shape=(1,)), times=1, std=1e-40)
+    assert ledger.entries == {}
+
+
 @pytest.mark.parametrize("std", [4.0, 3.9999, 1.3, 0.7e-3])
 def test_the_grid_is_a_power_of_two_near_a_thousandth_of_the_std(std):
     mantissa, _ = math.frexp(grid_step(std))

@@ -183,7 +183,7 @@ class Client:
         if header.get("kind") == "start":
             try:
                 self._first_state()
-            except Exception:
+            except BaseException:  # as in `_answer_or_zeros`
                 self._note_failure(-1)
             return encode({})
         if header.get("kind") == "flush":
@@ -213,7 +213,8 @@ class Client:
         """The bounded answer and the next state; zeros and an unchanged state if the program fails in any way.
 
         Whether a program fails may depend on the records, so an error that became known outside the client would be an
-        answer without noise. The client writes the error to its own private file.
+        answer without noise. This is also so if the program ends its process (`sys.exit`); the operator's stop signals
+        wait for the end of the round. The client writes the error to its own private file.
         """
         try:
             exact, after = self._compute(message, round_, point)
@@ -226,7 +227,7 @@ class Client:
             if after:
                 expect_parts(after)
             self._memory.check(after)
-        except Exception:
+        except BaseException:
             self._note_failure(round_)
             assert isinstance(self._setup.bound, PerRow | Whole | PerRecord)
             return {"value": torch.zeros(self._setup.bound.shape, device=self._setup.device)}, {}

@@ -185,6 +185,14 @@ class ClientMechanism(Allowance):
                 f"a client program of {self.name!r} broke the rules ({public_type(error)})", error
             )
             raise
+        except Exception:  # of the engine itself
+            raise
+        except BaseException as error:  # of a client's code; the operator's signals wait for the end of the round
+            if self._services.observer is None:  # which raises its own
+                self._services.ledger.invalidate(
+                    f"a client program of {self.name!r} raised {public_type(error)}", error
+                )
+            raise
         for client, reply in replies.items():
             if isinstance(reply, Fault):
                 self._record_fault(round_, client, reply, public)
@@ -218,14 +226,19 @@ class ClientMechanism(Allowance):
         if public:
             self._services.public.write(fault=fault.kind, client=client, round=round_)
         # Simulated faults and refusals do not depend on records: a refusal depends on the earlier questions alone.
-        if fault.injected or fault.detail == REFUSED or (self._assume_independent_dropout and fault.kind != "raised"):
+        if fault.injected or fault.detail == REFUSED:
             return
+        lost = "a client did not answer, or not in time, or not in a form that could be read"
         if fault.kind == "raised":
             self._services.ledger.record_failure(f"a client of {self.name!r} raised an error")
+        elif self._assume_independent_dropout:  # the setting is no part of the run's id, so the ledger keeps it
+            self._services.ledger.warn(
+                f"{lost}: epsilon holds if this did not depend on its records, as federation.dropout=independent states"
+            )
         else:
             self._services.ledger.mark_unproven(
-                "a client did not answer, or not in time, or not in a form that could be read, and whether that "
-                "depends on its records is not known (federation.dropout=independent states that it does not)"
+                f"{lost}, and whether that depends on its records is not known (federation.dropout=independent states "
+                "that it does not)"
             )
 
     def _expect_some_answer(self, index: int, answers: int) -> None:

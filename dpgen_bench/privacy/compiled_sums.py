@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from dpgen_bench.privacy.batch import Batch
 from dpgen_bench.privacy.gradients import clipped_gradient_sum
+from dpgen_bench.privacy.gradients.bookkeeping import fast_in_float64
 from dpgen_bench.privacy.record_rng import tensor_of_words
 from dpgen_bench.training.precision import products_in
 from dpgen_bench.utils.compiled import Compiled, backend
@@ -53,6 +54,8 @@ class CompiledSums:
         """Whether the process compiles steps, and releases of this function can be compiled."""
         if backend() == "none" or not bound.pure or bound.clip != "joint" or bound.backend != "bookkeeping":
             return False
+        if not all(fast_in_float64(p.device) for p in bound.module.parameters()):
+            return False  # on such a device the sums branch on values, which a recording does not have
         return math.isfinite(bound.C) and (fn in self._graphs or len(self._graphs) < _MOST_FUNCTIONS)
 
     def total(

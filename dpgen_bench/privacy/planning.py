@@ -36,6 +36,7 @@ from dpgen_bench.privacy.bounds import Bound
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.expect import expect_integer, expect_name, expect_number
 from dpgen_bench.privacy.ledger import Entry, Ledger
+from dpgen_bench.privacy.rounded_normal import grid_step
 from dpgen_bench.privacy.sampling import Sampling
 
 FIRST_STAGE = "init_"  # how the names of a first stage's mechanisms begin
@@ -101,7 +102,7 @@ def plan_entry(ledger: Ledger, request: Request, spent: Sequence[Event] | None =
     Raises:
         BudgetExceeded: if it would exceed the budget, or should take the rest of the budget and less than 1 % is left.
         ValueError: for a request that is incomplete or contradictory, differs from the approved one, or comes after a
-            release of this run.
+            release of this run, or has noise that privacy.noise=os cannot sample.
     """
     approved = ledger.entries.get(request.name)
     if approved is not None:
@@ -109,14 +110,22 @@ def plan_entry(ledger: Ledger, request: Request, spent: Sequence[Event] | None =
         return approved
     expect_no_release(ledger, request.name)
     if ledger.budget.epsilon is None:
-        return _planned_without_budget(request)
+        entry = _planned_without_budget(request)
+    else:
+        entry = _planned(ledger, request, ledger.events if spent is None else spent)
+    if ledger.noise == "os" and entry.event.std > 0.0:
+        grid_step(entry.event.std)  # raises here, because an error in a release marks the ledger
+    return entry
+
+
+def _planned(ledger: Ledger, request: Request, spent: Sequence[Event]) -> Entry:
+    """The entry for a request within the ledger's budget; raises what `plan_entry` does."""
     if ledger.budget.epsilon == 0.0:
         raise BudgetExceeded(
             f"mechanism {request.name!r}: expected privacy.epsilon > 0 for a method that uses records, got 0, which no "
             "release fits; raise privacy.epsilon."
         )
     rest = _takes_the_rest(ledger, request)
-    spent = ledger.events if spent is None else spent
     budget, sensitivity, times, std = ledger.budget, request.bound.sensitivity, request.times, request.std
     calibrated = "nothing"
     if std is None:

@@ -129,8 +129,9 @@ def check_module(module: nn.Module, max_norm: float, backend: Backend) -> None:
     """Check a module before records are used. `clipped_gradient_sum` makes the same checks.
 
     Raises:
-        ValueError: for layers that mix rows, or that the back end does not cover.
+        ValueError: for layers that mix rows, or that the back end does not cover, and for a norm that is too small.
     """
+    _expect_max_norm(max_norm)
     refuse_row_coupling(module)
     if math.isfinite(max_norm):
         parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -147,6 +148,14 @@ def _clipped_sum(backend: Backend) -> Callable[..., tuple[dict[str, Tensor], Ten
     if backend == "bookkeeping":
         return bookkeeping.clipped_sum
     return opacus_backend.clipped_sum
+
+
+def _expect_max_norm(max_norm: float) -> None:
+    if not max_norm >= SMALLEST_MAX_NORM:
+        raise ValueError(
+            f"expected max_norm >= {SMALLEST_MAX_NORM} (inf for no clipping), got {max_norm!r}; for smaller gradients "
+            "scale the loss up."
+        )
 
 
 def _check(
@@ -166,11 +175,7 @@ def _check(
     sizes = [len(row) for row in rows]
     if len(set(sizes)) != 1:
         raise ValueError(f"expected the same number of rows in each tensor, got {sizes}; row i of each is record i.")
-    if not max_norm >= SMALLEST_MAX_NORM:
-        raise ValueError(
-            f"expected max_norm >= {SMALLEST_MAX_NORM} (inf for no clipping), got {max_norm!r}; for smaller gradients "
-            "scale the loss up."
-        )
+    _expect_max_norm(max_norm)
     if microbatch is not None and microbatch < 1:
         raise ValueError(f"expected microbatch >= 1 or None for all rows at once, got {microbatch!r}.")
     if backend not in get_args(Backend):
