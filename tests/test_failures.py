@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 
 import pytest
 from omegaconf import OmegaConf
@@ -186,6 +187,23 @@ def test_the_text_of_a_private_error_stays_in_private(tmp_path, flag, then, caps
     assert "failure_toys.py" in private_text.read_text()
     assert (private_text.stat().st_mode & 0o777, private_text.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert not run.trained
+
+
+@pytest.mark.parametrize("cannot", ["append_private", "save"])
+def test_a_disk_that_is_full_when_a_function_raises_reveals_nothing_and_is_named(tmp_path, flag, cannot, monkeypatch):
+    save = Ledger.save
+
+    def full(*_) -> None:
+        raise OSError(28, "No space left on device")
+
+    if cannot == "append_private":
+        monkeypatch.setattr("dpgen_bench.runs.failures.append_private", full)
+    else:  # from the moment when the failure is to be written
+        monkeypatch.setattr(Ledger, "save", lambda ledger: full() if ledger.failures else save(ledger))
+    with pytest.raises(RunFailed, match="cannot be written") as caught:
+        execute(make(tmp_path, flag))
+    assert ("remove " in str(caught.value)) == (cannot == "save")
+    assert SECRET not in public_text(the_run(tmp_path)) + "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("multirun", [[], ["-m"]])

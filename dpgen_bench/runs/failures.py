@@ -23,7 +23,9 @@ class PrivateFailure(RuntimeError):
 
 
 def keep_private(folder: RunFolder, ledger: Ledger, ending: BaseException) -> PrivateFailure:
-    """Write the errors with tracebacks and causes to private/errors.txt.
+    """Write the errors with tracebacks and causes to private/errors.txt, and the mark in the ledger once more.
+
+    A file that cannot be written raises nothing, because the error would have the private one as its context.
 
     Args:
         ending: the error that `fit` ended with. It is private, too: the method may have copied the text of the private
@@ -35,13 +37,23 @@ def keep_private(folder: RunFolder, ledger: Ledger, ending: BaseException) -> Pr
     path = folder.path / "private" / "errors.txt"
     errors = [ending] if ledger.raised in (None, ending) else [ledger.raised, ending]
     texts = ["".join(traceback.format_exception(error)) for error in errors]
-    append_private(path, "\n".join([f"{ledger.invalidated}; the run ended with:", *texts, ""]))
+    kept, marked = str(path), "the ledger is marked, and the proven epsilon of this run is infinite"
+    try:
+        append_private(path, "\n".join([f"{ledger.invalidated}; the run ended with:", *texts, ""]))
+    except OSError as error:
+        kept = f"no file, because {path} cannot be written ({error.strerror})"
+    try:
+        ledger.save()
+    except OSError as error:
+        marked = (
+            f"the proven epsilon of this run is infinite, but the ledger cannot be written ({error.strerror}). Do not "
+            f"continue this run, whose next attempt would not know it: remove {folder.path}, and start it again"
+        )
     return PrivateFailure(
         f"{ledger.invalidated} while it saw records; the training ended with {public_type(ending)}. Whether a private "
-        "function raises may depend on the records, which is an answer without noise: the ledger is marked, and the "
-        "proven epsilon of this run is infinite. The error's text may contain records and is therefore only in "
-        f"{path}. If it shows that the failure did not depend on records (a full disk, for example), state that by "
-        f"running the same command with {OPTION}=true."
+        f"function raises may depend on the records, which is an answer without noise: {marked}. The error's text may "
+        f"contain records and is therefore only in {kept}. If it shows that the failure did not depend on records (a "
+        f"full disk, for example), state that by running the same command with {OPTION}=true."
     )
 
 
