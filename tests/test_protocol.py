@@ -13,7 +13,7 @@ from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import MetricResult
 from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each
 from dpgen_bench.runs.measure import repeat_seed
-from dpgen_bench.store.folders import RunFolder, Store
+from dpgen_bench.store.folders import RunFailed, RunFolder, Store
 from dpgen_bench.store.measurements import Measurements
 from dpgen_bench.store.values import mean_values, metric_values, notes
 from tests.protocol_toys import generator, metric, released, run, spec_for, the_measurement
@@ -227,6 +227,39 @@ def test_measuring_again_keeps_the_old_measurement_until_the_new_one_is_complete
     run(spec, folder, again=True)
     assert tally.read_text().split() == ["one", "two", "one", "two"]
     assert not folder.measurements.unfinished(spec.protocol_record())
+
+
+def test_measuring_again_keeps_the_earlier_measurement_if_one_of_its_values_is_missing_now(tmp_path, folder):
+    tally, weights, mended = (tmp_path / name for name in ("tally", "weights", "mended"))
+    metrics = {
+        "mean": metric("Mean", tally=str(tally)),
+        "fid": metric("Fails", name="fid", unless=str(weights)),
+        "kid": metric("Fails", name="kid", unless=str(mended)),
+    }
+    spec = spec_for(tmp_path, metrics, repeats=2)
+    weights.touch()
+    old = run(spec, folder)
+    weights.unlink()
+    before = folder.measurements.file_of(spec.protocol_record()).read_bytes()
+    # KID had no value before, so that it is not among those that are missed.
+    with pytest.raises(RunFailed, match=r"expected values of fid .*, got none .*earlier measurement are kept"):
+        run(spec, folder, again=True)
+    assert folder.measurements.file_of(spec.protocol_record()).read_bytes() == before
+    mended.touch()
+    assert run(spec, folder) == old  # also if `dpgen run` continues the evaluation
+    assert folder.measurements.file_of(spec.protocol_record()).read_bytes() == before
+    weights.touch()
+    run(spec, folder, again=True)
+    assert folder.measurements.fully_measured(spec.protocol_record())
+    assert len(tally.read_text().split()) == 4
+
+
+def test_a_metric_that_had_no_value_does_not_keep_the_earlier_measurement(tmp_path, folder):
+    metrics = {"mean": metric("Mean"), "fails": metric("Fails")}
+    spec = spec_for(tmp_path, metrics)
+    run(spec, folder)
+    folder.measurements.write(the_measurement(folder) | {"made_with": "an older version"})
+    assert run(spec, folder, again=True)["made_with"] != "an older version"
 
 
 @pytest.mark.parametrize(

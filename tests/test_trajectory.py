@@ -106,6 +106,20 @@ def test_a_finished_runs_kept_steps_are_measured_by_evaluate(tmp_path):
     assert [point.step for point in trajectory(folder, record)] == [2, 4, 6]
 
 
+def test_a_stopped_evaluation_of_kept_steps_measures_only_the_others(tmp_path):
+    overrides, folder = executed(tmp_path, "dpgan", "runtime.measure_kept=true")
+    record = build_spec(compose_config(overrides)).protocol_record()
+    own, second, fourth = (each.measurements.file_of(record) for each in (folder, folder.at_step(2), folder.at_step(4)))
+    fourth.unlink()
+    before = [path.stat().st_mtime_ns for path in (own, second)]
+    evaluate_run(tmp_path, folder.id, ["runtime.measure_kept=true", "runtime.workers=1"])
+    assert fourth.exists()
+    assert [path.stat().st_mtime_ns for path in (own, second)] == before
+    evaluate_run(tmp_path, folder.id, ["runtime.workers=1"])
+    assert own.stat().st_mtime_ns > before[0]
+    assert second.stat().st_mtime_ns == before[1]
+
+
 def test_without_privacy_the_epsilon_of_a_step_is_infinite(tmp_path):
     _, folder = executed(tmp_path, "dpgan", "privacy.epsilon=inf", "method.sigma=null")
     assert folder.at_step(int(extract(folder, 2).path.name)).read_json("step.json")["epsilon"] == "inf"

@@ -159,7 +159,8 @@ def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
     """Measure the generator of a trained run again, by the protocol in `overrides`, else by the run's own.
 
     An interrupted evaluation is continued. If there is a complete measurement by the protocol, everything is measured
-    again, and the earlier measurement stays until the new one is complete.
+    again, and the earlier measurement stays until the new one is complete and has all of its values. With
+    `runtime.measure_kept`, only what the run and its kept steps lack is measured.
 
     Args:
         run: the run's id or the start of it.
@@ -170,7 +171,7 @@ def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
         LookupError: if no run, or more than one, matches `run`.
         ValueError: if the run has no generator yet, or for another override.
         RunBusy: if another process executes this run.
-        RunFailed: if no metric could be measured.
+        RunFailed: if no metric could be measured, or one of the earlier measurement could not be measured again.
     """
     folder = Store(results).find(run)
     expect_generator(folder)
@@ -180,9 +181,10 @@ def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
     if config.runtime.threads is not None:
         torch.set_num_threads(int(config.runtime.threads))
     with folder.locked():
-        done = bool(folder.measurements.of(spec.protocol_record()))
-        measurement = measure(spec, folder, choose_device(config.runtime.device), again=done)
-        _measure_kept(spec, folder, again=done)
+        # With kept steps nothing is measured again: after a kill, it would start from the first of them.
+        again = not config.runtime.measure_kept and bool(folder.measurements.of(spec.protocol_record()))
+        measurement = measure(spec, folder, choose_device(config.runtime.device), again=again)
+        _measure_kept(spec, folder)
     if not metric_values(measurement):
         raise RunFailed(
             f"expected a value of one of the metrics {', '.join(unmeasured(measurement))}, got none; the lines above "
@@ -191,15 +193,15 @@ def evaluate_run(results: Path, run: str, overrides: list[str]) -> RunFolder:
     return folder
 
 
-def _measure_kept(spec: RunSpec, folder: RunFolder, again: bool = False) -> None:
-    """With `runtime.measure_kept`, measure the generator of each kept step by the protocol of the run."""
+def _measure_kept(spec: RunSpec, folder: RunFolder) -> None:
+    """With `runtime.measure_kept`, measure the generator of each kept step by the protocol of the run, once."""
     if not spec.config.runtime.get("measure_kept", False):
         return
     for step in kept_steps(spec, folder):
         step_folder = extract(folder, step)
         done = step_folder.measurements.fully_measured(spec.protocol_record())
-        print(f"  {spec.id}: step {step:,}" + (" is measured" if done and not again else ""), flush=True)
-        measure(spec, step_folder, _device(spec), again=again, cache=folder.path.parent.parent / "cache")
+        print(f"  {spec.id}: step {step:,}" + (" is measured" if done else ""), flush=True)
+        measure(spec, step_folder, _device(spec), cache=folder.path.parent.parent / "cache")
 
 
 def _config_to_measure(config: DictConfig, overrides: list[str]) -> DictConfig:

@@ -18,8 +18,9 @@ from dpgen_bench.evaluate.features import weights_hash, weights_path
 from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each, is_combined
 from dpgen_bench.runs.samples import describe_samples, draw_samples, set_size
-from dpgen_bench.store.folders import RunFolder
+from dpgen_bench.store.folders import RunFailed, RunFolder
 from dpgen_bench.store.measurements import Measurement
+from dpgen_bench.store.values import lost
 from dpgen_bench.utils.environment import package_versions
 from dpgen_bench.utils.errors import without_paths
 
@@ -39,13 +40,17 @@ def measure(
 
     Args:
         folder: the folder with the generator, of a run or of one of its kept steps; the measurement is written to it.
-        again: measure every metric again; the earlier measurement stays until the new one is complete. If false,
-            metrics that were measured before are kept, also those of another protocol that measures them in the same
-            way (`Measurements.begun`), and failed ones are tried again.
+        again: measure every metric again; the earlier measurement stays until the new one is complete and has all
+            values that it has. If false, metrics that were measured before are kept, also those of another protocol
+            that measures them in the same way (`Measurements.begun`), and failed ones are tried again.
         cache: see `EvalContext`; None is the folder `cache` next to `runs`.
 
     Returns:
-        The complete measurement.
+        The complete measurement: the earlier one if the new one lacks some of its values.
+
+    Raises:
+        RunFailed: if `again`, and a metric of the earlier measurement could not be measured now. What was measured
+            stays unfinished, so that only the others are tried by the next call.
     """
     protocol, record = spec.config.protocol, spec.protocol_record()
     if folder.measurements.fully_measured(record) and not again:
@@ -98,6 +103,16 @@ def measure(
                 print(f"  {title} {key}: {result.status}: {result.reason}", flush=True)
             for note in result.notes:
                 print(f"  {title} {key}: {note}", flush=True)
+    shutil.rmtree(scratch, ignore_errors=True)
+    earlier = folder.measurements.of(record)
+    if missing := lost(earlier, measurement):
+        if again:
+            raise RunFailed(
+                f"expected values of {', '.join(missing)} from measuring again, got none for the reasons above, so "
+                "that all values of the earlier measurement are kept; remove the causes and give the same command, "
+                "which measures what is missing."
+            )
+        return earlier
     weights = weights_path()
     measurement["made_with"] = {
         "packages": package_versions(),
@@ -105,7 +120,6 @@ def measure(
     }
     measurement["complete"] = True
     folder.measurements.write(measurement)
-    shutil.rmtree(scratch, ignore_errors=True)
     return measurement
 
 

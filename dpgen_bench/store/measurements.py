@@ -8,7 +8,7 @@ A measurement is
 and its file is metrics/NAME-HASH.json, where HASH is that of the protocol's content. If a protocol was edited, for
 example to draw another number of samples, values before and after the change are in different files and are never
 mixed. An evaluation in progress is written to metrics/unfinished; an earlier measurement by the same protocol stays
-until the new one is complete.
+until the new one is complete and has all of its values.
 """
 
 from __future__ import annotations

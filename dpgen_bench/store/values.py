@@ -48,6 +48,18 @@ def notes(measurement: Measurement) -> list[str]:
     return list(lines)
 
 
+def lost(earlier: Measurement, measurement: Measurement) -> list[str]:
+    """Keys of the metrics that were measured in some repeat of an earlier measurement by this protocol, and not now."""
+    repeats = zip(earlier.get("repeats", []), measurement["repeats"], strict=False)
+    missing = [
+        key
+        for before, now in repeats
+        for key, result in before["metrics"].items()
+        if result["status"] == "measured" and now["metrics"][key]["status"] != "measured"
+    ]
+    return list(dict.fromkeys(missing))
+
+
 def unmeasured(measurement: Measurement) -> list[str]:
     """Keys of the metrics that failed or could not be measured in some repeat."""
     repeats = measurement.get("repeats", [])
