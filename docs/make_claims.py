@@ -19,7 +19,7 @@ from docs.make_published_epsilons import accounted, certified, entries, name, sh
 from docs.make_results import seconds_of
 from docs.page_tables import page_with, table
 from dpgen_bench.config.display import direction, metric_label
-from dpgen_bench.store.records import find_record
+from dpgen_bench.store.records import records_alone
 from dpgen_bench.store.statistics import LEAST_SEEDS, Difference, difference, holm, p_value
 from dpgen_bench.tables.rows import TableRow, rows_of
 
@@ -57,8 +57,9 @@ def sweeps() -> list[str]:
 
 @cache
 def row(line: str) -> TableRow:
-    """The runs of one multirun line, with their records."""
-    (found,) = rows_of([line], ROOT / "results", {})
+    """The records of one multirun line; runs in results/runs do not count."""
+    with records_alone(ROOT / "results") as source:
+        (found,) = rows_of([line], source, {})
     return found
 
 
@@ -184,7 +185,7 @@ def evidence(claim: Claim) -> str:
     if not all(both):
         return ""
     records = " against ".join(", ".join(f"`{run.id}`" for run in runs) for runs in both)
-    costs = [[find_record(ROOT / "results", run.id).content["cost"] for run in runs] for runs in both]
+    costs = [[run.read_json("training.json") for run in runs] for runs in both]
     first, second = map(seconds_of, costs)
     return f"\n- Records: {records}; fits took {first} and {second} processor-seconds."
 

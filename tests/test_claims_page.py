@@ -4,17 +4,47 @@ from __future__ import annotations
 
 import csv
 import re
+from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from docs import make_claims as made
+from dpgen_bench.store.folders import Store
+from dpgen_bench.store.records import Record
 from dpgen_bench.store.statistics import Difference
 
 
 def test_the_page_is_made_from_the_claims_and_the_records() -> None:
     """After a new record: `python docs/make_claims.py`."""
     assert made.PAGE.read_text() == made.page()
+
+
+@pytest.mark.parametrize("has_records", [True, False])
+def test_local_runs_are_no_evidence(has_records: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run made again here does not hide its record, and a run without a record does not count."""
+    claim = ABOUT_RUNS[0]
+    recorded = [run for line in made.lines(claim) for run in made.row(line).measured]
+    results = tmp_path / "results"
+    for run in recorded:
+        folder = Store(results).folder(run.id)
+        for name in ("identity.json", "ledger.json"):
+            folder.write_json(name, run.read_json(name))
+        OmegaConf.save(run.config, folder.path / "config.yaml")
+        for measurement in run.measurements.all():
+            folder.measurements.write(measurement)
+        folder.finish()
+    if has_records:
+        (results / "records").symlink_to(made.ROOT / "results" / "records")
+    else:
+        (results / "records").mkdir()
+    monkeypatch.setattr(made, "ROOT", tmp_path)
+    monkeypatch.setattr(made, "row", made.row.__wrapped__)
+    found = [run for line in made.lines(claim) for run in made.row(line).measured]
+    assert [run.id for run in found] == ([run.id for run in recorded] if has_records else [])
+    assert all(isinstance(run, Record) for run in found)
+    assert bool(made.evidence(claim)) == has_records
 
 
 def test_the_sweep_makes_the_runs_of_all_claims() -> None:

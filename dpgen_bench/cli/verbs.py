@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -24,9 +23,10 @@ from dpgen_bench.config.runtime import number_of_processes
 from dpgen_bench.runs.devices import own_devices
 from dpgen_bench.runs.multirun import Multirun, executed_by_launcher, job_of_multirun
 from dpgen_bench.store.folders import RunBusy, RunFailed, Store
+from dpgen_bench.store.records import records_alone
 from dpgen_bench.tables.names import table_file, table_names
 from dpgen_bench.utils.own_folders import own_folders
-from dpgen_bench.utils.paths import CONF, RECORDS
+from dpgen_bench.utils.paths import CONF
 
 
 class JobFailed(CompactHydraException):
@@ -251,21 +251,9 @@ def tables(options: argparse.Namespace) -> int:
     return failed
 
 
-@contextmanager
-def _source(results: Path, recorded: bool) -> Iterator[Path]:
-    """The folder whose runs and records are shown: `results`, or one that has its records alone.
-
-    Results without records stand for those that the bench is published with.
-    """
-    if not recorded:
-        yield results
-        return
-    own = results / "records"
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "records").symlink_to((own if own.is_dir() else RECORDS).resolve())
-        if (results / "plots").is_dir():  # the report shows plots of it that need no run
-            (Path(folder) / "plots").symlink_to((results / "plots").resolve())
-        yield Path(folder)
+def _source(results: Path, recorded: bool) -> AbstractContextManager[Path]:
+    """The folder whose runs and records are shown: `results`, or one that has its records alone."""
+    return records_alone(results) if recorded else nullcontext(results)
 
 
 def _take_scale(arguments: list[str]) -> tuple[list[str], str]:

@@ -7,9 +7,12 @@ Tables, plots and the report read a record as they read a run's folder. `outcome
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from PIL import Image
 
 from dpgen_bench.store.folders import ReadableRun, RunFolder, Store
 from dpgen_bench.store.measurements import Measured, Measurement, protocol_hash
+from dpgen_bench.utils.paths import RECORDS
 
 SCHEMA = 1  # increased when a record gets another form
 FOLDER = "records"
@@ -182,6 +186,20 @@ def readable_run(results: Path, run_id: str, protocol: dict[str, Any]) -> Readab
     if record is None:
         return folder
     return record if record.measurements.assembled(protocol) or folder.status() == "empty" else folder
+
+
+@contextmanager
+def records_alone(results: Path) -> Iterator[Path]:
+    """A temporary folder of results that has the records and plots of `results` and no runs.
+
+    Results without records stand for those that the bench is published with.
+    """
+    own = results / FOLDER
+    with TemporaryDirectory() as folder:
+        (Path(folder) / FOLDER).symlink_to((own if own.is_dir() else RECORDS).resolve())
+        if (results / "plots").is_dir():  # the report shows plots of it that need no run
+            (Path(folder) / "plots").symlink_to((results / "plots").resolve())
+        yield Path(folder)
 
 
 def same_name(name: str) -> str:
