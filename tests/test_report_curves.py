@@ -40,6 +40,19 @@ def test_curves_join_the_best_line_of_each_method_under_the_same_terms(tmp_path:
     assert protocols == ["quick"]
 
 
+def test_of_lines_that_share_the_first_place_the_one_with_the_best_mean_is_drawn(tmp_path: Path) -> None:
+    """Three seeds cannot tell the two settings apart; each has the better mean at one budget."""
+    means = {("1", "100"): 41.0, ("1", "50"): 40.0, ("10", "100"): 20.0, ("10", "50"): 21.0}
+    for (epsilon, features), mean in means.items():
+        for seed, value in enumerate([mean - 5.0, mean, mean + 5.0]):
+            settings = (f"privacy.epsilon={epsilon}", f"method.features={features}", f"seed={seed}")
+            make_run(tmp_path, DEMO, *settings, fid=value, proven=0.99 * float(epsilon))
+    boards = boards_of(read_runs(tmp_path))
+    assert [standing.place_text for board in boards for standing, _ in board.rankings["fid"]] == ["1="] * 4
+    drawn = best_lines(boards)[0]["fid"]["dp_merf"]
+    assert drawn == {1.0: [[35.0], [40.0], [45.0]], 10.0: [[15.0], [20.0], [25.0]]}
+
+
 def test_a_printed_value_counts_as_the_best_that_was_measured_of_it_at_any_scale() -> None:
     def row(method: str) -> PublishedRow:
         return PublishedRow("dpgan_revisited", "1", "MNIST", method, "", "10", "1e-5", "this paper", {})

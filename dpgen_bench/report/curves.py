@@ -28,7 +28,9 @@ def curves_content(boards: Sequence[Board]) -> list[dict[str, Any]]:
     for dataset in dict.fromkeys(board.dataset for board in boards):
         curves, protocols = best_lines([board for board in boards if board.dataset == dataset])
         if any(len(budgets) > 1 for methods in curves.values() for budgets in methods.values()):
-            which = "at each ε the settings of a method that have the best place there"
+            which = (
+                "at each ε the settings of a method that have the best place there, and of equal places the best mean"
+            )
             caption = f"{dataset_name(dataset)}, protocol {', '.join(protocols)}: {which}. {POINTS}"
             styles = Style()  # a method has the same colour in all plots
             plots = [
@@ -39,7 +41,9 @@ def curves_content(boards: Sequence[Board]) -> list[dict[str, Any]]:
 
 
 def best_lines(boards: Sequence[Board]) -> tuple[Curves, list[str]]:
-    """By metric, method and budget the values of the method's line with the best place, and the protocols used.
+    """By metric, method and budget the values of the method's best line, and the protocols used.
+
+    That is the line with the best place, and of several that share it the one with the best mean.
 
     Only boards with the terms of the one with the most places count, and values by its protocols; without privacy a
     board has fewer terms. ε = 0, where no method uses records, is no point of a curve.
@@ -56,8 +60,8 @@ def best_lines(boards: Sequence[Board]) -> tuple[Curves, list[str]]:
             if metric == TIME or main.protocols.get(metric) != protocol:
                 continue
             ranking = zip(board.lines, board.rankings[metric], strict=True)
-            ranked = [(standing.place, line) for line, (standing, _) in ranking if standing.place is not None]
-            for _, line in sorted(ranked, key=lambda pair: pair[0]):
+            ranked = [(standing, line) for line, (standing, _) in ranking if standing.place is not None]
+            for _, line in sorted(ranked, key=lambda pair: pair[0].order):
                 budgets = curves.setdefault(metric, {}).setdefault(line.method, {})
                 budgets.setdefault(float(board.epsilon), line.values[metric][protocol])
     return curves, list(dict.fromkeys(main.protocols[metric] for metric in curves))
