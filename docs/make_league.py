@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from docs.make_results import ACCURACIES, LEAGUE, on_a_cpu, seconds_of, values_of
 from docs.page_tables import page_with, table
 from dpgen_bench.config.display import method_name
-from dpgen_bench.outcomes.listing import setting_of
+from dpgen_bench.outcomes.listing import current_protocol, setting_of
 from dpgen_bench.store.records import Record, find_record
 from dpgen_bench.store.statistics import LEAST_SEEDS, Summary, summarise
 from dpgen_bench.store.values import metric_values
@@ -90,12 +90,8 @@ def records_of(line: Line) -> list[Record]:
 
 def accuracies(line: Line) -> dict[str, Summary]:
     """The accuracies of a line's records over seeds; the CSV has ten digits, which can round to another decimal."""
-    of_protocol = [
-        metric_values(each)
-        for record in records_of(line)
-        for each in record.measurements.all()
-        if each["protocol"]["name"] == line["protocol"]
-    ]
+    protocol = current_protocol(line["protocol"])
+    of_protocol = [metric_values(record.measurements.assembled(protocol)) for record in records_of(line)]
     found = {metric: [values[metric] for values in of_protocol if metric in values] for metric in ACCURACIES}
     return {metric: summarise(values) for metric, values in found.items() if values}
 

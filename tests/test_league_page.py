@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import statistics
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -29,6 +31,24 @@ def test_values_are_those_of_the_table(name: str) -> None:
             assert made.accuracies(line)[line["metric"]].mean == pytest.approx(float(line["mean"]), rel=1e-9)
             checked += 1
     assert checked > 10
+
+
+def test_a_record_measured_twice_by_a_protocol_is_one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as `--without cnn` at first, and later with all metrics."""
+    line = next(line for line in LINES["league_mnist"] if line["method"] == "dp_merf")
+    expected = made.accuracies(line)
+    records = made.records_of(line)
+
+    def with_a_part(record: made.Record) -> made.Record:
+        (whole,) = (each for each in record.measurements.all() if each["protocol"]["name"] == line["protocol"])
+        part = copy.deepcopy(whole)
+        for metrics in (part["protocol"]["metrics"], *(repeat["metrics"] for repeat in part["repeats"])):
+            del metrics["cnn"]
+        return replace(record, content={**record.content, "measurements": [part, *record.content["measurements"]]})
+
+    monkeypatch.setattr(made, "records_of", lambda line: [with_a_part(record) for record in records])
+    assert made.accuracies(line) == expected
+    assert {summary.seeds for summary in expected.values()} == {len(records)}
 
 
 @pytest.mark.parametrize("name", LINES)
