@@ -7,6 +7,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from dpgen_bench.config.spec import check_evaluation
 from dpgen_bench.data.records import Records
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.runs.samples import describe_samples, draw_samples, sample_labels
@@ -38,6 +39,16 @@ def test_pixels_below_the_floor_become_0(folder):
     plain, floored = draw_samples(folder, protocol(), 0).images, draw_samples(folder, protocol(floor=128), 0).images
     assert torch.equal(floored, torch.where(plain < 128, 0, plain))
     assert (plain < 128).any()
+
+
+def test_entries_that_a_protocol_leaves_out_have_the_defaults_of_its_check(tmp_path, folder):
+    config = spec_for(tmp_path, {}).config
+    del config.protocol["labels"]
+    check_evaluation(config)
+    drawn = draw_samples(folder, config.protocol, 0)
+    assert torch.equal(drawn.labels, sample_labels(40, 10, "balanced", 0))
+    assert drawn.images.dtype == torch.uint8
+    assert torch.equal(draw_samples(folder, config.protocol, 0, keep=False).labels, drawn.labels)
 
 
 def test_damaged_samples_are_drawn_again(folder):

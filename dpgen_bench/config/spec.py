@@ -252,6 +252,14 @@ def population_of(config: DictConfig) -> str:
 
 
 PROTOCOL_KEYS = {"name", "num_samples", "labels", "rounding", "floor", "batch_statistics", "repeats", "metrics"}
+# Entries of a protocol that are one of several words. The first is the default, for a protocol without the entry.
+PROTOCOL_CHOICES = {"labels": ("balanced", "uniform"), "rounding": ("uint8", "none")}
+
+
+def protocol_choice(protocol: DictConfig, key: str) -> str:
+    """The value of an entry of `PROTOCOL_CHOICES`, by default the first."""
+    value: str = protocol.get(key, PROTOCOL_CHOICES[key][0])
+    return value
 
 
 def check_evaluation(config: DictConfig) -> None:
@@ -281,9 +289,9 @@ def check_evaluation(config: DictConfig) -> None:
         value = protocol.get(key, default)
         if not _is_integer(value) or value < 1:
             raise ValueError(f"expected protocol.{key} to be an integer >= 1, got {value!r}.")
-    for key, known in (("labels", ("balanced", "uniform")), ("rounding", ("uint8", "none"))):
-        if protocol.get(key, known[0]) not in known:
-            raise ValueError(f"expected protocol.{key} to be {' or '.join(known)}, got {protocol.get(key)!r}.")
+    for key, known in PROTOCOL_CHOICES.items():
+        if (word := protocol_choice(protocol, key)) not in known:
+            raise ValueError(f"expected protocol.{key} to be {' or '.join(known)}, got {word!r}.")
 
 
 def _is_integer(value: Any) -> bool:

@@ -11,6 +11,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from dpgen_bench.config.spec import protocol_choice
 from dpgen_bench.data.records import Records
 from dpgen_bench.generator import Generator, NetGenerator
 from dpgen_bench.store.folders import RunFolder
@@ -43,11 +44,11 @@ def sample_by_protocol(generator: Generator, protocol: DictConfig, seed: int) ->
             `floor` become 0. With `batch_statistics: B` batch normalisation uses the statistics of each batch of B
             images instead of running statistics.
     """
-    n, rounding = int(protocol.num_samples), protocol.get("rounding", "uint8")
+    n, rounding = int(protocol.num_samples), protocol_choice(protocol, "rounding")
     floor, batch = protocol.get("floor"), protocol.get("batch_statistics")
     labels = generator.draw_labels(n, seed)
     if labels is None:
-        labels = sample_labels(n, generator.num_classes, protocol.labels, seed)
+        labels = sample_labels(n, generator.num_classes, protocol_choice(protocol, "labels"), seed)
     if batch is not None:
         images = generator.sample_by_batch(labels, seed, batch)
         images = images.round().to(torch.uint8) if rounding == "uint8" else images
@@ -65,10 +66,9 @@ def draw_samples(folder: RunFolder, protocol: DictConfig, seed: int, keep: bool 
         keep: read the samples from samples.npz if it holds these; else draw them and write them there, together with
             samples.png, a grid with one column for each class.
     """
-    n = int(protocol.num_samples)
-    rounding, floor = protocol.get("rounding", "uint8"), protocol.get("floor")
-    batch = protocol.get("batch_statistics")
-    settings = {"n": n, "labels": protocol.labels, "rounding": rounding, "floor": floor, "seed": seed}
+    floor, batch = protocol.get("floor"), protocol.get("batch_statistics")
+    choices = {key: protocol_choice(protocol, key) for key in ("labels", "rounding")}
+    settings = {"n": int(protocol.num_samples), **choices, "floor": floor, "seed": seed}
     made_by = json.dumps(settings if batch is None else {**settings, "batch_statistics": batch})
     path = folder.path / "samples.npz"
     if keep and (stored := _stored_samples(path, made_by)):
