@@ -195,6 +195,33 @@ def test_rm_refuses_running_runs_and_unknown_ones(results, capsys):
     assert len(Store(results).runs()) == 3
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("config.yaml", "method: [unclosed"), ("config.yaml", ""), ("config.yaml", "[]"), ("status.json", "{")],
+)
+def test_rm_removes_an_unreadable_run_by_its_name_alone(name, content, results, capsys):
+    (failed,) = (folder for folder in Store(results).runs() if folder.status() == "failed")
+    damaged = Store(results).folder(
+        fake_run(results, ["method=dpgan", "dataset=digits", "protocol=quick", "seed=1"], None)
+    )
+    (damaged.path / name).write_text(content)
+    assert main(["rm", "--failed", "--yes", f"--results={results}"]) == 0
+    assert damaged.id not in capsys.readouterr().out
+    assert (failed.path.exists(), damaged.path.exists()) == (False, True)
+    assert main(["rm", damaged.id, "--yes", f"--results={results}"]) == 0
+    assert f"{damaged.id}  unreadable: {name}" in capsys.readouterr().out
+    assert not damaged.path.exists()
+
+
+def test_rm_keeps_the_ledger_of_an_unreadable_run(tmp_path, capsys):
+    run = execute(config(tmp_path, "privacy.noise=os", "privacy.population=people"))
+    run.write_json("ledger.json", {**run.read_json("ledger.json"), "population": None})  # as in older runs
+    (run.path / "config.yaml").write_text("")
+    assert main(["rm", run.id, "--yes", f"--results={tmp_path}"]) == 0
+    assert "unreadable" in capsys.readouterr().out
+    assert sorted(path.name for path in run.path.iterdir() if path.name != ".lock") == ["REMOVED", "ledger.json"]
+
+
 def test_rm_says_which_runs_restart_from_a_run(results, capsys):
     parent, child = Store(results).runs()[:2]
     child.write_json("identity.json", {**child.read_json("identity.json"), "restart": {"run": parent.id}})

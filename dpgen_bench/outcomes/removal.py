@@ -13,14 +13,16 @@ from functools import cache
 from pathlib import Path
 
 from dpgen_bench.config.identity import is_stale, method_version
+from dpgen_bench.outcomes.overview import UNREADABLE
 from dpgen_bench.outcomes.spent import population_for
 from dpgen_bench.privacy.ledger import Ledger
+from dpgen_bench.runs.validation import file_problem
 from dpgen_bench.store.folders import REMOVED, RunFolder, Store
 from dpgen_bench.utils.files import write_atomic
 
 
 def runs_to_remove(results: Path, names: Sequence[str], failed: bool, stale: bool) -> list[RunFolder]:
-    """The runs that are named, the failed ones and the stale ones, sorted by id.
+    """The runs that are named, the failed ones and the stale ones, sorted by id; unreadable ones only if named.
 
     Raises:
         ValueError: if a named run is running.
@@ -28,15 +30,33 @@ def runs_to_remove(results: Path, names: Sequence[str], failed: bool, stale: boo
     """
     store = Store(results)
     named = [store.find(name) for name in names]
-    if running := [folder.id for folder in named if folder.status() == "running"]:
+    if running := [folder.id for folder in named if _status(folder) == "running"]:
         raise ValueError(f"expected runs that have ended, got {', '.join(running)}, which is running; stop it first.")
     version_of = cache(method_version)
     chosen = {folder.id: folder for folder in named}
     for folder in store.runs() if failed or stale else ():
-        state = folder.status()
+        state = _status(folder)
         if (failed and state == "failed") or (stale and state != "running" and _is_stale(folder, version_of)):
             chosen[folder.id] = folder
     return [chosen[name] for name in sorted(chosen)]
+
+
+def _status(folder: RunFolder) -> str:
+    """The status of a run; "unreadable" if its settings or its status cannot be read and it is not running."""
+    try:
+        status = folder.status()
+    except Exception:  # its status.json is damaged
+        return UNREADABLE
+    return status if status == "running" or _settings(folder) else UNREADABLE
+
+
+def _settings(folder: RunFolder) -> str:
+    """The method, data set and seed of a run; "" if they cannot be read."""
+    try:
+        config = folder.config
+        return f"{config.method.name} {config.dataset.name} seed {config.seed}"
+    except Exception:  # its config.yaml is damaged, or lacks one of them
+        return ""
 
 
 def _is_stale(folder: RunFolder, version_of: Callable[[type], int | str]) -> bool:
@@ -51,8 +71,9 @@ def describe_removal(results: Path, folders: Sequence[RunFolder]) -> list[str]:
     children = children_of(results)
     lines = []
     for folder in folders:
-        config = folder.config
-        line = f"{folder.id}  {config.method.name} {config.dataset.name} seed {config.seed}, {folder.status()}"
+        status = _status(folder)
+        what = f"{UNREADABLE}: {file_problem(folder)}" if status == UNREADABLE else f"{_settings(folder)}, {status}"
+        line = f"{folder.id}  {what}"
         if others := [child for child in children.get(folder.id, []) if child not in {each.id for each in folders}]:
             line += f"; {', '.join(others)} restart{'s' if len(others) == 1 else ''} from it"
         if spends(folder):
@@ -109,8 +130,8 @@ def _keep_ledger(folder: RunFolder) -> None:
         if ledger.population is None:  # an older run, whose population follows from its config
             ledger.population = population_for(folder, ledger)
             ledger.save()
-    except (ValueError, LookupError, TypeError, OSError):
-        pass  # an unreadable ledger is kept as it is
+    except Exception:  # an unreadable ledger, or one whose run's config is unreadable, is kept as it is
+        pass
     write_atomic(folder.path / REMOVED, "")
     for part in sorted(folder.path.iterdir()):
         if part.name in ("ledger.json", REMOVED, ".lock"):
