@@ -24,8 +24,9 @@ from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.overrides import parse_override, quote_value
 from dpgen_bench.runs.execute import execute
 from dpgen_bench.store.folders import RunFolder, Store
+from dpgen_bench.store.records import SCHEMA, record_file
 from dpgen_bench.tables import sweeps
-from dpgen_bench.tables.expand import expand
+from dpgen_bench.tables.expand import expand, lines_that_make
 from dpgen_bench.tables.jobs import Job, plan_sweep
 from dpgen_bench.tables.spec import parse_table
 from dpgen_bench.tables.sweeps import check_overrides, multiruns
@@ -65,8 +66,8 @@ def test_only_what_is_missing_is_planned(tmp_path):
     assert len(jobs) == 4  # the run that two lines name is one
     (finished,) = [job for job in jobs if job.finished]
     assert (finished.spec.id, {job.state for job in jobs if not job.finished}) == (done, {"not run"})
-    (multirun,) = multiruns(jobs, tmp_path, [])  # the second line has nothing to make that the first does not
-    assert {job.overrides for job in jobs} == {tuple(job) for job in expand(" ".join(multirun[1:-1]))}
+    made = [tuple(job) for _, *line, _ in multiruns(jobs, tmp_path, []) for job in expand(" ".join(line))]
+    assert sorted(made) == sorted(job.overrides for job in jobs if not job.finished)  # the second line makes none
 
 
 def test_a_line_of_finished_runs_is_not_launched(tmp_path):
@@ -81,6 +82,49 @@ def test_a_line_of_finished_runs_is_not_launched(tmp_path):
         f"results={quote_value(str(tmp_path))}",
         "runtime.device=cpu",
     ]
+
+
+def without_results(multirun: list[str]) -> str:
+    _, *line, _ = multirun
+    return " ".join(line)
+
+
+def test_a_run_that_has_only_a_record_is_not_launched(tmp_path):
+    """Its folder is missing, so `dpgen run` would train it again."""
+    measured(tmp_path, f"{MERF} privacy.epsilon=1", "quick", BOTH, seed=0)
+    recorded = Store(tmp_path).folder(measured(tmp_path, f"{MERF} privacy.epsilon=10", "quick", BOTH, seed=1))
+    record = record_file(tmp_path, "dp_merf", recorded.id)
+    record.parent.mkdir(parents=True)
+    content = {"identity": recorded.read_json("identity.json"), "measurements": recorded.measurements.all()}
+    record.write_text(json.dumps({"schema": SCHEMA, **content}))
+    shutil.rmtree(recorded.path)
+    jobs = plan(a_table(f"{MERF} privacy.epsilon=1,10 seed=0,1,2"), tmp_path)
+    assert [without_results(each) for each in multiruns(jobs, tmp_path, [])] == [
+        f"{MERF} privacy.epsilon=1 seed=1,2 protocol=quick",
+        f"{MERF} privacy.epsilon=10 seed=0,2 protocol=quick",
+    ]
+
+
+GRID = "a=1,2 +b={c:[1,2]} seed=0,1,2 ~d"
+
+
+@pytest.mark.parametrize(
+    ("line", "finished", "lines"),
+    [
+        (GRID, [], [GRID]),
+        (GRID, ["a=1 seed=0", "a=2 seed=0"], ["a=1,2 +b={c:[1,2]} seed=1,2 ~d"]),
+        (GRID, ["a=1 seed=0"], ["a=1 +b={c:[1,2]} seed=1,2 ~d", "a=2 +b={c:[1,2]} seed=0,1,2 ~d"]),
+        # Joined by a first, these are two lines; by b first, three.
+        ("a=1,2,3 b=1,2", ["a=1 b=2", "a=2 b=1"], ["a=1,3 b=1", "a=2,3 b=2"]),
+        ("a=[1,2],{x:3},'p,\"q',r\\,s b=1", ["a={x:3} b=1"], ["a=[1,2],'p,\"q',r\\,s b=1"]),
+        ("a='p,q',[] b='x=1,2','y'", ["a=[] b='y'"], ["a='p,q' b='x=1,2','y'", "a=[] b='x=1,2'"]),
+    ],
+)
+def test_the_missing_jobs_of_a_line_are_few_lines(line, finished, lines):
+    missing = [tuple(job) for job in expand(line) if not any({*each.split()} <= {*job} for each in finished)]
+    found = [" ".join(each) for each in lines_that_make(missing)]
+    assert found == lines
+    assert sorted(tuple(job) for each in found for job in expand(each)) == sorted(missing)
 
 
 def test_scale_reduced_makes_the_runs_that_stand_in_and_no_others(tmp_path):
@@ -111,7 +155,7 @@ def test_metrics_can_be_left_for_later(tmp_path):
     jobs = plan_sweep(table, tmp_path, without=["mlp"])
     assert [job.state for job in jobs] == ["finished", "not run"]
     ((_, *arguments),) = multiruns(jobs, tmp_path, [])
-    assert arguments[:4] == [MERF, "seed=0,1", "protocol=quick", "~protocol.metrics.mlp"]
+    assert arguments[:4] == [MERF, "seed=1", "protocol=quick", "~protocol.metrics.mlp"]
     assert compose_config(expand(" ".join(arguments[:4]))[0]).protocol.metrics.keys() == {"logreg"}
 
 
@@ -159,7 +203,7 @@ def test_a_damaged_run_of_the_table_is_reported_and_not_made(tmp_path, monkeypat
     assert "damaged: ledger.json cannot" in " ".join(capsys.readouterr().out.split())
     assert main(["sweep", "toy", f"--results={tmp_path}"]) == 1
     assert f"run {bad.name} is damaged: ledger.json cannot be read; it is not made" in capsys.readouterr().err
-    assert [[word for word in arguments if "seed" in word] for arguments in launched] == [["seed=0,1"]]
+    assert [[word for word in arguments if "seed=" in word] for arguments in launched] == [["seed=1"]]
     with pytest.raises(ValueError, match=f"run {bad.name} cannot be used: ledger.json cannot be read. Restore"):
         execute(compose_config([MERF, "seed=0", "protocol=quick", f"results={tmp_path}"]))
     launched.clear()
@@ -175,8 +219,9 @@ def test_a_dry_run_lists_and_makes_nothing(tmp_path, monkeypatch, capsys):
     assert "1 of 4 runs finished; 3 to make" in output
     listed = [line.split("│")[-3:-1] for line in output.splitlines() if line.startswith("│")]
     assert [[cell.strip() for cell in cells] for cells in listed] == [["not run", "200"]] * 3
-    assert output.count("dpgen run") == 1
-    assert "dpgen run -m experiment=demo/dp_merf privacy.epsilon=1,10 seed=0,1 protocol=quick" in output
+    assert output.count("dpgen run") == 2
+    assert "dpgen run -m experiment=demo/dp_merf privacy.epsilon=1 seed=1 protocol=quick" in output
+    assert "dpgen run -m experiment=demo/dp_merf privacy.epsilon=10 seed=0,1 protocol=quick" in output
     assert len(Store(tmp_path).runs()) == 1
 
 
@@ -357,7 +402,7 @@ def test_a_sweep_makes_exactly_what_is_missing_parents_first(tmp_path, monkeypat
     shutil.rmtree(lost.path)
     before = {path: path.stat().st_mtime_ns for run in (kept, Store(results).folder(parent)) for path in files(run)}
     assert main(["sweep", "toy", f"--results={results}"]) == 0
-    assert f"run {kept.id} (dpgan digits ε=inf seed 0) is finished: skipped" in capfd.readouterr().out
+    assert kept.id not in capfd.readouterr().out
     assert lost.status() == "finished"
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert main(["sweep", "toy", f"--results={results}"]) == 0

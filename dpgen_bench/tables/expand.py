@@ -36,6 +36,29 @@ def expand(sweep: str) -> list[list[str]]:
     return [list(job) for job in itertools.product(*choices)]
 
 
+def lines_that_make(jobs: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Multirun lines that make exactly these jobs of one line, as few as joining their overrides one by one gives.
+
+    It is the reverse of `expand`. The lines are in the order of the first job of each.
+    """
+    differing = [place for place, overrides in enumerate(zip(*jobs, strict=True)) if len(set(overrides)) > 1]
+    # Which override is joined first decides how many lines there are. If not, it is the last, mostly the seed.
+    return min((_joined(jobs, places) for places in itertools.permutations(reversed(differing))), key=len)
+
+
+def _joined(jobs: Sequence[Sequence[str]], places: Sequence[int]) -> list[list[str]]:
+    """Lines that make these jobs: at one place after the other, those that differ there alone become one."""
+    lines = [[*job] for job in jobs]
+    for place in places:
+        alike: dict[tuple[str, ...], list[list[str]]] = {}
+        for line in lines:
+            alike.setdefault((*line[:place], *line[place + 1 :]), []).append(line)
+        for first, *more in alike.values():
+            first[place] = ",".join([first[place], *(line[place].split("=", 1)[1] for line in more)])
+        lines = [first for first, *_ in alike.values()]
+    return lines
+
+
 def parent_overrides(table: TableSpec, scale: str = "paper") -> dict[str, list[str]]:
     """The overrides of the table's `parents`, from which other runs restart, by name.
 

@@ -20,6 +20,7 @@ from dpgen_bench.config.overrides import parse_override, quote_value
 from dpgen_bench.config.spec import RunSpec, build_spec
 from dpgen_bench.outcomes.listing import make_console, setting_of
 from dpgen_bench.privacy.events import budget_text
+from dpgen_bench.tables.expand import lines_that_make
 from dpgen_bench.tables.jobs import Job, plan_sweep
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.sweep_progress import SweepProgress
@@ -33,11 +34,16 @@ OF_THE_SWEEP = ("hydra/sweeper", "hydra.sweeper", "hydra.mode")  # with these, H
 
 
 def multiruns(jobs: Iterable[Job], results: Path, overrides: Sequence[str]) -> list[list[str]]:
-    """Arguments of `dpgen run` for the multiruns that make these jobs: one for each line with missing runs.
+    """Arguments of `dpgen run` for the multiruns that make exactly those jobs that are neither finished nor damaged.
 
-    `dpgen run` skips the finished runs of a line. Jobs from which others restart come first, as in `plan_sweep`.
+    The missing jobs of a line are one multirun, or several if one would also make other jobs. Jobs from which others
+    restart come first, as in `plan_sweep`.
     """
-    lines = dict.fromkeys(job.line for job in jobs if not (job.finished or job.damaged))
+    missing: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for job in jobs:
+        if not (job.finished or job.damaged):  # `dpgen run` would make a run again that has only a record
+            missing.setdefault(job.line, []).append(job.overrides)
+    lines = [line for of_one_line in missing.values() for line in lines_that_make(of_one_line)]
     folders = [f"--config-dir={folder}" for folder in own_folders()]
     return [["-m", *folders, *line, *_place(results), *overrides] for line in lines]
 
