@@ -26,7 +26,7 @@ from dpgen_bench.runs.execute import execute
 from dpgen_bench.store.folders import RunFolder, Store
 from dpgen_bench.store.records import SCHEMA, record_file
 from dpgen_bench.tables import sweeps
-from dpgen_bench.tables.expand import expand, lines_that_make
+from dpgen_bench.tables.expand import expand
 from dpgen_bench.tables.jobs import Job, plan_sweep
 from dpgen_bench.tables.spec import parse_table
 from dpgen_bench.tables.sweeps import check_overrides, multiruns
@@ -103,28 +103,6 @@ def test_a_run_that_has_only_a_record_is_not_launched(tmp_path):
         f"{MERF} privacy.epsilon=1 seed=1,2 protocol=quick",
         f"{MERF} privacy.epsilon=10 seed=0,2 protocol=quick",
     ]
-
-
-GRID = "a=1,2 +b={c:[1,2]} seed=0,1,2 ~d"
-
-
-@pytest.mark.parametrize(
-    ("line", "finished", "lines"),
-    [
-        (GRID, [], [GRID]),
-        (GRID, ["a=1 seed=0", "a=2 seed=0"], ["a=1,2 +b={c:[1,2]} seed=1,2 ~d"]),
-        (GRID, ["a=1 seed=0"], ["a=1 +b={c:[1,2]} seed=1,2 ~d", "a=2 +b={c:[1,2]} seed=0,1,2 ~d"]),
-        # Joined by a first, these are two lines; by b first, three.
-        ("a=1,2,3 b=1,2", ["a=1 b=2", "a=2 b=1"], ["a=1,3 b=1", "a=2,3 b=2"]),
-        ("a=[1,2],{x:3},'p,\"q',r\\,s b=1", ["a={x:3} b=1"], ["a=[1,2],'p,\"q',r\\,s b=1"]),
-        ("a='p,q',[] b='x=1,2','y'", ["a=[] b='y'"], ["a='p,q' b='x=1,2','y'", "a=[] b='x=1,2'"]),
-    ],
-)
-def test_the_missing_jobs_of_a_line_are_few_lines(line, finished, lines):
-    missing = [tuple(job) for job in expand(line) if not any({*each.split()} <= {*job} for each in finished)]
-    found = [" ".join(each) for each in lines_that_make(missing)]
-    assert found == lines
-    assert sorted(tuple(job) for each in found for job in expand(each)) == sorted(missing)
 
 
 def test_scale_reduced_makes_the_runs_that_stand_in_and_no_others(tmp_path):
