@@ -126,6 +126,11 @@ def test_a_record_is_not_replaced_by_one_with_fewer_values(finished: RunFolder, 
     with pytest.raises(ValueError, match=r"without its brightness by the protocol 'second'; measure .*`dpgen evaluate"):
         add_record(folder, "Ada", overwrite=True)
     assert path.read_bytes() == before
+    failed = copy.deepcopy(further)
+    failed["repeats"][0]["metrics"]["brightness"] |= {"status": "not measured", "values": {}, "reason": "no weights"}
+    folder.measurements.write(failed)
+    with pytest.raises(ValueError, match="without its brightness by the protocol 'second'"):
+        add_record(folder, "Ada", overwrite=True)
     folder.measurements.write(further)
     write_record(*add_record(folder, "Ada", overwrite=True))
     path.write_text("{")  # nothing of a record that cannot be read is kept

@@ -17,7 +17,7 @@ from dpgen_bench.store.folders import ReadableRun, RunFolder
 from dpgen_bench.store.measurements import Measurement, protocol_hash
 from dpgen_bench.store.pictures import thumbnail
 from dpgen_bench.store.records import DATA_ROOT, SCHEMA, Record, moved, read_record, record_file, same_name
-from dpgen_bench.store.values import mean_values
+from dpgen_bench.store.values import mean_values, unmeasured
 from dpgen_bench.utils.files import write_atomic
 
 # Where files are on this machine; what a record has in place of these entries of a config.
@@ -174,15 +174,21 @@ def complete(record: Record, again: Record) -> Record:
 
 
 def _further(record: Record, again: Record) -> list[Measurement]:
-    """The measurements of `again` with a metric that no measurement of `record` by a protocol of the same name has."""
+    """The measurements of `again` with values of a metric of which no measurement of `record` has any.
+
+    Measurements by protocols of the same name are compared.
+    """
     metrics: dict[str, set[str]] = {}
     for each in record.measurements.all():
-        metrics.setdefault(each["protocol"]["name"], set()).update(each["protocol"]["metrics"])
+        metrics.setdefault(each["protocol"]["name"], set()).update(_measured(each))
     return [
-        each
-        for each in again.measurements.all()
-        if not each["protocol"]["metrics"].keys() <= metrics.get(each["protocol"]["name"], set())
+        each for each in again.measurements.all() if not _measured(each) <= metrics.get(each["protocol"]["name"], set())
     ]
+
+
+def _measured(measurement: Measurement) -> set[str]:
+    """The metrics that have values in every repeat of a measurement."""
+    return set(measurement["protocol"]["metrics"]) - set(unmeasured(measurement))
 
 
 def _expect_nothing_lost(replacement: Record) -> None:
