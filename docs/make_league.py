@@ -161,9 +161,9 @@ def above_the_limit() -> str:
         spent = [record.content["cost"]["cpu_seconds"] for record in runs]
         if end_of(line) is None and spent and statistics.fmean(spent) > LIMIT_S:
             columns: dict[str, list[str]] = {"AVX512": [], "AVX2": []}
-            for run, took in zip(runs, spent, strict=True):
-                (on,) = instructions(run)
-                columns[on].append(f"{took:,.0f}")
+            for run, cpu_seconds in zip(runs, spent, strict=True):
+                (instruction_set,) = instructions(run)
+                columns[instruction_set].append(f"{cpu_seconds:,.0f}")
             of_seeds = (", ".join(each) or NONE for each in columns.values())
             rows.append((title, f"{float(line['epsilon_budget']):g}", name_of(line), *of_seeds))
     return f"### MNIST and Fashion-MNIST, lines above the limit\n\n{table(ABOVE_HEADER, rows)}"

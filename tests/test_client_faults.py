@@ -77,8 +77,15 @@ def test_a_start_that_ends_the_process_stays_private(tmp_path):
     assert "secret 3" in (tmp_path / "errors.txt").read_text()
 
 
-@pytest.mark.parametrize("error", [BrokenProgram("found elsewhere"), SystemExit("secret"), Ends("secret")])
-def test_an_error_that_an_engine_lets_through_invalidates_the_ledger(error, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (BrokenProgram("found elsewhere"), "broke the rules"),
+        (SystemExit("secret"), "raised SystemExit"),
+        (Ends("secret"), "raised an exception type of the plugin"),
+    ],
+)
+def test_an_error_that_an_engine_lets_through_invalidates_the_ledger(error, what, monkeypatch):
     def broken(*_, **__):
         raise error
 
@@ -89,7 +96,7 @@ def test_an_error_that_an_engine_lets_through_invalidates_the_ledger(error, monk
     with pytest.raises(type(error)):
         ask(SCALE)
     (failure,) = held._services.ledger.failures
-    assert failure.what.startswith("a client program of 'toy' ")
+    assert failure.what.startswith(f"a client program of 'toy' {what}")
     assert "secret" not in failure.what
     with pytest.raises(Invalidated):  # a method that catches it cannot go on
         ask(SCALE)

@@ -185,10 +185,10 @@ class ClientMechanism(Allowance):
                 f"a client program of {self.name!r} broke the rules ({public_type(error)})", error
             )
             raise
-        except Exception:  # of the engine itself
-            raise
-        except BaseException as error:  # of a client's code; the operator's signals wait for the end of the round
-            if self._services.observer is None:  # which raises its own
+        except BaseException as error:
+            # An Exception is of the engine. Others are of a client's code, because signals wait for the end of the
+            # round, or of an observer.
+            if not isinstance(error, Exception) and self._services.observer is None:
                 self._services.ledger.invalidate(
                     f"a client program of {self.name!r} raised {public_type(error)}", error
                 )

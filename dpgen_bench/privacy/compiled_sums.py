@@ -54,7 +54,7 @@ class CompiledSums:
         """Whether the process compiles steps, and releases of this function can be compiled."""
         if backend() == "none" or not bound.pure or bound.clip != "joint" or bound.backend != "bookkeeping":
             return False
-        if not all(fast_in_float64(p.device) for p in bound.module.parameters()):
+        if not all(map(fast_in_float64, {parameter.device for parameter in bound.module.parameters()})):
             return False  # on such a device the sums branch on values, which a recording does not have
         return math.isfinite(bound.C) and (fn in self._graphs or len(self._graphs) < _MOST_FUNCTIONS)
 

@@ -37,23 +37,27 @@ def keep_private(folder: RunFolder, ledger: Ledger, ending: BaseException) -> Pr
     path = folder.path / "private" / "errors.txt"
     errors = [ending] if ledger.raised in (None, ending) else [ledger.raised, ending]
     texts = ["".join(traceback.format_exception(error)) for error in errors]
-    kept, marked = str(path), "the ledger is marked, and the proven epsilon of this run is infinite"
+    kept = f"only in {path}"
+    marked = "the ledger is marked, and the proven epsilon of this run is infinite"
+    advice = (
+        "If it shows that the failure did not depend on records (a full disk, for example), state that by running the "
+        f"same command with {OPTION}=true."
+    )
     try:
         append_private(path, "\n".join([f"{ledger.invalidated}; the run ended with:", *texts, ""]))
     except OSError as error:
-        kept = f"no file, because {path} cannot be written ({error.strerror})"
+        kept = f"in no file, because {path} cannot be written ({error.strerror})"
     try:
         ledger.save()
     except OSError as error:
-        marked = (
-            f"the proven epsilon of this run is infinite, but the ledger cannot be written ({error.strerror}). Do not "
-            f"continue this run, whose next attempt would not know it: remove {folder.path}, and start it again"
+        marked = f"nothing is proven of this run, but its ledger cannot be written ({error.strerror})"
+        advice = (
+            f"Do not continue this run, whose next attempt would not know it: remove it with `dpgen rm {folder.id}`."
         )
     return PrivateFailure(
         f"{ledger.invalidated} while it saw records; the training ended with {public_type(ending)}. Whether a private "
         f"function raises may depend on the records, which is an answer without noise: {marked}. The error's text may "
-        f"contain records and is therefore only in {kept}. If it shows that the failure did not depend on records (a "
-        f"full disk, for example), state that by running the same command with {OPTION}=true."
+        f"contain records and is therefore {kept}. {advice}"
     )
 
 

@@ -52,13 +52,17 @@ def _joined(jobs: Sequence[Sequence[str]], places: Sequence[int]) -> list[list[s
     """Lines that make these jobs: at one place after the other, those that differ there alone become one."""
     lines = [[*job] for job in jobs]
     for place in places:
-        alike: dict[tuple[str, ...], list[list[str]]] = {}
+        groups: dict[tuple[str, ...], list[str]] = {}  # overrides at this place by those at all other places
         for line in lines:
-            alike.setdefault((*line[:place], *line[place + 1 :]), []).append(line)
-        for first, *more in alike.values():
-            first[place] = ",".join([first[place], *(line[place].split("=", 1)[1] for line in more)])
-        lines = [first for first, *_ in alike.values()]
+            groups.setdefault((*line[:place], *line[place + 1 :]), []).append(line[place])
+        lines = [[*rest[:place], _with_all_values(group), *rest[place:]] for rest, group in groups.items()]
     return lines
+
+
+def _with_all_values(overrides: Sequence[str]) -> str:
+    """The override of a multirun with the values of these overrides of one key."""
+    key = overrides[0].partition("=")[0]
+    return f"{key}={','.join(override.partition('=')[2] for override in overrides)}"
 
 
 def parent_overrides(table: TableSpec, scale: str = "paper") -> dict[str, list[str]]:
