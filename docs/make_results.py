@@ -66,7 +66,11 @@ def line_of(record: Record, protocol: str) -> Line:
     config, budget = record.config, record.config.privacy.epsilon
     if budget is None:  # a run at a stated noise
         budget = record.content["ledger"]["epsilon"]["proven"]
-    settings = [text for text in record.content["command"] if not text.startswith(NOT_SETTINGS)]
+    settings = [
+        text
+        for text in record.content["command"]
+        if not text.startswith(NOT_SETTINGS) or text.startswith("runtime.precision=")  # which changes what is trained
+    ]
     shown = ", ".join(f"`{text.removeprefix('experiment=').removeprefix('method.')}`" for text in settings)
     return (
         config.dataset.name,

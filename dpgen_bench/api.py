@@ -30,6 +30,7 @@ from dpgen_bench.privacy.accountants.table import epsilon_table
 from dpgen_bench.privacy.events import RELATIONS, Event
 from dpgen_bench.privacy.expect import expect_integer
 from dpgen_bench.runs.execute import execute
+from dpgen_bench.runs.measure import FOR_RELEASE, is_for_release
 from dpgen_bench.runs.plan import plan
 from dpgen_bench.runs.samples import sample_by_protocol
 from dpgen_bench.store.folders import RunFolder, Store
@@ -152,6 +153,9 @@ def evaluate_images(
 ) -> Evaluation:
     """Measure images against the test records of a dataset, by a protocol of conf/protocol.
 
+    Of a run for release (`privacy.noise=os`), nothing is computed from training records, as when the run itself is
+    measured. Images alone do not say which run they are of.
+
     Args:
         images: uint8 [n, c, h, w], with `labels` [n]; a generator, what `run` returns, or the folder of a run or of an
             export, from which as many images are drawn as the protocol says; a .npz file with `images` and `labels`; or
@@ -172,7 +176,8 @@ def evaluate_images(
     config = compose_config([f"dataset={dataset}", f"protocol={protocol}", *overrides])
     spec, metrics = build_dataset(config), build_metrics(config.protocol)
     test = spec.load("test")
-    samples = _samples(images, labels, config.protocol, seed, spec.class_names)
+    source = _source(images)
+    samples = _samples(source, labels, config.protocol, seed, spec.class_names)
     _expect_records_of(dataset, samples, test, spec.num_classes)
     ctx = EvalContext(
         seed=seed,
@@ -180,6 +185,8 @@ def evaluate_images(
         num_classes=spec.num_classes,
         cache=Path(str(config.results)) / "cache",
         dataset=spec,
+        train_closed=FOR_RELEASE if _is_run_for_release(images) else None,
+        set_size=source.set_size if isinstance(source, Generator) else None,
     )
     done: dict[str, dict[str, Any]] = {}
     evaluation = Evaluation({})
@@ -250,19 +257,30 @@ def _expect_texts(overrides: Any) -> None:
         raise TypeError(f"expected overrides as texts, such as 'method=dpgan', 'seed=3', got {got!r}.")
 
 
-def _samples(images: Any, labels: Any, protocol: Any, seed: int, class_names: Sequence[str] = ()) -> Records:
-    """The images to measure, with their labels."""
+def _source(images: Any) -> Any:
+    """The generator, if `images` is a run or the folder of a generator; or else `images`."""
     if isinstance(images, RunFolder):
-        images = load_generator(images)
-    if isinstance(images, str | Path):
-        path = Path(images)
-        if any((path / name).exists() for name in (WEIGHTS, EXPORTED_WEIGHTS)):
-            images = load_generator(path)
-        else:
-            read = read_samples(path, class_names)
-            images, labels = read.images, read.labels
+        return load_generator(images)
+    if isinstance(images, str | Path) and any((Path(images) / name).exists() for name in (WEIGHTS, EXPORTED_WEIGHTS)):
+        return load_generator(images)
+    return images
+
+
+def _is_run_for_release(images: Any) -> bool:
+    """Whether `images` is a run, or the folder of one, whose images may be released as private."""
+    if not isinstance(images, str | Path | RunFolder):
+        return False
+    folder = images if isinstance(images, RunFolder) else RunFolder(Path(images))
+    return (folder.path / "config.yaml").exists() and is_for_release(folder.config)
+
+
+def _samples(images: Any, labels: Any, protocol: Any, seed: int, class_names: Sequence[str] = ()) -> Records:
+    """The images to measure, with their labels: samples of a generator, or images in memory or in files."""
     if isinstance(images, Generator):
         return sample_by_protocol(images, protocol, seed)
+    if isinstance(images, str | Path):
+        read = read_samples(Path(images), class_names)
+        images, labels = read.images, read.labels
     if labels is None:
         raise ValueError("expected labels together with images: int64 [n], one class for each image.")
     images, labels = torch.as_tensor(images), torch.as_tensor(labels)

@@ -16,6 +16,8 @@ import dpgen_bench
 from dpgen_bench import account, check_method, evaluate_images, export, load_generator, results, run
 from dpgen_bench.api import _samples
 from dpgen_bench.config.compose import compose_config
+from dpgen_bench.generator import NetGenerator
+from dpgen_bench.nets.image_set import ImageSet
 from dpgen_bench.outcomes.sample_command import sample_run
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.events import Event, Sensitivity
@@ -144,6 +146,21 @@ def test_metrics_that_cannot_be_measured_say_why(folder):
     assert "acc_logreg_pct" in measured.values
 
 
+def test_nothing_is_computed_from_training_records_for_a_run_for_release(tmp_path):
+    folder = run(*SMALL, f"results={tmp_path}", "privacy.epsilon=2", "privacy.noise=os")
+    for images in (folder, folder.path, str(folder.path)):
+        measured = evaluate_images(images, overrides=LOGREG)
+        assert measured.values.keys() == {"acc_logreg_pct"}
+        assert any("without privacy accounting" in note for note in measured.notes)
+
+
+def test_fid_of_a_generator_of_a_finite_set_is_not_measured():
+    net = ImageSet((1, 28, 28), 10, 1, 2)
+    generator = NetGenerator(net, {}, latent_dim=1, num_classes=10, image_shape=(1, 28, 28), latent="uniform")
+    fid = ["+protocol.metrics.fid={_target_:dpgen_bench.evaluate.fidelity.Fid}", *LOGREG]
+    assert "20 images: the generator is a finite set" in evaluate_images(generator, overrides=fid).unmeasured["fid"]
+
+
 def test_images_of_another_form_are_refused(tmp_path):
     images, labels = torch.zeros(4, 1, 28, 28, dtype=torch.uint8), torch.arange(4)
     for wrong, message in (
@@ -170,6 +187,6 @@ def test_images_of_another_form_are_refused(tmp_path):
 def test_a_generator_is_sampled_as_the_protocol_says(folder, setting):
     protocol = compose_config([*LOGREG, setting]).protocol
     expected = draw_samples(folder, protocol, seed=0, keep=False)
-    samples = _samples(folder.path, None, protocol, seed=0)
+    samples = _samples(load_generator(folder.path), None, protocol, seed=0)
     assert torch.equal(samples.images, expected.images)
     assert torch.equal(samples.labels, expected.labels)

@@ -140,5 +140,5 @@ def test_closed_training_records_stay_closed_even_with_a_classifier_in_the_cache
     metric = InceptionScore(Stub(), splits=1)
     metric(TEST, TEST, ctx)
     result = evaluate(metric, TEST, TEST, replace(ctx, train_closed="this run's records are not to be looked at"))
-    assert (result.status, result.reason) == ("not measured", "this run's records are not to be looked at")
+    assert (result.status, result.reason) == ("unmeasurable", "this run's records are not to be looked at")
     assert evaluate(metric, TEST, TEST, replace(ctx, dataset=None)).status == "not measured"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dpgen_bench.outcomes import record_checks
-from dpgen_bench.outcomes.recording import add_record, write_record
+from dpgen_bench.outcomes.recording import add_record, left_out, write_record
 from dpgen_bench.store.folders import RunFolder, Store
 from dpgen_bench.store.records import RecordedMeasurements, evidence, read_record
 from dpgen_bench.store.values import cost, mean_values, notes
@@ -42,7 +42,7 @@ def test_somebody_else_verifies_a_record(finished: RunFolder, tmp_path: Path) ->
     (note,) = record.content["verified"]
     assert (note["name"], note["differences"]) == ("Grace", {"toy": {"brightness": pytest.approx(0.25)}})
     assert evidence(record) == "measured by Ada, verified by Grace"
-    assert evidence(folder) == evidence(record)
+    assert evidence(folder) == f"made again; its record: {evidence(record)}"
     assert evidence(finished) == ""
     record.path.write_text("{")
     assert evidence(folder) == "its record cannot be read"  # the values of the folder are shown nevertheless
@@ -171,3 +171,33 @@ def test_a_verified_record_is_not_completed(finished: RunFolder, tmp_path: Path)
     folder.measurements.write({**measurement, "protocol": {**measurement["protocol"], "name": "second"}})
     with pytest.raises(ValueError, match=r"expected a record without a verification, got .* verified by 'Grace'"):
         add_record(folder, "Ada")
+
+
+def test_a_record_is_not_replaced_by_one_without_its_kept_steps(finished: RunFolder, tmp_path: Path) -> None:
+    shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
+    folder = Store(tmp_path).folder(finished.id)
+    step = folder.at_step(2)
+    shutil.copytree(folder.path / "metrics", step.path / "metrics")
+    step.write_json("step.json", {"step": 2, "epsilon": 0.5})
+    write_record(*add_record(folder, "Ada"))
+    write_record(*add_record(folder, "Ada", overwrite=True))
+    shutil.rmtree(step.path / "metrics")
+    for _ in range(2):  # a step without a measurement, and no step
+        with pytest.raises(ValueError, match=r"without those of step 2; .* runtime\.measure_kept=true"):
+            add_record(folder, "Ada", overwrite=True)
+        shutil.rmtree(step.path, ignore_errors=True)
+
+
+def test_what_an_edited_protocol_measured_before_is_left_out(finished: RunFolder, tmp_path: Path) -> None:
+    """It would not be accepted, and another measurement by the protocol of now does not remove it."""
+    shutil.copytree(finished.path, tmp_path / "runs" / finished.id)
+    folder = Store(tmp_path).folder(finished.id)
+    (measurement,) = folder.measurements.all()
+    edited = {**measurement, "protocol": {**measurement["protocol"], "name": "quick"}}  # quick has other settings
+    folder.measurements.write(edited)
+    record, _ = add_record(folder, "Ada")
+    assert [each["protocol"]["name"] for each in record.measurements.all()] == ["toy"]
+    assert left_out(folder.measurements.all()) == [edited]
+    folder.measurements.file_of(measurement["protocol"]).unlink()
+    record, _ = add_record(folder, "Ada")
+    assert any("settings of protocol quick have changed" in text for text in record_checks._protocols(record))

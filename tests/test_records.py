@@ -21,11 +21,13 @@ from dpgen_bench.config.compose import compose_config
 from dpgen_bench.outcomes import record_checks
 from dpgen_bench.outcomes.record_checks import record_problems
 from dpgen_bench.outcomes.recording import make_record, write_record
-from dpgen_bench.report.runs import read_runs
+from dpgen_bench.report.runs import panel, read_runs
 from dpgen_bench.runs.epsilon import epsilons
 from dpgen_bench.store.folders import RunFolder, Store
+from dpgen_bench.store.measurements import cost_of_fit
 from dpgen_bench.store.pictures import MOST_BYTES
-from dpgen_bench.store.records import Record, read_record, readable_run, record_paths
+from dpgen_bench.store.records import Record, evidence, read_record, readable_run, record_paths
+from dpgen_bench.store.values import notes
 from dpgen_bench.utils.paths import RECORDS
 from tests.record_edits import EDITS, entry_of
 from tests.run_toys import RECORDABLE, recordable_run
@@ -90,6 +92,26 @@ def test_a_clone_reads_the_record_and_a_finished_run_comes_first(finished: RunFo
     shutil.copytree(finished.path, results / "runs" / record.id)
     assert readable_run(results, record.id, protocol) == Store(results).folder(record.id)
     assert [run.folder for run in read_runs(results)] == [Store(results).folder(record.id)]
+
+
+def test_the_report_has_measurements_that_only_the_record_of_a_finished_run_has(
+    finished: RunFolder, record: Record
+) -> None:
+    results = record.path.parents[2]
+    folder = Store(results).folder(record.id)
+    shutil.copytree(finished.path, folder.path)
+    shutil.rmtree(folder.path / "metrics")
+    assert read_runs(results)[0].measurements == record.measurements.all()
+    assert evidence(folder) == "reported by Ada"
+    folder.write_json("training.json", {**folder.read_json("training.json"), "seconds_outside_loops": 1.25})
+    (shown,) = read_runs(results)
+    (measurement,) = shown.measurements
+    assert cost_of_fit(measurement) == record.content["cost"]
+    assert any("on a run made again" in note for note in notes(measurement))
+    assert panel(shown)["evidence"][0] == "These values are of another fit than those of the run's record."
+    assert evidence(folder) == "made again; its record: reported by Ada"
+    record.path.write_text("{")
+    assert read_runs(results)[0].measurements == []
 
 
 def test_a_run_without_a_record_is_its_folder(finished: RunFolder, tmp_path: Path) -> None:

@@ -58,6 +58,9 @@ def test_json_has_the_documented_keys(results, capsys):
         (["dataset=mnist"], 0),
         (["protocol=quick"], 3),
         (["privacy.epsilon=10"], 3),
+        (["privacy.epsilon=10.0"], 3),
+        (["privacy.delta=1e-5", "delta=0.00001"], 3),
+        (["delta=1e-6,1e-4"], 0),
         (["privacy.noise=os"], 0),
         (["stale=true"], 0),
     ],
@@ -74,6 +77,15 @@ def test_runs_are_sorted_by_a_metric(results, capsys):
     assert accuracies() == [10.0, 80.0, 90.0]
     assert accuracies("--reverse") == [90.0, 80.0, 10.0]
     assert [run["method"] for run in listed(capsys, results, "--sort=method")] == ["dp_merf", "dp_merf", "dpgan"]
+
+
+def test_a_metric_that_several_protocols_measured_is_sorted_by_one_of_them():
+    runs = [{"id": 0, "metrics": {"long": {"fid": 3.0}, "short": {"fid": 9.0}}}, {"id": 1, "metrics": {}}]
+    runs += [{"id": 2, "metrics": {"short": {"fid": 5.0}}}, {"id": 3, "metrics": {"long": {"fid": 1.0}}}]
+    with pytest.raises(ValueError, match=r"such as long:fid, got 'fid', which the runs have by long, short"):
+        ordered(runs, "fid")
+    assert [run["id"] for run in ordered(runs, "short:fid")] == [2, 0, 1, 3]
+    assert [run["id"] for run in ordered(runs, "long:fid", reverse=True)] == [0, 3, 1, 2]
 
 
 def test_runs_with_nan_are_the_last_ones():

@@ -17,6 +17,7 @@ from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.execute import evaluate_run, execute
 from dpgen_bench.runs.kept import extract, trajectory
 from dpgen_bench.store.folders import RunFolder, Store
+from dpgen_bench.tables.jobs import state_of
 from dpgen_bench.training.checkpoint import load_checkpoint
 
 TINY = {
@@ -139,6 +140,20 @@ def test_a_released_network_that_is_not_in_the_checkpoint_is_refused(tmp_path):
 def test_a_step_without_a_checkpoint_is_refused(runs):
     with pytest.raises(ValueError, match=r"expected the checkpoint step-3 .* runtime.keep_steps"):
         extract(runs["dpgan"], 3)
+
+
+def test_steps_that_a_finished_run_did_not_keep_are_named(tmp_path, capsys):
+    """Steps after the last one count for no run: lines of one table differ in their numbers of steps."""
+    overrides, folder = executed(tmp_path, "dpgan")
+    capsys.readouterr()
+    _, again = executed(tmp_path, "dpgan", "runtime.keep_steps=[2,3,5,9]")
+    assert again == folder
+    assert "is finished: skipped; step 3, 5 not kept; use another seed" in capsys.readouterr().out
+    states = [
+        state_of(build_spec(compose_config([*overrides, f"runtime.keep_steps={steps}"])), folder)
+        for steps in ("[4]", "[2,3,5,9]")
+    ]
+    assert states == ["finished", "finished, step 3, 5 not kept"]
 
 
 def test_a_store_with_kept_steps_lists_only_runs(runs):

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from dpgen_bench.data.records import Records
-from dpgen_bench.evaluate.metric import EvalContext, NotMeasured
+from dpgen_bench.evaluate.metric import EvalContext, NotMeasured, Unmeasurable
 
 
 @dataclass
@@ -111,6 +111,17 @@ class NeedsFile:
     def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
         ctx.note(f"weights of {self.file}")
         raise NotMeasured(f"needs {self.file}; copy it there")
+
+
+@dataclass
+class Never(Mean):
+    """Has no value for a run on any machine; each call adds a line to `tally`."""
+
+    name: str = "never"
+
+    def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
+        super().__call__(samples, real_test, ctx)
+        raise Unmeasurable("it has no value for a set")
 
 
 @dataclass

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dpgen_bench.audit.certified import certified_problems, certify_run, keep_certified, with_certified
 from dpgen_bench.outcomes.record_checks import record_problems
-from dpgen_bench.outcomes.recording import add_record, default_name, write_record
+from dpgen_bench.outcomes.recording import add_record, default_name, left_out, write_record
 from dpgen_bench.store.folders import Store
 from dpgen_bench.store.records import Record, read_record, record_paths
 
@@ -31,6 +31,8 @@ def write_records(
             folder = Store(results).find(name)
             by = by or default_name(Path.cwd())
             written, picture = add_record(folder, by, log, overwrite)  # raises before an audit, which may take long
+            for each in left_out(folder.measurements.all()):
+                _say(f"{name}: left out what protocol {each['protocol']['name']} measured before it was edited")
             if audit:
                 certified = certify_run(folder, results, _data_root(), _say)
                 keep_certified(folder, certified)

@@ -11,7 +11,7 @@ import torch
 
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.features import Tool, check_precision, check_tool, features_of
-from dpgen_bench.evaluate.metric import EvalContext, NotMeasured
+from dpgen_bench.evaluate.metric import EvalContext, Unmeasurable
 from dpgen_bench.utils.execution import Precision
 
 CHUNK = 4096  # features turned to float64 at a time
@@ -83,8 +83,8 @@ class Fid:
     Raises:
         ValueError: for an unknown reference, tool or precision, or a number below 2; when called, for fewer images than
             that.
-        NotMeasured: when called, if the network's weights or the training images are not available, or for a generator
-            that is a finite set of images.
+        NotMeasured: when called, if the network's weights or the training images are not available.
+        Unmeasurable: when called, for a generator that is a finite set of images.
     """
 
     reference: Literal["test", "train"] = "test"
@@ -104,7 +104,7 @@ class Fid:
 
     def __call__(self, samples: Records, real_test: Records, ctx: EvalContext) -> dict[str, float]:
         if ctx.set_size is not None:
-            raise NotMeasured(f"{ctx.set_size} images: the generator is a finite set, and FID compares distributions")
+            raise Unmeasurable(f"{ctx.set_size} images: the generator is a finite set, and FID compares distributions")
         generated = part_of(samples, self.num_samples, ctx.seed, "samples")
         reference = real_test if self.reference == "test" else ctx.train()
         real = part_of(reference, self.num_reference, 0, f"{self.reference} records")

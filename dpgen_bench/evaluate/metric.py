@@ -12,9 +12,11 @@ the Python path, and an entry under `metrics:` in a file of conf/protocol:
             return {"brightness_gap": self.scale * float(gap)}
 
 The name of a value includes its unit if it has one (`acc_cnn_pct`), and no two metrics of a protocol return values of
-the same name. A metric that cannot be measured on this machine raises `NotMeasured` with the reason and the remedy. Two
-methods are optional: `one_core(device) -> bool` says whether the metric may run on one core, next to other metrics; and
-`combine(values, notes) -> dict`, in place of `__call__`, computes values from those of the other metrics.
+the same name. A metric that cannot be measured on this machine raises `NotMeasured` with the reason and the remedy; one
+that has no value for this run on any machine raises `Unmeasurable`.
+
+Two methods are optional: `one_core(device) -> bool` says whether the metric may run on one core, next to other metrics;
+and `combine(values, notes) -> dict`, in place of `__call__`, computes values from those of the other metrics.
 """
 
 from __future__ import annotations
@@ -39,6 +41,10 @@ log = logging.getLogger(__name__)
 
 class NotMeasured(RuntimeError):
     """Raised if something that a metric needs is missing, such as weights; says what, where, and how to get it."""
+
+
+class Unmeasurable(NotMeasured):
+    """Raised if a metric has no value for a run on any machine; says why. It is not tried again."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,11 @@ class EvalContext:
         """The real training records. No epsilon covers what is computed from them.
 
         Raises:
-            NotMeasured: if they are not on this machine, or must not be read again after this run (`train_closed`).
+            NotMeasured: if they are not on this machine.
+            Unmeasurable: if they must not be read again after this run (`train_closed`).
         """
         if self.train_closed is not None:
-            raise NotMeasured(self.train_closed)
+            raise Unmeasurable(self.train_closed)
         if self.dataset is None:
             raise NotMeasured("needs the real training records, but the context has no dataset to load them from")
         try:
@@ -94,6 +101,9 @@ def _load_once(dataset: DatasetSpec, split: Split) -> Records:
     return dataset.load(split)
 
 
+Status = Literal["measured", "not measured", "unmeasurable", "failed"]
+
+
 class Metric(Protocol):
     """Measures samples of a generator against the real test records; both are copies of its own."""
 
@@ -102,6 +112,7 @@ class Metric(Protocol):
 
         Raises:
             NotMeasured: If something that the metric needs is missing.
+            Unmeasurable: If the metric has no value for this run on any machine.
         """
         ...
 
@@ -111,14 +122,14 @@ class MetricResult:
     """The result of one metric.
 
     Attributes:
-        status: whether it was measured.
+        status: whether it was measured; "unmeasurable" if no machine can.
         values: by name; empty unless the status is "measured".
         reason: why it was not measured or failed, else None.
         notes: remarks on the values; see `EvalContext.note`.
         seconds: how long it took.
     """
 
-    status: Literal["measured", "not measured", "failed"]
+    status: Status
     values: dict[str, float] = field(default_factory=dict)
     reason: str | None = None
     notes: list[str] = field(default_factory=list)
@@ -134,7 +145,7 @@ def evaluate(metric: Metric, samples: Records, real_test: Records, ctx: EvalCont
     start = time.perf_counter()
     ctx = replace(ctx, notes=[])
 
-    def result(status: Literal["measured", "not measured", "failed"], reason: str | None = None) -> MetricResult:
+    def result(status: Status, reason: str | None = None) -> MetricResult:
         measured = values if status == "measured" else {}
         return MetricResult(status, measured, reason, ctx.notes, time.perf_counter() - start)
 
@@ -145,7 +156,7 @@ def evaluate(metric: Metric, samples: Records, real_test: Records, ctx: EvalCont
             returned = metric(samples, real_test, ctx)
         values = _numbers(returned)
     except NotMeasured as error:
-        return result("not measured", str(error))
+        return result("unmeasurable" if isinstance(error, Unmeasurable) else "not measured", str(error))
     except Exception as error:
         log.exception("metric %r failed", metric)
         return result("failed", f"{type(error).__name__}: {error}")

@@ -17,7 +17,7 @@ from dpgen_bench.config.display import metric_label, metric_with_value, relation
 from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.privacy.ledger import unproven_reasons
 from dpgen_bench.store.folders import RunFolder
-from dpgen_bench.store.measurements import Measurement, Protocol
+from dpgen_bench.store.measurements import Measurement, Protocol, is_part
 from dpgen_bench.store.statistics import format_value, summarise
 from dpgen_bench.store.values import mean_values, metric_values, notes, unmeasured
 from dpgen_bench.utils.console import Console
@@ -150,6 +150,11 @@ def is_changed(protocol: Protocol) -> bool:
     name = str(protocol["name"])
     exists = (CONF / "protocol" / f"{name}.yaml").exists() or name in own_files("protocol")
     return exists and protocol != current_protocol(name)
+
+
+def is_outdated(protocol: Protocol) -> bool:
+    """Whether a protocol is no part of the present one of its name, which was edited since; false if there is none."""
+    return is_changed(protocol) and not is_part(protocol, current_protocol(str(protocol["name"])))
 
 
 def current_protocol(name: str) -> Protocol:

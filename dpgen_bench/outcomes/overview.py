@@ -174,6 +174,8 @@ def _duration(folder: RunFolder, state: str, status: Mapping[str, Any]) -> float
 def select(runs: Iterable[Overview], filters: Sequence[str]) -> list[Overview]:
     """The runs that match every filter KEY=VALUE, where commas separate several values and * stands for any text.
 
+    Equal numbers match, however they are written: delta=0.00001 those with 1e-5.
+
     A key is one of `KEYS`, "protocol", or a setting of the runs' configs, such as method.batch_size.
 
     Raises:
@@ -208,7 +210,18 @@ def _value(run: Overview, key: str) -> Any:
 
 def _matches(value: Any, patterns: Sequence[str]) -> bool:
     texts = [str(item) for item in value] if isinstance(value, tuple) else [_text(value)]
-    return any(fnmatch.fnmatchcase(text, pattern) for text in texts for pattern in patterns)
+    return any(
+        fnmatch.fnmatchcase(text, pattern) or _are_equal_numbers(text, pattern)
+        for text in texts
+        for pattern in patterns
+    )
+
+
+def _are_equal_numbers(text: str, pattern: str) -> bool:
+    try:
+        return float(text) == float(pattern)
+    except ValueError:
+        return False
 
 
 def _text(value: Any) -> str:
@@ -222,20 +235,34 @@ def _text(value: Any) -> str:
 def ordered(runs: Sequence[Overview], key: str, reverse: bool = False) -> list[Overview]:
     """The runs in the order of a key or a metric; those without a value, or with NaN, come last.
 
+    Args:
+        key: one of `KEYS`, a metric, or PROTOCOL:METRIC, a metric as that protocol measures it.
+
     Raises:
-        ValueError: for a key that is neither one of `KEYS` nor a metric of a run.
+        ValueError: for a key that is neither one of `KEYS` nor a metric of a run, or for a metric that several
+            protocols measured, whose values are not comparable.
     """
-    metrics = sorted({name for run in runs for values in (run["metrics"] or {}).values() for name in values})
+    by_protocol = [
+        (protocol, metric) for run in runs for protocol, values in (run["metrics"] or {}).items() for metric in values
+    ]
+    metrics = sorted({name for protocol, metric in by_protocol for name in (metric, f"{protocol}:{metric}")})
     aliases = {"duration": "duration_s", "epsilon": "proven", "progress": "step"}
     name = aliases.get(key, key)
     if name not in KEYS and name not in metrics:
         known = [*KEYS, *aliases, *metrics]
         raise ValueError(f"expected --sort by one of {', '.join(known)}, got {key!r}{suggestion(key, known)}.")
 
+    protocols = sorted({protocol for protocol, metric in by_protocol if name in (metric, f"{protocol}:{metric}")})
+    if name not in KEYS and len(protocols) > 1:
+        raise ValueError(
+            f"expected --sort by a metric of one protocol, such as {protocols[0]}:{name}, got {name!r}, which the runs "
+            f"have by {', '.join(protocols)}."
+        )
+
     def value_of(run: Overview) -> Any:
         if name in KEYS:
             return run[name]
-        return next((values[name] for values in (run["metrics"] or {}).values() if name in values), None)
+        return (run["metrics"] or {}).get(protocols[0], {}).get(name.removeprefix(f"{protocols[0]}:"))
 
     def has_value(run: Overview) -> bool:
         value = value_of(run)

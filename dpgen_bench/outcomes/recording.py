@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
+from dpgen_bench.outcomes.listing import is_outdated
 from dpgen_bench.store.folders import ReadableRun, RunFolder
 from dpgen_bench.store.measurements import Measurement, protocol_hash
 from dpgen_bench.store.pictures import thumbnail
@@ -64,7 +65,7 @@ def make_record(folder: RunFolder, by: str, log: Sequence[str] = ()) -> tuple[Re
         "ledger": folder.read_json("ledger.json"),
         "cost": folder.read_json("training.json"),
         "environment": environment,
-        "measurements": [_with_hash(measurement) for measurement in measurements],
+        "measurements": [_with_hash(each) for each in measurements if each not in left_out(measurements)],
     }
     if steps := {str(step): _step(folder.at_step(step)) for step in folder.steps()}:
         content["steps"] = steps
@@ -72,6 +73,15 @@ def make_record(folder: RunFolder, by: str, log: Sequence[str] = ()) -> tuple[Re
         content["log"] = {name: _scalar(folder, name) for name in log}
     path = record_file(folder.path.parent.parent, str(folder.config.method.name), folder.id)
     return Record(path, json.loads(json.dumps(content))), picture
+
+
+def left_out(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Those of a run's measurements that its record does not have: by protocols that were edited since.
+
+    If there is no other, none is left out, and the check of the record says what to do.
+    """
+    outdated = [each for each in measurements if is_outdated(each["protocol"])]
+    return outdated if len(outdated) < len(measurements) else []
 
 
 def write_record(record: Record, picture: bytes) -> Path:
@@ -98,8 +108,7 @@ def verify(record: Record, again: Record) -> Record:
             f"expected a re-run of {record.id} by somebody else than {by!r}, who measured it, or a measurement "
             "by a protocol that the record lacks; --overwrite replaces the record."
         )
-    fits = [record.content["cost"], *(each["fit"]["cost"] for each in record.content["measurements"] if "fit" in each)]
-    if again.content["cost"] in fits:  # seconds differ between any two runs
+    if record.is_of(again):
         raise ValueError(
             f"expected a re-run of {record.id}, got the run that {record.content['measured_by']['name']!r} recorded: "
             "its seconds are the same; make the run in a folder of results of your own."
@@ -207,6 +216,13 @@ def _expect_nothing_lost(replacement: Record) -> None:
             f"{', '.join(protocol['metrics'])} by the protocol {protocol['name']!r}; measure it with `dpgen evaluate "
             f"{replacement.id} protocol={protocol['name']}`, or delete {existing.path}."
         )
+    for step in existing.steps():
+        if step not in replacement.steps() or _further(replacement.at_step(step), existing.at_step(step)):
+            raise ValueError(
+                f"expected a run with every metric of the kept steps of the record that it replaces, got "
+                f"{replacement.id} without those of step {step}; measure them with `dpgen evaluate {replacement.id} "
+                f"runtime.measure_kept=true` if the run kept its checkpoint, or delete {existing.path}."
+            )
     if scalars := sorted(existing.content.get("log", {}).keys() - replacement.content.get("log", {}).keys()):
         raise ValueError(
             f"expected every scalar of the log of the record that {replacement.id} replaces, got it without its scalar "

@@ -99,11 +99,17 @@ class Run:
 def read_runs(results: Path) -> list[Run]:
     """Every folder below results/runs and every record of a run that has no finished folder, sorted by name.
 
-    Copies are marked; a file with the name of a run is damaged.
+    A finished folder has the measurements of its run's record that its own do not cover. Copies are marked; a file with
+    the name of a run is damaged.
     """
     runs = _read_folders(results)
-    finished = {run.id for run in runs if run.state == "finished"}
-    recorded = [_read_record(path) for name, path in record_paths(results).items() if name not in finished]
+    finished = {run.id: run for run in runs if run.state == "finished"}
+    recorded = []
+    for name, path in record_paths(results).items():
+        if name in finished:
+            finished[name].measurements += _recorded_only(finished[name].folder, path)
+        else:
+            recorded.append(_read_record(path))
     ids = {run.id for run in recorded if run.sound}
     # An unfinished folder of a recorded run adds nothing that the record does not have.
     return sorted([*(run for run in runs if run.id not in ids), *recorded], key=lambda run: run.folder.id)
@@ -124,6 +130,19 @@ def _read_folders(results: Path) -> list[Run]:
         elif run.folder.id != run.id:
             run.remark = "; ".join(part for part in (run.remark, f"its folder is called {run.folder.id}") if part)
     return runs
+
+
+def _recorded_only(folder: ReadableRun, path: Path) -> list[Measurement]:
+    """The measurements of a run's record by protocols that the run's finished folder does not cover.
+
+    If the record is of another fit, they say so, as those of a record of two fits do.
+    """
+    try:
+        record = read_record(path)
+    except ValueError:  # the run's panel says so
+        return []
+    fit = {} if record.is_of(folder) else {"fit": {"cost": record.content["cost"]}}
+    return [{**fit, **each} for each in record.measurements.all() if not folder.measurements.covered(each["protocol"])]
 
 
 def _read_record(path: Path) -> Run:
@@ -239,7 +258,8 @@ def _evidence(run: Run) -> list[str]:
     if record is None:
         return []
     by = record.content["measured_by"]
-    lines = [f"Measured by {by['name']}, {by['date']}."]
+    other = [] if record.is_of(run.folder) else ["These values are of another fit than those of the run's record."]
+    lines = [*other, f"Measured by {by['name']}, {by['date']}."]
     return lines + [f"Made again by {each['name']}, {each['date']}." for each in record.content.get("verified", [])]
 
 

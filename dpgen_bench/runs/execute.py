@@ -27,7 +27,7 @@ from dpgen_bench.runs.arithmetic import expect_same_arithmetic, record_arithmeti
 from dpgen_bench.runs.diagnostics import draw_norms
 from dpgen_bench.runs.epsilon import account_run, spent_by
 from dpgen_bench.runs.failures import PrivateFailure, failures_to_settle, keep_private, settle_failures
-from dpgen_bench.runs.kept import extract, kept_steps, kept_steps_measured
+from dpgen_bench.runs.kept import extract, kept_steps, kept_steps_measured, not_kept
 from dpgen_bench.runs.measure import measure
 from dpgen_bench.runs.prepare import (
     context_of,
@@ -51,7 +51,7 @@ from dpgen_bench.runs.samples import clipping_note
 from dpgen_bench.runs.validation import expect_generator, expect_usable
 from dpgen_bench.store.checks import plugin_note
 from dpgen_bench.store.folders import PHASES, RunFailed, RunFolder, Store
-from dpgen_bench.store.values import mean_values, metric_values, unmeasured
+from dpgen_bench.store.values import mean_values, metric_values, to_try_again, unmeasured
 from dpgen_bench.training.cost import PeakMemory
 from dpgen_bench.training.precision import expect_possible
 from dpgen_bench.training.progress import NoProgress, ProgressBar, RecordedProgress
@@ -97,7 +97,8 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
     to_record = failures_to_settle(spec, folder) or population_to_record(spec, folder)
     measured = folder.measurements.fully_measured(spec.protocol_record()) and kept_steps_measured(spec, folder)
     if folder.done and folder.trained and measured and not to_record:
-        print(f"run {spec.id} ({_title(spec)}) is finished: skipped")
+        lacks = f"; {lost}; use another seed, or delete its folder" if (lost := not_kept(spec, folder)) else ""
+        print(f"run {spec.id} ({_title(spec)}) is finished: skipped{lacks}")
         return folder
     build_metrics(config.protocol)  # so that a misspelt metric raises now, not after the training
     expect_possible_division(spec, _device(spec))  # raises for devices that this machine lacks
@@ -149,7 +150,7 @@ def execute(config: DictConfig, overrides: Sequence[str] | None = None, own_fold
             _fail(spec, folder, phase, error)
         finally:
             tracker.close()
-    missing = unmeasured(measurement)
+    missing = to_try_again(measurement)
     exceptions = f", but not measured: {', '.join(missing)} (the same command tries again)" if missing else ""
     print(f"run {spec.id} ({_title(spec)}) finished{exceptions}: {folder.path}")
     return folder
@@ -322,8 +323,7 @@ def _train(
     if ledger.diagnostics == "unsafe":
         bounds = {name: mechanism.bound.C for name, mechanism in data.mechanisms.items()}
         draw_norms(folder.path / "private" / "diagnostics.jsonl", bounds, folder.path / "private" / "norms.png")
-    cost = ctx.cost(generator)
-    folder.write_json("training.json", cost)
+    folder.write_json("training.json", ctx.cost(generator))
     generator.save(folder.path)
 
 

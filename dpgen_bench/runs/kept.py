@@ -65,6 +65,17 @@ def kept_steps(spec: RunSpec, folder: RunFolder) -> list[int]:
     return [step for step in available if step in configured or not configured]
 
 
+def not_kept(spec: RunSpec, run: ReadableRun) -> str:
+    """`step 5, 10 not kept` for steps of `runtime.keep_steps` that a trained run did not keep; "" if it kept all.
+
+    They are never made, since a trained run is not trained again. Steps after its last one do not count.
+    """
+    kept = {*run.steps(), *(kept_steps(spec, run) if isinstance(run, RunFolder) else ())}
+    last = run.read_json("training.json").get("steps", {}).get("train", 0)
+    steps = sorted({int(step) for step in spec.config.runtime.keep_steps if int(step) <= last} - kept)
+    return f"step {', '.join(map(str, steps))} not kept" if steps else ""
+
+
 def kept_steps_measured(spec: RunSpec, folder: RunFolder) -> bool:
     """Whether every kept step is fully measured by the config's protocol; true if `runtime.measure_kept` is false."""
     if not spec.config.runtime.get("measure_kept", False):

@@ -19,7 +19,7 @@ from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each, is_combined
 from dpgen_bench.runs.samples import describe_samples, draw_samples, set_size
 from dpgen_bench.store.folders import RunFailed, RunFolder
-from dpgen_bench.store.measurements import Measurement
+from dpgen_bench.store.measurements import SETTLED, Measurement
 from dpgen_bench.store.values import lost
 from dpgen_bench.utils.environment import package_versions
 from dpgen_bench.utils.errors import without_paths
@@ -70,10 +70,10 @@ def measure(
             measurement["repeats"].append({"seed": seed, "samples": {}, "metrics": {}})
         entry = measurement["repeats"][repeat]
         results = entry["metrics"]
-        if metrics.keys() == results.keys() and all(result["status"] == "measured" for result in results.values()):
+        if metrics.keys() == results.keys() and all(result["status"] in SETTLED for result in results.values()):
             continue
         # Metrics that failed or could not be measured are tried again, as are those that combine others.
-        retried = [key for key, r in results.items() if r["status"] != "measured" or is_combined(metrics[key])]
+        retried = [key for key, r in results.items() if r["status"] not in SETTLED or is_combined(metrics[key])]
         for key in retried:
             del results[key]
         remaining = {key: metric for key, metric in metrics.items() if key not in results}

@@ -24,6 +24,8 @@ from typing import Any
 
 from dpgen_bench.utils.files import write_atomic
 
+SETTLED = ("measured", "unmeasurable")  # statuses of results that measuring again would not change
+
 Protocol = Mapping[str, Any]
 Measurement = dict[str, Any]
 
@@ -61,17 +63,17 @@ class Measured(ABC):
         return _assembled(protocol, self.of(protocol), self.all())
 
     def covered(self, protocol: Protocol) -> bool:
-        """Whether `assembled` has a measured result for every metric of every repeat of this protocol."""
+        """Whether `assembled` has a settled result for every metric of every repeat of this protocol."""
         repeats = self.assembled(protocol).get("repeats", [])
         results = [repeat["metrics"].get(key, {}) for repeat in repeats for key in protocol["metrics"]]
         has_all_repeats = len(repeats) == int(protocol.get("repeats", 1))
-        return has_all_repeats and all(result.get("status") == "measured" for result in results)
+        return has_all_repeats and all(result.get("status") in SETTLED for result in results)
 
     def fully_measured(self, protocol: Protocol) -> bool:
-        """Whether there is a complete measurement by exactly this protocol in which no metric failed."""
+        """Whether there is a complete measurement by exactly this protocol, in which no metric would be tried again."""
         measurement = self.of(protocol)
         results = [result for repeat in measurement.get("repeats", []) for result in repeat["metrics"].values()]
-        return bool(measurement) and all(result["status"] == "measured" for result in results)
+        return bool(measurement) and all(result["status"] in SETTLED for result in results)
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,7 @@ def cost_of_fit(measurement: Measurement) -> dict[str, Any] | None:
 
 
 def _add_part(whole: Measurement, part: Measurement, shared: list[str]) -> Measurement:
-    """A copy of `whole` in which results of the `shared` metrics are taken from `part` where `whole` has none.
+    """A copy of `whole` in which settled results of the `shared` metrics are taken from `part` where `whole` has none.
 
     It has no more repeats than its protocol.
     """
@@ -212,8 +214,8 @@ def _add_part(whole: Measurement, part: Measurement, shared: list[str]) -> Measu
         metrics = dict(target["metrics"])
         for key in shared:
             result = source["metrics"].get(key)
-            is_missing = key not in metrics or metrics[key]["status"] != "measured"
-            if result and result["status"] == "measured" and is_missing:
+            is_missing = key not in metrics or metrics[key]["status"] not in SETTLED
+            if result and result["status"] in SETTLED and is_missing:
                 metrics[key], used = result, True
         repeats.append({**target, "metrics": metrics})
     names = [*whole.get("parts", []), *([part["protocol"]["name"]] if used else [])]

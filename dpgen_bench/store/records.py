@@ -90,6 +90,16 @@ class Record(ReadableRun):
             content["overrides"] = self.content["command"]
         return content
 
+    @property
+    def fits(self) -> list[dict[str, Any]]:
+        """The cost of each fit that it has measurements of, its own first: seconds tell any two fits apart."""
+        further = [each["fit"]["cost"] for each in self.content["measurements"] if "fit" in each]
+        return [self.content["cost"], *further]
+
+    def is_of(self, run: ReadableRun) -> bool:
+        """Whether it was made of the fit of `run`, and not of another one with the same id."""
+        return run is self or run.read_json("training.json") in self.fits
+
     def status(self) -> str:
         return "finished"
 
@@ -221,7 +231,8 @@ def record_of(run: ReadableRun) -> Record | None:
 def evidence(run: ReadableRun) -> str:
     """Who measured a run that has a record: `reported by Ada`, or `measured by Ada, verified by Grace`; "" without one.
 
-    A record that cannot be read does not hide the values of the run's folder.
+    Of a folder with another fit than the record's, the text says so. A record that cannot be read does not hide the
+    values of the run's folder.
     """
     try:
         record = record_of(run)
@@ -230,4 +241,5 @@ def evidence(run: ReadableRun) -> str:
     if record is None:
         return ""
     by, others = record.content["measured_by"]["name"], [each["name"] for each in record.content["verified"]]
-    return f"measured by {by}, verified by {' and '.join(others)}" if others else f"reported by {by}"
+    recorded = f"measured by {by}, verified by {' and '.join(others)}" if others else f"reported by {by}"
+    return recorded if record.is_of(run) else f"made again; its record: {recorded}"

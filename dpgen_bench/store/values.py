@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from dpgen_bench.store.folders import ReadableRun
-from dpgen_bench.store.measurements import Measurement, cost_of_fit
+from dpgen_bench.store.measurements import SETTLED, Measurement, cost_of_fit
 from dpgen_bench.training.cost import cost_values
 
 
@@ -62,6 +64,16 @@ def lost(earlier: Measurement, measurement: Measurement) -> list[str]:
 
 def unmeasured(measurement: Measurement) -> list[str]:
     """Keys of the metrics that failed or could not be measured in some repeat."""
+    return _without(measurement, ("measured",))
+
+
+def to_try_again(measurement: Measurement) -> list[str]:
+    """Keys of the `unmeasured` metrics that another machine, or another attempt, may measure."""
+    return _without(measurement, SETTLED)
+
+
+def _without(measurement: Measurement, statuses: Collection[str]) -> list[str]:
+    """Keys of the metrics that have another status in some repeat."""
     repeats = measurement.get("repeats", [])
-    missing = [key for repeat in repeats for key, result in repeat["metrics"].items() if result["status"] != "measured"]
+    missing = [key for each in repeats for key, result in each["metrics"].items() if result["status"] not in statuses]
     return list(dict.fromkeys(missing))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpgen_bench.config.spec import RunSpec
-from dpgen_bench.runs.kept import kept_steps_measured
+from dpgen_bench.runs.kept import kept_steps_measured, not_kept
 from dpgen_bench.runs.validation import problem_of
 from dpgen_bench.store.folders import ReadableRun, RunFolder, Store
 from dpgen_bench.store.measurements import Protocol, is_component
@@ -25,7 +25,7 @@ from dpgen_bench.tables.expand import (
 from dpgen_bench.tables.rows import rows_of
 from dpgen_bench.tables.spec import RowSpec, TableSpec
 
-DAMAGED = "damaged: "
+DAMAGED, FINISHED = "damaged: ", "finished"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Job:
     Attributes:
         overrides: the overrides of the run.
         line: the overrides of the table's multirun line that makes the run.
-        state: "finished", or what is missing.
+        state: "finished", with what a finished run cannot make any more; or what is missing.
     """
 
     overrides: tuple[str, ...]
@@ -46,7 +46,7 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        return self.state == "finished"
+        return self.state.startswith(FINISHED)
 
     @property
     def damaged(self) -> bool:
@@ -157,13 +157,14 @@ def _run_of(spec: RunSpec, results: Path) -> ReadableRun:
 
 
 def state_of(spec: RunSpec, run: ReadableRun) -> str:
-    """ "finished", or what is missing of a run."""
+    """ "finished", with the steps that it did not keep; or what is missing of a run."""
     if problem := problem_of(run):
         return f"{DAMAGED}{problem}"
-    if not isinstance(run, RunFolder):  # a record, which is of a finished run
-        return "finished"
-    if not run.done:
-        return "not run" if not run.path.exists() else run.status()
-    if not run.measurements.covered(spec.protocol_record()):
-        return "trained, not measured"
-    return "finished" if kept_steps_measured(spec, run) else "kept steps not measured"
+    if isinstance(run, RunFolder):  # a record is of a finished run
+        if not run.done:
+            return "not run" if not run.path.exists() else run.status()
+        if not run.measurements.covered(spec.protocol_record()):
+            return "trained, not measured"
+        if not kept_steps_measured(spec, run):
+            return "kept steps not measured"
+    return ", ".join(filter(None, [FINISHED, not_kept(spec, run)]))
