@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import subprocess
@@ -147,19 +146,6 @@ def test_several_sharded_mechanisms_are_composed_in_a_process(tmp_path, monkeypa
         epsilon_table([*events, Event(OneShard(7), RECORD, 3.0, 1)], 1e-5, cache=cache)
 
 
-def test_cells_without_shards_keep_the_keys_of_older_caches() -> None:
-    cell = tables._Cell(tables.Composition.of([SAMPLED, UNSAMPLED], "add_remove"), 1e-5, "add_remove", "prv")
-    old = {
-        "gaussian": 1.0,
-        "poisson": [[0.01, 2.0, 50]],
-        "delta": 1e-5,
-        "relation": "add_remove",
-        "accountant": "prv",
-        "library": tables.version("prv-accountant"),
-    }
-    assert cell.key == hashlib.sha256(json.dumps(old, sort_keys=True).encode()).hexdigest()
-
-
 @pytest.mark.parametrize("claimed", [9.9, None])
 def test_a_methods_conditional_epsilon_is_printed_with_its_assumption(monkeypatch, capsys, claimed) -> None:
     method = SimpleNamespace(
@@ -218,9 +204,11 @@ def test_cache_spares_the_processes(monkeypatch, tmp_path) -> None:
     assert epsilon_table([half, half], 1e-5, cache=cache) == first
     with pytest.raises(AssertionError, match="a process was started"):
         epsilon_table([SAMPLED], 1e-6, cache=cache)
-    monkeypatch.setattr(tables, "version", lambda library: "99")
-    with pytest.raises(AssertionError, match="a process was started"):
-        epsilon_table([SAMPLED], 1e-5, cache=cache)
+    for name, value in (("version", lambda library: "99"), ("own_code", lambda: "corrected since")):
+        with monkeypatch.context() as changed:
+            changed.setattr(tables, name, value)
+            with pytest.raises(AssertionError, match="a process was started"):
+                epsilon_table([SAMPLED], 1e-5, cache=cache)
 
 
 def test_cache_retries_a_cell_only_when_given_more_time(monkeypatch, tmp_path) -> None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def epsilon_table(
         events: what was or would be released, composed in full.
         timeout_s: limit in seconds of one cell that needs a process of its own.
         claims: label -> a paper's own value, copied to the row "claimed".
-        cache: JSON file that stores cells by composition, delta, relation and library version.
+        cache: JSON file that stores cells by composition, delta, relation, library version and the accountants' code.
         conditional: label that contains the assumption -> a value, or the events whose add/remove epsilon by PLD it is;
             written to the row "conditional".
 
@@ -128,7 +129,9 @@ class _Cell:
 
     @property
     def key(self) -> str:
-        return hashlib.sha256(json.dumps(self.request, sort_keys=True).encode()).hexdigest()
+        """Of the request and of the code that answers it: an epsilon of code that was corrected since is not reused."""
+        request = {**self.request, "code": own_code()}
+        return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
     def answer(self, timeout_s: float, known: Mapping[str, Any]) -> dict[str, Any]:
         if self.composition is None:
@@ -162,6 +165,13 @@ class _Cell:
             return {"failed": f"the process ended with status {done.returncode}: {last}"}
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
+
+
+@cache
+def own_code() -> str:
+    """A hash of the source of the bench's accountants."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 
 def answer_request() -> None:
