@@ -110,8 +110,9 @@ class Context:
         self._before_training: Callable[[dict[str, Any]], None] | None = None
         self._releases: Releases = services or NoReleases()
         self._public = services.public if services else PublicRecord()
-        state = services.loop if services else LoopState()
-        self._loop = Loop(self.generator, self._releases, self._public, state, folder=folder, **loops)
+        self._state = services.loop if services else LoopState()
+        self._state.parent = parent
+        self._loop = Loop(self.generator, self._releases, self._public, self._state, folder=folder, **loops)
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -234,6 +235,7 @@ class Context:
         """
         if self._parent is None:
             return
+        self._state.parent = None
         checkpoint = load_checkpoint(self._parent)
         if checkpoint is None:
             raise ValueError(f"expected a checkpoint at {self._parent}, found none.")
@@ -316,7 +318,7 @@ def fit_method(method: Method, data: PrivateData, ctx: Context) -> Generator:
 
     Raises:
         TypeError: If `fit` is missing, cannot be called with (data, ctx), or returns anything else.
-        ValueError: If the generator makes images of another shape or number of classes.
+        ValueError: If the generator makes images of another shape or number of classes, or `fit` ignored a parent run.
         RuntimeError: If `fit` ends the process (`sys.exit`), which would end a run or check without any result.
         Preempted: As `Context.steps`.
         BaseException: The error of the method.
@@ -342,6 +344,7 @@ def fit_method(method: Method, data: PrivateData, ctx: Context) -> Generator:
     try:
         with public_computation(ctx.precision, ctx.device):
             generator = fit(data, ctx)
+            ctx._state.expect_started()
     except Preempted:
         raise
     except SystemExit as end:

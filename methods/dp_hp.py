@@ -31,7 +31,7 @@ from dpgen_bench.nets.hermite import hermite_features, hermite_sums, mehler_rho
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.factors import PerRecordProducts
 from dpgen_bench.privacy.sampling import Full
-from dpgen_bench.utils.validation import Checked, Count, CountOrZero, NonNegative, Positive, Share
+from dpgen_bench.utils.validation import Checked, Count, CountOrZero, NonNegative, Positive, Share, TwoOrMore
 
 
 @dataclass
@@ -72,7 +72,7 @@ class DPHP(Checked):
     generator: Literal["dense", "conv"]
     hidden: Count
     latent_dim: Count
-    batch_size: Count
+    batch_size: TwoOrMore  # batch normalisation needs a variance
     steps: Count
     epoch_steps: Count
     lr: Positive

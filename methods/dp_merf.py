@@ -26,7 +26,7 @@ from dpgen_bench.method import Context, train_generator
 from dpgen_bench.nets.code_generator import CodeGenerator
 from dpgen_bench.privacy.bounds import PerRecord
 from dpgen_bench.privacy.sampling import Full
-from dpgen_bench.utils.validation import Checked, Count, Positive
+from dpgen_bench.utils.validation import Checked, Count, Positive, TwoOrMore
 
 
 @dataclass
@@ -53,7 +53,7 @@ class DPMERF(Checked):
     features: Count
     length_scale2: Positive
     latent_dim: Count
-    batch_size: Count
+    batch_size: TwoOrMore  # batch normalisation needs a variance
     steps: Count
     lr: Positive
     lr_decay: Positive

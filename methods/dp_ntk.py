@@ -30,7 +30,7 @@ from dpgen_bench.nets.code_generator import CodeGenerator
 from dpgen_bench.nets.ntk_features import NTKFeatures, squared_distance
 from dpgen_bench.privacy.factors import PerRecordProducts
 from dpgen_bench.privacy.sampling import Full
-from dpgen_bench.utils.validation import Checked, Count, Positive
+from dpgen_bench.utils.validation import Checked, Count, Positive, TwoOrMore
 
 
 @dataclass
@@ -60,7 +60,7 @@ class DPNTK(Checked):
     width: Count
     bias_scale: Positive
     latent_dim: Count
-    batch_size: Count
+    batch_size: TwoOrMore  # batch normalisation needs a variance
     labels: Literal["uniform", "balanced"]
     steps: Count
     lr: Positive

@@ -30,7 +30,7 @@ from dpgen_bench.generator import NetGenerator, config_of, make_net
 from dpgen_bench.method import Context
 from dpgen_bench.nets.g_pate import PateGenerator
 from dpgen_bench.nets.stack import Stack
-from dpgen_bench.nets.teachers import TEACHERS, score_gradients, untrained, update_teachers
+from dpgen_bench.nets.teachers import TEACHERS, expect_records, score_gradients, untrained, update_teachers
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.utils.upload import upload
@@ -63,7 +63,7 @@ class GPATE(Checked):
     version = 1  # raise it when the same settings train a different generator
     teachers: Count
     steps: Count | None
-    batch_size: Count
+    batch_size: TwoOrMore  # batch normalisation needs a variance
     sigma: Positive | None
     dims: Count
     bins: TwoOrMore  # with one bin, votes would not depend on gradients
@@ -90,6 +90,7 @@ class GPATE(Checked):
         B, d, pixels = self.batch_size, self.dims, math.prod(data.image_shape)
         self.expect_data(data.class_names, data.image_shape)
         sizes = {"latent_dim": self.latent_dim, "width": self.width}
+        expect_records(self.teachers, data.n)
         generator = NetGenerator.build(PateGenerator, data, ctx.device, latent="uniform", **sizes)
         G = generator.net
         adam = torch.optim.Adam(G.parameters(), self.lr, self.betas)

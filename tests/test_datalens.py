@@ -105,6 +105,11 @@ def fit(**settings: Any) -> tuple[Ledger, Context, list[Tensor]]:
     return ledger, context, list(generator.net.parameters())
 
 
+def test_more_teachers_than_records_are_refused_before_a_release() -> None:
+    with pytest.raises(ValueError, match=r"method.teachers: expected K <= N = 20 records, got 21"):
+        fit(sigma=1.0, threshold=0.5, teachers=21)
+
+
 def test_a_release_has_the_sensitivity_of_one_teacher_and_no_pixel_moves_without_agreement() -> None:
     ledger, context, trained = fit(sigma=1e-6, threshold=1.0)
     (event,) = ledger.events

@@ -180,6 +180,7 @@ def test_both_generators_train_and_make_images_of_colour(generator: str) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"batch_size": 1}, r"method.batch_size: expected a number in \[2, inf\), got 1"),
         ({"sum_order": -1}, r"method.sum_order: expected a number in \[0, inf\), got -1"),
         ({"length_scale2": 0.0}, r"method.length_scale2: expected a number in \(0, inf\), got 0.0"),
         ({"share": 1.5}, r"method.share: expected a number in \(0, 1\), got 1.5"),

@@ -179,6 +179,7 @@ def test_sides_that_are_not_multiples_of_4_are_refused(shape: tuple[int, int, in
         ({"length_scale2": 0.0}, r"method.length_scale2: expected a number in \(0, inf\), got 0.0"),
         ({"decay_steps": 0}, r"method.decay_steps: expected a number in \[1, inf\), got 0"),
         ({"lr": -1.0}, r"method.lr: expected a number in \(0, inf\), got -1.0"),
+        ({"batch_size": 1}, r"method.batch_size: expected a number in \[2, inf\), got 1"),
     ],
 )
 def test_values_that_are_out_of_range_are_refused(change: dict[str, Any], message: str) -> None:

@@ -173,6 +173,7 @@ def test_what_the_printed_number_of_steps_proves() -> None:
     [
         ({"bins": 1}, r"method.bins: expected .*\[2, inf\).*, got 1"),
         ({"dims": 785}, "method.dims: expected d <= 784, the pixels of an image, got 785"),
+        ({"teachers": 13}, "method.teachers: expected K <= N = 12 records, got 13"),
     ],
 )
 def test_settings_with_which_votes_say_nothing_are_refused_before_a_release(change: dict, problem: str) -> None:

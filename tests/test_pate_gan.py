@@ -146,6 +146,11 @@ def test_the_student_learns_from_votes_alone_and_the_generator_from_the_student(
         torch.testing.assert_close(generator.net.state_dict()[name], value, rtol=1e-4, atol=1e-4)
 
 
+def test_more_teachers_than_records_are_refused_before_a_release() -> None:
+    with pytest.raises(ValueError, match=r"method.teachers: expected K <= N = 12 records, got 13"):
+        fit(eps=2.0, teachers=13)
+
+
 @pytest.mark.parametrize(
     "setting",
     [{"teachers": 0}, {"rounds": 0}, {"batch_size": 1}, {"votes": 1}, {"sigma": 0.0}, {"betas": [0.5, 1.0]}],

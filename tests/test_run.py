@@ -216,6 +216,19 @@ def test_a_restart_inherits_the_ledger_and_the_weights_of_its_parent(tmp_path):
         execute(gan("privacy.epsilon=10", *private, f"restart={{run: {parent.id}}}"))
 
 
+def test_a_method_that_ignores_its_parent_is_refused_before_a_release(tmp_path):
+    """One with releases, and one that makes none."""
+    parent = execute(config(tmp_path))
+    ignoring = config(tmp_path, "seed=1", "privacy.epsilon=40", f"restart={{run: {parent.id}}}")
+    without_records = config(tmp_path, "seed=1", f"restart={{run: {parent.id}}}")
+    without_records.method = compose_config(["method=uniform_noise"]).method
+    for child in (ignoring, without_records):
+        with pytest.raises(RunFailed, match=r"expected a method that loads its parent run \(ctx.warm_start\)"):
+            execute(child)
+    ledgers = [Ledger.load(folder.path / "ledger.json") for folder in Store(tmp_path).runs() if folder.id != parent.id]
+    assert [entry.executed for ledger in ledgers for entry in ledger.own.values()] == [0]
+
+
 def test_a_plan_needs_no_record():
     ledger = plan(["method=dp_merf", "dataset=digits", "privacy.epsilon=2", "method.features=20"])
     assert ledger.budget.epsilon == 2

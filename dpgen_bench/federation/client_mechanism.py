@@ -116,7 +116,9 @@ class ClientMechanism(Allowance):
             AllowanceExhausted: after `times` rounds.
             RuntimeError: outside `ctx.steps`, and if no client gives an answer at the start of a run.
             Invalidated: if a private function of the run has raised before.
+            ValueError: if the run has a parent, from which the method has not started (`Context.warm_start`).
         """
+        self._services.loop.expect_started()
         index = self._executed
         if index >= self.times:
             raise AllowanceExhausted(

@@ -111,13 +111,15 @@ class Mechanism(Allowance):
             AllowanceExhausted: after `times` releases.
             RuntimeError: outside `ctx.steps`, for a mechanism with private state.
             ValueError: if `fn` is not a function, or not one of the arguments above for a mechanism with private
-                state or shards; and for public rows that were not declared.
+                state or shards; for public rows that were not declared; and if the run has a parent, from which the
+                method has not started (`Context.warm_start`).
             Invalidated: if any private function of the run has raised before, even if the method caught the error.
 
         An error of `fn` is raised here after the ledger was marked on disk. A signal that stops the process waits until
         the release is made.
         """
         self._services.ledger.refuse_if_invalidated()
+        self._services.loop.expect_started()
         index = self._executed
         if index >= self.times:
             raise AllowanceExhausted(

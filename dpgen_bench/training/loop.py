@@ -28,9 +28,22 @@ from dpgen_bench.training.tracker import Tracker
 
 
 class LoopState:
-    """Whether the run is within one of its loops. Without a `Loop`, `inside` stays True."""
+    """Whether the run is within one of its loops. Without a `Loop`, `inside` stays True.
+
+    Attributes:
+        parent: the checkpoint of a parent run from which the method has not started yet; None without one.
+    """
 
     inside = True
+    parent: Path | None = None
+
+    def expect_started(self) -> None:
+        """Raise ValueError for a method that has ignored its parent."""
+        if self.parent is not None:
+            raise ValueError(
+                "expected a method that loads its parent run (ctx.warm_start) before its first release, got one that "
+                "does not: it would pay for the parent and train from scratch; leave out restart."
+            )
 
 
 class Releases(Protocol):
