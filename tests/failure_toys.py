@@ -7,12 +7,14 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from dpgen_bench.data.private import PrivateData
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.method import Context
-from tests.toys import MeanImage
+from dpgen_bench.privacy.mechanism import Mechanism
+from tests.toys import MeanImage, Painter
 
 SECRET = "the mean brightness is"  # how each private error's text begins
 
@@ -49,6 +51,30 @@ class Raises(MeanImage):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.then == "goes on":
                 return MeanImage(steps=1).fit(data, ctx)
+            raise
+
+
+@dataclass
+class DeviceFails(MeanImage):
+    """As long as the file `flag` exists, an accelerator's error is raised outside of releases: `when` says where."""
+
+    flag: str = ""
+    when: str = "after"  # the releases; or "wrapped", as the cause of another error after them; or "before" them
+
+    def fail(self) -> None:
+        if Path(self.flag).exists():
+            raise torch.AcceleratorError(f"CUDA error: device-side assert triggered, {SECRET} 0.5")
+
+    def prepare(self, mechanism: Mechanism) -> None:
+        if self.when == "before":
+            self.fail()
+
+    def after(self, data: PrivateData, ctx: Context, net: Painter) -> None:
+        try:
+            self.fail()
+        except torch.AcceleratorError as error:
+            if self.when == "wrapped":
+                raise KeyError(str(error)) from error
             raise
 
 

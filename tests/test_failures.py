@@ -235,3 +235,21 @@ def test_errors_outside_private_functions_are_as_public_as_before(tmp_path):
     (run,) = Store(tmp_path).runs()
     assert "toys.py" in (run.path / "private" / "traceback.txt").read_text()
     assert Ledger.load(run.path / "ledger.json").failures == []
+
+
+@pytest.mark.parametrize("when", ["after", "wrapped", "before"])
+def test_an_error_of_an_accelerator_after_a_release_may_be_that_of_the_release(tmp_path, flag, when):
+    """It computes later than it is asked, so such an error can be raised outside of the release that caused it."""
+    toy = config(tmp_path, f"method.flag={flag}", f"method.when={when}", target="tests.failure_toys.DeviceFails")
+    with pytest.raises(RunFailed) as raised:
+        execute(toy)
+    (run,) = Store(tmp_path).runs()
+    marked = when != "before"
+    assert (SECRET in str(raised.value)) != marked
+    assert (SECRET in (run.path / "status.json").read_text()) != marked
+    expected = ["the accelerator failed, perhaps in a private function"] if marked else []
+    assert [failure.what for failure in Ledger.load(run.path / "ledger.json").failures] == expected
+    flag.unlink()
+    execute(toy)
+    proven = Ledger.load(run.path / "ledger.json").epsilon["proven"]
+    assert (proven == "inf") == marked

@@ -26,7 +26,7 @@ from dpgen_bench.privacy.warn import warn_of_unused_shares
 from dpgen_bench.runs.arithmetic import expect_same_arithmetic, record_arithmetic
 from dpgen_bench.runs.diagnostics import draw_norms
 from dpgen_bench.runs.epsilon import account_run, spent_by
-from dpgen_bench.runs.failures import PrivateFailure, failures_to_settle, keep_private, settle_failures
+from dpgen_bench.runs.failures import PrivateFailure, failures_to_settle, keep_private, mark_late_error, settle_failures
 from dpgen_bench.runs.kept import extract, kept_steps, kept_steps_measured, not_kept
 from dpgen_bench.runs.measure import measure
 from dpgen_bench.runs.prepare import (
@@ -304,6 +304,7 @@ def _train(
     except BaseException as error:
         with contextlib.suppress(Exception):  # an error while clients are stopped must not hide why the run ended
             data.close()
+        mark_late_error(ledger, error)
         if ledger.invalidated is None:
             raise
         failure = keep_private(folder, ledger, error)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 import traceback
 
+import torch
+
 from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.privacy.isolation import public_type
 from dpgen_bench.privacy.ledger import Failure, Ledger
@@ -59,6 +61,21 @@ def keep_private(folder: RunFolder, ledger: Ledger, ending: BaseException) -> Pr
         f"function raises may depend on the records, which is an answer without noise: {marked}. The error's text may "
         f"contain records and is therefore {kept}. {advice}"
     )
+
+
+def mark_late_error(ledger: Ledger, ending: BaseException) -> None:
+    """Mark the ledger if `fit`, after a release, ended with an error of an accelerator or because of one.
+
+    An accelerator computes after the function that asks for it has returned, so a private function's error, such as an
+    index out of range, can be raised outside of its release.
+    """
+    if ledger.invalidated is not None or not any(entry.executed for entry in ledger.own.values()):
+        return
+    error: BaseException | None = ending
+    while error is not None and not isinstance(error, torch.AcceleratorError):
+        error = error.__cause__ or error.__context__
+    if error is not None:
+        ledger.invalidate("the accelerator failed, perhaps in a private function", error)
 
 
 def failures_to_settle(spec: RunSpec, folder: RunFolder) -> list[Failure]:
