@@ -12,6 +12,7 @@ import torch
 from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.spec import build_spec
 from dpgen_bench.generator import Generator
+from dpgen_bench.method import Context
 from dpgen_bench.privacy.accountants.proven import epsilon
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.execute import evaluate_run, execute
@@ -154,6 +155,16 @@ def test_steps_that_a_finished_run_did_not_keep_are_named(tmp_path, capsys):
         for steps in ("[4]", "[2,3,5,9]")
     ]
     assert states == ["finished", "finished, step 3, 5 not kept"]
+
+
+def test_only_steps_of_the_training_on_records_are_kept(tmp_path):
+    """A pretraining counts its steps from 1, too, and may have more of them."""
+    context = Context(0, folder=tmp_path, keep_steps=(1, 4))
+    for phase, steps in (("init_train", 5), ("train", 2)):
+        for _ in context.steps(steps, phase=phase, net=torch.nn.Linear(1, 1)):
+            pass
+    assert sorted(path.name for path in (tmp_path / "checkpoints").glob("*.pt")) == ["last.pt", "step-1.pt"]
+    assert load_checkpoint(tmp_path / "checkpoints" / "step-1.pt").current == "train"
 
 
 def test_a_store_with_kept_steps_lists_only_runs(runs):

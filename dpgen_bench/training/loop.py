@@ -107,7 +107,7 @@ class Loop:
         folder: The run's folder; None writes no checkpoints.
         reads_only: The checkpoint in the folder is read, and nothing is written.
         due: Whether a checkpoint is due, given the seconds since the last one.
-        keep_steps: Steps whose checkpoint is also kept under its own name.
+        keep_steps: Steps of the phase "train" whose checkpoint is also kept under its own name.
         progress: Shows the progress of a loop.
         should_stop: Called after every step. If it returns the number of a signal, a checkpoint is written and
             `Preempted` is raised.
@@ -209,7 +209,7 @@ class Loop:
             signal = self._should_stop()
             now = time.monotonic()
             due = self._due(now - saved_at)
-            keep = t + 1 in self._keep_steps
+            keep = phase == "train" and t + 1 in self._keep_steps  # not those of a pretraining, which count from 1, too
             self._outside_since = now
             self.seconds[phase] = earlier_seconds + now - began
             self.steps_done[phase] = t + 1
