@@ -48,7 +48,7 @@ def make_record(folder: RunFolder, by: str, log: Sequence[str] = ()) -> tuple[Re
     measurements = folder.measurements.all()
     if not measurements:
         raise ValueError(f"expected a measured run, got {folder.id} without a measurement; `dpgen evaluate` measures.")
-    samples = folder.path / "samples.npz"
+    outdated, samples = left_out(measurements), folder.path / "samples.npz"
     if not samples.exists():
         raise ValueError(f"expected run {folder.id} to have a samples.npz, got none; `dpgen evaluate` draws samples.")
     picture, rows = thumbnail(samples)
@@ -65,7 +65,7 @@ def make_record(folder: RunFolder, by: str, log: Sequence[str] = ()) -> tuple[Re
         "ledger": folder.read_json("ledger.json"),
         "cost": folder.read_json("training.json"),
         "environment": environment,
-        "measurements": [_with_hash(each) for each in measurements if each not in left_out(measurements)],
+        "measurements": [_with_hash(each) for each in measurements if each not in outdated],
     }
     if steps := {str(step): _step(folder.at_step(step)) for step in folder.steps()}:
         content["steps"] = steps
