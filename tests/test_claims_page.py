@@ -145,7 +145,7 @@ def test_of_a_metric_of_which_less_is_better_the_difference_is_turned(monkeypatc
     assert made.compared({"metric": "acc_mlp_pct"}).mean == pytest.approx(-10.0)
 
 
-COLUMNS = {"CNN": "acc_cnn_pct", "MLP": "acc_mlp_pct", "FID": "fid"}
+COLUMNS = {"CNN": "acc_cnn_pct", "MLP": "acc_mlp_pct", "FID": "fid", "logistic regression": "acc_logreg_pct"}
 
 
 def noted(text: str) -> set[tuple[str, float]]:
@@ -155,7 +155,7 @@ def noted(text: str) -> set[tuple[str, float]]:
     """
     values = set()
     for clause in re.split(r";|, a difference[^;]*", text):
-        parts = re.split(r"(CNN|MLP|FID)", clause)
+        parts = re.split(r"(CNN|MLP|FID|logistic regression)", clause)
         for name, words in zip(parts[1::2], parts[2::2], strict=True):
             values |= {(COLUMNS[name], float(value)) for value in re.findall(r"(?<![-+\d.])\d+\.\d\b", words)}
     return values
@@ -173,5 +173,10 @@ def test_the_values_of_a_note_are_means_of_a_table(claim: str) -> None:
 
 
 def test_values_of_a_note_are_found() -> None:
-    text = "MLP 43.8 on one and 48.7 on the other, a difference of -4.9 [-12.2, +2.5] ; CNN 50.1 at ε = 1"
-    assert noted(text) == {("acc_mlp_pct", 43.8), ("acc_mlp_pct", 48.7), ("acc_cnn_pct", 50.1)}
+    text = "MLP 43.8 on one and 48.7 on the other, a difference of -4.9 [-12.2, +2.5] ; CNN 50.1 and logistic regression 9.5"
+    assert noted(text) == {
+        ("acc_mlp_pct", 43.8),
+        ("acc_mlp_pct", 48.7),
+        ("acc_cnn_pct", 50.1),
+        ("acc_logreg_pct", 9.5),
+    }
