@@ -173,8 +173,8 @@ def test_the_values_of_a_note_are_means_of_a_table(claim: str) -> None:
 
 
 def test_values_of_a_note_are_found() -> None:
-    text = "MLP 43.8 on one and 48.7 on the other, a difference of -4.9 [-12.2, +2.5] ; CNN 50.1 and logistic regression 9.5"
-    assert noted(text) == {
+    text = "MLP 43.8 on one and 48.7 on the other, a difference of -4.9 [-12.2, +2.5] ; CNN 50.1 at ε = 1"
+    assert noted(f"{text} and logistic regression 9.5") == {
         ("acc_mlp_pct", 43.8),
         ("acc_mlp_pct", 48.7),
         ("acc_cnn_pct", 50.1),
