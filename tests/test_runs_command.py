@@ -13,6 +13,7 @@ from dpgen_bench.outcomes import overview, spent
 from dpgen_bench.outcomes.overview import KEYS, ordered, overviews, row
 from dpgen_bench.privacy.ledger import Ledger
 from dpgen_bench.runs.execute import execute
+from dpgen_bench.store.checks import Check, keep_check
 from dpgen_bench.store.folders import RunFolder, Store
 from dpgen_bench.training import progress
 from tests.run_toys import config
@@ -113,6 +114,27 @@ def test_runs_with_nan_are_the_last_ones():
 def test_filters_and_orders_that_do_not_exist_are_refused(arguments, message, results, capsys):
     assert main(["runs", f"--results={results}", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_filters_that_nothing_matches_are_named(results, capsys):
+    assert main(["runs", f"--results={results}", "method=dpgann", "seed=0"]) == 0
+    assert "matches method=dpgann seed=0; `dpgen runs` lists all" in capsys.readouterr().out
+    (results / "other" / "runs").mkdir(parents=True)
+    assert main(["runs", f"--results={results / 'other'}"]) == 0
+    assert "start one with `dpgen run`" in capsys.readouterr().out
+
+
+def test_what_is_known_of_the_source_of_a_plugin_is_listed(tmp_path, capsys):
+    for seed in (0, 1):
+        execute(config(tmp_path, f"seed={seed}"))
+    capsys.readouterr()
+    known = "the class tests.toys.MeanImage is not of the bench, and ε proven rests on its source, which "
+    assert [run["plugin"] for run in listed(capsys, tmp_path)] == [f"{known}`dpgen check` has not checked here"] * 2
+    keep_check(
+        tmp_path, (Store(tmp_path).runs()[0].path / "source").read_text(), Check("toy", False, "2026-11-30", "-")
+    )
+    assert main(["runs", f"--results={tmp_path}"]) == 0
+    assert capsys.readouterr().out.count(f"note: {known}FAILED `dpgen check` on 2026-11-30") == 1
 
 
 def test_infinite_numbers_are_texts_in_json(results, capsys):

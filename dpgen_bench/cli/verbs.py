@@ -114,7 +114,7 @@ def runs(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(shown, indent=2, allow_nan=False))
     else:
-        print_runs(options.results, shown)
+        print_runs(options.results, shown, options.filters)
     return 0
 
 

@@ -24,6 +24,7 @@ from dpgen_bench.outcomes.listing import (
 )
 from dpgen_bench.privacy.events import budget_text
 from dpgen_bench.runs.validation import file_problem
+from dpgen_bench.store.checks import plugin_note
 from dpgen_bench.store.folders import RunFolder, Store
 from dpgen_bench.store.values import mean_values
 from dpgen_bench.training.cost import cost_values
@@ -34,7 +35,7 @@ from dpgen_bench.utils.validation import suggestion
 KEYS = (
     *("id", "method", "dataset", "seed", "settings", "scale", "status", "phase", "error", "stale"),
     *("date", "duration_s", "step", "steps", "budget", "proven", "claimed", "conditional", "server", "certified"),
-    *("delta", "relation", "unit", "noise", "parent", "protocols", "metrics", "path"),
+    *("delta", "relation", "unit", "noise", "parent", "protocols", "metrics", "path", "plugin"),
 )
 UNREADABLE, DAMAGED = "unreadable", "damaged"
 SETTINGS = ("experiment=", "init", "method.", "dataset.", "privacy.")  # overrides that tell runs of a method apart
@@ -92,22 +93,30 @@ def overview(folder: RunFolder, version_of: Callable[[type], int | str] = method
         "protocols": [str(each["protocol"]["name"]) for each in measurements],
         "metrics": {str(each["protocol"]["name"]): mean_values(each) for each in measurements},
         "path": str(folder.path),
+        "plugin": plugin_note(folder) or None,
     }
     plain = to_json(values)
     assert isinstance(plain, dict)
     return plain
 
 
-def print_runs(results: Path, runs: Sequence[Overview]) -> None:
-    """Print a table with one row for each run."""
+def print_runs(results: Path, runs: Sequence[Overview], filters: Sequence[str] = ()) -> None:
+    """Print a table with one row for each run, and below it what is known of the source of each plugin.
+
+    Args:
+        filters: which runs these are, for the message if there is none.
+    """
     console = make_console()
     if not runs:
-        console.print(f"no runs in {results / 'runs'}; start one with `dpgen run`")
+        none = f"no run in {results / 'runs'} matches {' '.join(filters)}; `dpgen runs` lists all"
+        console.print(none if filters else f"no runs in {results / 'runs'}; start one with `dpgen run`")
         return
     table = Table("run", "what", "scale", "status", "date", "duration", "ε budget", "proven", "claimed", "metrics")
     for run in runs:
         table.add_row(*row(run))
     console.print(table)
+    for note in dict.fromkeys(run["plugin"] for run in runs if run["plugin"]):
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
 
 
 def row(run: Overview) -> list[str]:

@@ -354,10 +354,10 @@ def _fail(spec: RunSpec, folder: RunFolder, phase: str, error: Exception) -> NoR
         with contextlib.suppress(OSError):  # a full disk, of which the message says enough
             append_private(path, "".join(traceback.format_exception(error)))
             where = f"The traceback is in {path}; "
+    go_on = "" if is_private else "once the cause is removed, the same command continues from the last checkpoint; "
     raise RunFailed(
         f"run {spec.id} ({_title(spec)}) failed during {PHASES[phase]}: {what}{unmarked}\n"
-        f"{where}once the cause is removed, the same command continues from the last checkpoint; with other settings, "
-        "it is another run."
+        f"{where}{go_on}with other settings, it is another run."
     ) from error
 
 
