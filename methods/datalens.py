@@ -26,12 +26,12 @@ from dpgen_bench.generator import NetGenerator, config_of, make_net
 from dpgen_bench.method import Context
 from dpgen_bench.nets.g_pate import PateGenerator
 from dpgen_bench.nets.stack import Stack
-from dpgen_bench.nets.teachers import TEACHERS, expect_records, score_gradients, untrained, update_teachers
+from dpgen_bench.nets.teachers import TEACHERS, score_gradients, untrained, update_teachers
 from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.shards import PerShard
 from dpgen_bench.utils.upload import upload
-from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, Positive, TwoOrMore
+from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, Positive, TwoOrMore, expect_shards
 
 State = dict[str, Tensor]
 ORDERS = (1.1, *(float(order) for order in range(2, 200)))  # of Rényi DP in the authors' code
@@ -96,7 +96,7 @@ class DataLens(Checked):
         B, pixels = self.batch_size, math.prod(data.image_shape)
         k = min(self.top_k, pixels)
         sizes = {"latent_dim": self.latent_dim, "width": self.width}
-        expect_records(self.teachers, data.n)
+        expect_shards("method.teachers", self.teachers, data.n)
         generator = NetGenerator.build(PateGenerator, data, ctx.device, latent="uniform", **sizes)
         G = generator.net
         adam = torch.optim.Adam(G.parameters(), self.lr, self.betas)

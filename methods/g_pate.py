@@ -30,11 +30,11 @@ from dpgen_bench.generator import NetGenerator, config_of, make_net
 from dpgen_bench.method import Context
 from dpgen_bench.nets.g_pate import PateGenerator
 from dpgen_bench.nets.stack import Stack
-from dpgen_bench.nets.teachers import TEACHERS, expect_records, score_gradients, untrained, update_teachers
+from dpgen_bench.nets.teachers import TEACHERS, score_gradients, untrained, update_teachers
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.utils.upload import upload
-from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, Positive, TwoOrMore
+from dpgen_bench.utils.validation import Checked, Count, Decay, Fraction, Positive, TwoOrMore, expect_shards
 
 
 @dataclass
@@ -90,7 +90,7 @@ class GPATE(Checked):
         B, d, pixels = self.batch_size, self.dims, math.prod(data.image_shape)
         self.expect_data(data.class_names, data.image_shape)
         sizes = {"latent_dim": self.latent_dim, "width": self.width}
-        expect_records(self.teachers, data.n)
+        expect_shards("method.teachers", self.teachers, data.n)
         generator = NetGenerator.build(PateGenerator, data, ctx.device, latent="uniform", **sizes)
         G = generator.net
         adam = torch.optim.Adam(G.parameters(), self.lr, self.betas)

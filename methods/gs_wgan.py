@@ -35,7 +35,7 @@ from dpgen_bench.privacy.events import Event
 from dpgen_bench.privacy.mechanism import Mechanism
 from dpgen_bench.privacy.sampling import OneShard
 from dpgen_bench.privacy.state import PrivateState
-from dpgen_bench.utils.validation import Count
+from dpgen_bench.utils.validation import Count, expect_shards
 
 
 @dataclass
@@ -110,8 +110,7 @@ class GSWGAN(GSWGANSettings):
 
     def _mechanism(self, data: PrivateData, ctx: Context) -> tuple[Mechanism, PrivateState]:
         """T releases with noise of standard deviation 2 C sigma in every pixel, and the critics that they train."""
-        if self.shards > data.n:
-            raise ValueError(f"method.shards: expected K <= N = {data.n} records, got {self.shards}.")
+        expect_shards("method.shards", self.shards, data.n)
         sample = OneShard(self.shards, self.schedule)  # line 1
         iterations = self.warm_start_iterations(self.shards, ctx.limit)
         net = config_of(self.generator_class, data, **self.generator_sizes)

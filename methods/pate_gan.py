@@ -28,11 +28,11 @@ from dpgen_bench.generator import NetGenerator, config_of, make_net
 from dpgen_bench.method import Context
 from dpgen_bench.nets.code_generator import CodeGenerator
 from dpgen_bench.nets.stack import Stack
-from dpgen_bench.nets.teachers import DenseTeacher, expect_records, untrained, update_teachers
+from dpgen_bench.nets.teachers import DenseTeacher, untrained, update_teachers
 from dpgen_bench.privacy.sampling import EveryShard
 from dpgen_bench.privacy.votes import Votes
 from dpgen_bench.utils.upload import upload
-from dpgen_bench.utils.validation import Checked, Count, Decay, NonNegative, Positive, TwoOrMore
+from dpgen_bench.utils.validation import Checked, Count, Decay, NonNegative, Positive, TwoOrMore, expect_shards
 
 State = dict[str, Tensor]
 
@@ -86,7 +86,7 @@ class PATEGAN(Checked):
 
     def fit(self, data: PrivateData, ctx: Context) -> NetGenerator:
         n, m, K = self.batch_size, self.votes, self.teachers
-        expect_records(K, data.n)
+        expect_shards("method.teachers", K, data.n)
         generator = NetGenerator.build(CodeGenerator, data, ctx.device, latent_dim=self.latent_dim, hidden=self.hidden)
         student = config_of(DenseTeacher, data, width=self.student_width, pool=self.pool)
         G, S = generator.net, make_net(student, ctx.device)

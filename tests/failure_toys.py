@@ -62,6 +62,8 @@ class DeviceFails(MeanImage):
     when: str = "after"  # the releases; or "wrapped", as the cause of another error after them; or "before" them
 
     def fail(self) -> None:
+        if Path(self.flag).exists() and self.when == "of another kind":
+            raise OSError("no accelerator")
         if Path(self.flag).exists():
             raise torch.AcceleratorError(f"CUDA error: device-side assert triggered, {SECRET} 0.5")
 
@@ -76,6 +78,8 @@ class DeviceFails(MeanImage):
             if self.when == "wrapped":
                 raise KeyError(str(error)) from error
             raise
+        except OSError as error:  # an error that is its own cause ends the search, too
+            raise error from error
 
 
 @dataclass

@@ -14,7 +14,7 @@ import torch
 
 import dpgen_bench
 from dpgen_bench import account, check_method, evaluate_images, export, load_generator, results, run
-from dpgen_bench.api import _samples
+from dpgen_bench.api import _samples, _source
 from dpgen_bench.config.compose import compose_config
 from dpgen_bench.generator import NetGenerator
 from dpgen_bench.nets.image_set import ImageSet
@@ -187,6 +187,6 @@ def test_images_of_another_form_are_refused(tmp_path):
 def test_a_generator_is_sampled_as_the_protocol_says(folder, setting):
     protocol = compose_config([*LOGREG, setting]).protocol
     expected = draw_samples(folder, protocol, seed=0, keep=False)
-    samples = _samples(load_generator(folder.path), None, protocol, seed=0)
+    samples = _samples(_source(folder.path), None, protocol, seed=0)
     assert torch.equal(samples.images, expected.images)
     assert torch.equal(samples.labels, expected.labels)

@@ -302,7 +302,10 @@ def test_the_settings_are_those_of_the_authors_and_the_presets_keep_them() -> No
     assert 800 * 785 + 801 == 628_801
 
 
-@pytest.mark.parametrize("change", [{"width": 0}, {"decay_steps": 0}, {"lr": -1.0}, {"batch_size": 1}, {"labels": "x"}])
+@pytest.mark.parametrize(
+    "change",
+    [{"width": 0}, {"decay_steps": 0}, {"lr": -1.0}, {"batch_size": 0}, {"batch_size": 1}, {"labels": "x"}],
+)
 def test_values_that_are_out_of_range_are_refused(change: dict[str, Any]) -> None:
     ((name, value),) = change.items()
     with pytest.raises(ValueError, match=rf"method.{name}: expected .*, got '?{value}"):

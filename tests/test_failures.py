@@ -237,6 +237,15 @@ def test_errors_outside_private_functions_are_as_public_as_before(tmp_path):
     assert Ledger.load(run.path / "ledger.json").failures == []
 
 
+def test_the_search_for_an_error_of_an_accelerator_ends(tmp_path, flag):
+    toy = config(
+        tmp_path, f"method.flag={flag}", "method.when=of another kind", target="tests.failure_toys.DeviceFails"
+    )
+    with pytest.raises(RunFailed, match="no accelerator"):
+        execute(toy)
+    assert Ledger.load(Store(tmp_path).runs()[0].path / "ledger.json").failures == []
+
+
 @pytest.mark.parametrize("when", ["after", "wrapped", "before"])
 def test_an_error_of_an_accelerator_after_a_release_may_be_that_of_the_release(tmp_path, flag, when):
     """It computes later than it is asked, so such an error can be raised outside of the release that caused it."""

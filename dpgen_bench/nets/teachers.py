@@ -67,12 +67,6 @@ def untrained(make: Callable[[], nn.Module], teacher: dict[str, Any], stack: int
     }
 
 
-def expect_records(teachers: int, n: int) -> None:
-    """Raise ValueError for more teachers than records: those without one would vote on black images."""
-    if teachers > n:
-        raise ValueError(f"method.teachers: expected K <= N = {n} records, got {teachers}; lower it.")
-
-
 def update_teachers(
     teachers: Stack,
     shards: Sequence[tuple[Tensor, Tensor]],

@@ -71,11 +71,15 @@ def mark_late_error(ledger: Ledger, ending: BaseException) -> None:
     """
     if ledger.invalidated is not None or not any(entry.executed for entry in ledger.own.values()):
         return
-    error: BaseException | None = ending
-    while error is not None and not isinstance(error, torch.AcceleratorError):
-        error = error.__cause__ or error.__context__
-    if error is not None:
-        ledger.invalidate("the accelerator failed, perhaps in a private function", error)
+    chain: list[BaseException] = []
+    follow: list[BaseException | None] = [ending]
+    while follow:
+        error = follow.pop()
+        if error is not None and not any(error is each for each in chain):  # a plugin may make a cycle of them
+            chain.append(error)
+            follow += [error.__cause__, error.__context__]
+    if late := [error for error in chain if isinstance(error, torch.AcceleratorError)]:
+        ledger.invalidate("the accelerator failed, perhaps in a private function", late[0])
 
 
 def failures_to_settle(spec: RunSpec, folder: RunFolder) -> list[Failure]:

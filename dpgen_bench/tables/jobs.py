@@ -46,7 +46,7 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        return self.state.startswith(FINISHED)
+        return is_finished(self.state)
 
     @property
     def damaged(self) -> bool:
@@ -154,6 +154,11 @@ def _run_of(spec: RunSpec, results: Path) -> ReadableRun:
     run = readable_run(results, spec.id, spec.protocol_record())
     is_whole = isinstance(run, RunFolder) or run.measurements.covered(spec.protocol_record())
     return run if is_whole else Store(results).folder(spec.id)
+
+
+def is_finished(state: str) -> bool:
+    """Whether a state, as `state_of` says it, is that of a finished run."""
+    return state.startswith(FINISHED)
 
 
 def state_of(spec: RunSpec, run: ReadableRun) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from dpgen_bench.tables.jobs import FINISHED, Job, state_of
+from dpgen_bench.tables.jobs import Job, is_finished, state_of
 
 _FINISHED = re.compile(r"run [0-9a-f]+ .*finished")  # what a run prints at its end
 
@@ -59,7 +59,7 @@ class SweepProgress:
 
     def count(self) -> None:
         """Count the finished runs again."""
-        self._missing = [job for job in self._missing if not state_of(job.spec, job.folder).startswith(FINISHED)]
+        self._missing = [job for job in self._missing if not is_finished(state_of(job.spec, job.folder))]
         if self._bar is not None:
             self._bar.update(self._task, completed=self.finished)
 

@@ -65,6 +65,12 @@ class Checked:
             raise ValueError(f"{keys} are both null: give one of them, or both.")
 
 
+def expect_shards(setting: str, shards: int, n: int) -> None:
+    """Raise ValueError for more shards than the n records: a shard without records trains on made-up ones."""
+    if shards > n:
+        raise ValueError(f"{setting}: expected K <= N = {n} records, got {shards}; lower it.")
+
+
 def check_types(cls: type, values: Mapping[str, Any], group: str) -> None:
     """Check each value against the type and the interval of its field.
 
