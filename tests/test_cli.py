@@ -43,9 +43,9 @@ def dpgen(*arguments: str, cwd: Path = ROOT, results: Path | None = None) -> sub
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """A multirun of four runs, two of which must fail (a batch of one cannot be normalised)."""
+    """A multirun of four runs, two of which must fail (a learning rate that float32 cannot represent)."""
     results = tmp_path_factory.mktemp("swept")
-    done = dpgen("run", "-m", *TINY, "seed=0,1", "method.batch_size=1,4", results=results)
+    done = dpgen("run", "-m", *TINY, "seed=0,1", "method.lr=1e39,0.01", results=results)
     return results, done
 
 
