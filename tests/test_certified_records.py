@@ -220,7 +220,6 @@ NOT_AUDITED_YET = {
     "7e901ea0e193",
     "b0963cc82ead",
     "d7f38735a368",
-    "daf180b4a66c",
 }
 
 
