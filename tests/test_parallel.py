@@ -15,7 +15,7 @@ import torch
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.metric import EvalContext, evaluate
 from dpgen_bench.evaluate.parallel import evaluate_apart, needs_one_core
-from tests.toy_metrics import Dies, Fails, Mean, Noise, Process, Sleeps
+from tests.toy_metrics import Dies, Fails, Keeps, Mean, Noise, Process, Sleeps
 
 GREY = Records(torch.full((4, 1, 4, 4), 51, dtype=torch.uint8), torch.arange(4) % 2)
 
@@ -70,6 +70,13 @@ def test_a_process_that_dies_fails_its_own_metric_only(ctx):
 def test_a_metric_whose_process_died_next_to_others_is_run_again(ctx, tmp_path):
     results = run({"dies": Dies(once=str(tmp_path / "died")), "mean": Mean()}, ctx)
     assert {result.status for result in results.values()} == {"measured"}
+
+
+def test_metrics_that_keep_data_sets_in_memory_are_not_called_a_leak(ctx, recwarn):
+    metrics = {"first": Mean("first"), "keeps": Keeps("keeps"), "next": Mean("next"), "last": Mean("last")}
+    results = run(metrics, ctx, workers=1)
+    assert {result.status for result in results.values()} == {"measured"}
+    assert not [str(each.message) for each in recwarn if "memory leak" in str(each.message)]
 
 
 def test_a_metric_that_cannot_be_pickled_fails_with_the_reason(ctx):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, as_completed
 from dataclasses import replace
@@ -63,6 +64,8 @@ def _together(
     metrics: Mapping[str, Metric], samples: Records, real_test: Records, ctx: EvalContext, workers: int
 ) -> Iterator[tuple[str, MetricResult]]:
     """Evaluate metrics in one pool; ends early, without an error, if a process of the pool dies."""
+    # Between metrics, loky replaces a process that keeps more memory than at first. What is kept are data sets.
+    warnings.filterwarnings("ignore", "A worker was restarted", UserWarning, "loky")
     pool = loky.get_reusable_executor(
         max_workers=workers, timeout=60, env=ONE_THREAD, initializer=end_with, initargs=(os.getpid(),)
     )
