@@ -26,11 +26,13 @@ from dpgen_bench.runs.epsilon import epsilons
 from dpgen_bench.store.folders import RunFolder, Store
 from dpgen_bench.store.measurements import cost_of_fit
 from dpgen_bench.store.pictures import MOST_BYTES
-from dpgen_bench.store.records import Record, evidence, read_record, readable_run, record_paths
+from dpgen_bench.store.records import Record, evidence, read_record, readable_run, record_file, record_paths
 from dpgen_bench.store.values import notes
+from dpgen_bench.tables.load import load_table
 from dpgen_bench.utils.paths import RECORDS
 from tests.record_edits import EDITS, entry_of
 from tests.run_toys import RECORDABLE, recordable_run
+from tests.table_toys import table_rows
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +267,40 @@ def test_the_verb_writes_and_checks_records(
     assert "its identity is that of run" in capsys.readouterr().err
     assert main(["record", *results]) == 2
     assert "expected ids of runs, or --check, got neither" in capsys.readouterr().err
+
+
+def test_only_the_named_records_are_checked(
+    record: Record, finished: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = ["--results", str(record.path.parents[2])]
+    (record.path.parent / "0123456789ab.json").write_text("truncated")
+    assert main(["record", finished.id[:6], "--check", *results]) == 0
+    assert capsys.readouterr().out == "1 record was checked\n"
+    assert main(["record", "0123", "--check", *results]) == 1
+    assert "got a file that cannot be read" in capsys.readouterr().err
+    assert main(["record", "beef", "--check", *results]) == 2
+    assert "expected the id of a record, or the start of one, got 'beef'" in capsys.readouterr().err
+
+
+def test_a_record_that_cannot_be_read_is_named_by_its_own_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--recorded` reads records through a temporary folder."""
+    spec = table_rows(load_table("init"), tmp_path)[0].specs[0]
+    path = record_file(tmp_path, str(spec.config.method.name), spec.id)
+    path.parent.mkdir(parents=True)
+    path.write_text("truncated")
+    assert main(["tables", "init", "--recorded", "--no-plots", "--results", str(tmp_path)]) == 2
+    assert f"expected a record in {path.resolve()}, got" in capsys.readouterr().err
+
+
+def test_tables_of_records_are_written_into_a_folder_that_does_not_exist_yet(tmp_path: Path) -> None:
+    arguments = ["tables", "init", "--no-plots", "--results", str(tmp_path / "new")]
+    assert main(arguments) == 2
+    assert main([*arguments, "--recorded"]) == 0
+    assert (tmp_path / "new" / "tables" / "init.md").is_file()
+    (tmp_path / "file").touch()
+    assert main(["tables", "init", "--no-plots", "--recorded", "--results", str(tmp_path / "file")]) == 2
 
 
 def test_a_record_that_would_not_be_accepted_is_not_written(

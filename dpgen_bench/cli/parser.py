@@ -320,11 +320,11 @@ def _fetch(add: Add) -> None:
 def _record(add: Add) -> None:
     parser = add(
         "record",
-        "write records of finished runs, for version control, or check all records",
-        "RUN... [options] | --check [options]",
+        "write records of finished runs, for version control, or check records",
+        "RUN... [options] | [RUN...] --check [options]",
         "A record is what a run leaves in version control: RESULTS/records/METHOD/ID.json and a picture. Tables and\n"
         "the report read it like a run. For a record by somebody else, differences of values are added.",
-        ("dpgen record 3fa2 --by 'Ada Lovelace' --audit", "dpgen record --check"),
+        ("dpgen record 3fa2 --by 'Ada Lovelace' --audit", "dpgen record 3fa2 --check", "dpgen record --check"),
     )
     help_text = "ids of finished runs, or the start of them"
     _complete(parser.add_argument("runs", nargs="*", metavar="RUN", help=help_text), "runs")
@@ -338,7 +338,11 @@ def _record(add: Add) -> None:
         help="audit runs without a certified epsilon; of runs that differ in their seed alone one is audited",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace existing records, which loses verifications")
-    parser.add_argument("--check", action="store_true", help="say why records are not accepted; status 1 if one is not")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="say why these records, or all, are not accepted; status 1 if one is not. All take some ten minutes",
+    )
     _folders(parser, default_results())
 
 

@@ -1,10 +1,10 @@
-"""What `dpgen record` does: write the records of runs, with an audit if that is asked for, and check all records."""
+"""What `dpgen record` does: write the records of runs, with an audit if that is asked for, and check records."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dpgen_bench.audit.certified import certified_problems, certify_run, keep_certified, with_certified
@@ -12,6 +12,7 @@ from dpgen_bench.outcomes.record_checks import record_problems
 from dpgen_bench.outcomes.recording import add_record, default_name, left_out, write_record
 from dpgen_bench.store.folders import Store
 from dpgen_bench.store.records import Record, read_record, record_paths
+from dpgen_bench.training.progress import ProgressBar
 
 
 def write_records(
@@ -58,10 +59,19 @@ def _record_without_run(name: str, results: Path) -> Record | None:
     return read_record(found[0]) if len(found) == 1 else None
 
 
-def check_records(results: Path) -> int:
-    """Print why records are not accepted; returns 1 if there is such a record."""
-    failed, paths = 0, record_paths(results)
-    for path in paths.values():
+def check_records(results: Path, names: Sequence[str] = ()) -> int:
+    """Print why records are not accepted; returns 1 if there is such a record.
+
+    Args:
+        names: ids of the records to check, or the start of them; all records if there are none.
+
+    Raises:
+        ValueError: for a name that no record has.
+    """
+    failed, paths = 0, _named(record_paths(results), names)
+    bar = ProgressBar("checking")
+    bar.start("records", len(paths))
+    for number, path in enumerate(paths, start=1):
         try:
             problems = problems_of(read_record(path), results, _data_root())
         except ValueError as error:
@@ -69,8 +79,20 @@ def check_records(results: Path) -> int:
         for problem in problems:
             print(f"{path}: {problem}", file=sys.stderr)
             failed = 1
+        bar.step(number)
+    bar.finish()
     print(f"{len(paths)} {'record was' if len(paths) == 1 else 'records were'} checked")
     return failed
+
+
+def _named(paths: Mapping[str, Path], names: Sequence[str]) -> list[Path]:
+    """The paths of the ids that start with one of the names; of all ids if there are no names."""
+    for name in names:
+        if not any(run.startswith(name) for run in paths):
+            raise ValueError(
+                f"expected the id of a record, or the start of one, got {name!r}; RESULTS/records has them."
+            )
+    return [path for run, path in paths.items() if not names or run.startswith(tuple(names))]
 
 
 def problems_of(record: Record, results: Path, data_root: str | None = None, picture: bool = True) -> list[str]:

@@ -225,7 +225,7 @@ def tables(options: argparse.Namespace) -> int:
     if bool(names) == options.all:
         given = " ".join(names) or "neither"
         raise ValueError(f"expected names of tables, or --all, got {given}; tables: {' '.join(table_names())}")
-    _expect_folder(options.results)
+    _expect_folder(options.results, made=options.recorded)
     for name in names:
         table_file(name)  # raises for an unknown name
     from dpgen_bench.report.written import write_table
@@ -266,19 +266,22 @@ def report(options: argparse.Namespace) -> int:
     """Write the report."""
     from dpgen_bench.report.page import build_report
 
-    _expect_folder(options.results)
+    _expect_folder(options.results, made=options.recorded)
     with _source(options.results, options.recorded) as source:
         print(build_report(source, options.out or options.results / "report.html"))
     return 0
 
 
-def _expect_folder(results: Path) -> None:
+def _expect_folder(results: Path, made: bool = False) -> None:
     """Check that the folder of results exists.
+
+    Args:
+        made: whether what is written there makes the folder, because what is read may be elsewhere.
 
     Raises:
         ValueError: if `results` is not a folder.
     """
-    if not results.is_dir():
+    if not results.is_dir() and not (made and not results.exists()):
         raise ValueError(
             f"expected a folder of results, got {results}, which is not a folder; set it with --results or the "
             "environment variable DPGEN_RESULTS, or create it with `dpgen run` or `dpgen sweep`."
@@ -324,13 +327,13 @@ def fetch(options: argparse.Namespace) -> int:
 
 def record(options: argparse.Namespace) -> int:
     """Write records of runs, or check those that exist."""
-    if bool(options.runs) == options.check:
-        raise ValueError("expected ids of runs, or --check, got " + ("both." if options.check else "neither."))
+    if not options.runs and not options.check:
+        raise ValueError("expected ids of runs, or --check, got neither.")
     _expect_folder(options.results)
     from dpgen_bench.cli.records import check_records, write_records
 
     if options.check:
-        return check_records(options.results)
+        return check_records(options.results, options.runs)
     names, log = options.runs, options.log
     return write_records(names, options.results, options.by, log, options.audit, options.overwrite)
 

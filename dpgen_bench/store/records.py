@@ -156,8 +156,8 @@ def read_record(path: Path) -> Record:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"expected a record in {path}, got a file that cannot be read ({error}); restore it, or record the run "
-            "again."
+            f"expected a record in {path.resolve()}, got a file that cannot be read ({error}); restore it, or record "
+            "the run again."
         ) from None
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
