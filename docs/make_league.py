@@ -1,5 +1,5 @@
 """Makes the tables of docs/league.md: one for each data set and ε, between real data and what uses no records, one of
-lines above the league's limit of computing, one of longer training, and one of the fidelity of samples.
+lines above the league's limit of computing, one of longer training, and two of the fidelity of samples.
 
 Lines and places are those of results/tables/league_*.csv, values those of the records. Run it again after the tables;
 `make tables` does, too:
@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "league.md"
 BEGIN, END = "<!-- tables: made by docs/make_league.py -->", "<!-- end of the tables -->"
 LEAGUES = {"MNIST": "league_mnist", "Fashion-MNIST": "league_fashion_mnist"}
+FIDELITIES = {"MNIST": "league_fidelity", "Fashion-MNIST": "league_fidelity_fashion_mnist"}
 # The league of longer training: its title on the page, and its table.
 HOUR = ("MNIST, up to two processor-hours", "league_hour")
 HEADER = ("#", "method", "ε, add/remove", "seeds", "CNN", "MLP", "log. reg.", "CPU, s")
@@ -188,15 +189,16 @@ def differing(line: Line, league: Sequence[Line], settings: Sequence[str]) -> li
     A line and its preset have the same method, budget and fonts.
     """
     identity = ("method", "epsilon_budget", "fonts")
-    (preset,) = (each for each in league if all(each[key] == line[key] for key in identity))
+    (preset,) = (each for each in league if all(each.get(key) == line.get(key) for key in identity))
     config, of_preset = (OmegaConf.create(records_of(each)[0].content["config"]) for each in (line, preset))
     return [name for name in settings if setting_of(config, name) != setting_of(of_preset, name)]
 
 
-def fidelity() -> str:
-    """The table of fidelity: real data, the lines at each budget by their FID, and what uses no records."""
-    known = [(line, fidelity_values(line)) for line in lines("league_fidelity")]
-    league, settings = lines(LEAGUES["MNIST"]), load_table("league_fidelity").settings
+def fidelity(title: str) -> str:
+    """The fidelity on a data set: real data, the lines at each budget by their FID, and what uses no records."""
+    name = FIDELITIES[title]
+    known = [(line, fidelity_values(line)) for line in lines(name)]
+    league, settings = lines(LEAGUES[title]), load_table(name).settings
     rows = [
         (
             NONE if end_of(line) is not None else f"{float(line['epsilon_budget']):g}",
@@ -205,7 +207,7 @@ def fidelity() -> str:
         )
         for line, values in sorted(known, key=lambda each: (*order(each[0]), each[1].get("fid", math.inf)))
     ]
-    return f"### Fidelity, MNIST\n\n{table(FIDELITY_HEADER, rows)}"
+    return f"### Fidelity, {title}\n\n{table(FIDELITY_HEADER, rows)}"
 
 
 def order(line: Line) -> tuple[bool, bool, float]:
@@ -215,7 +217,8 @@ def order(line: Line) -> tuple[bool, bool, float]:
 
 def page() -> str:
     """The page with its tables made again."""
-    parts = [*(league(title, name) for title, name in LEAGUES.items()), above_the_limit(), league(*HOUR), fidelity()]
+    leagues = (league(title, name) for title, name in LEAGUES.items())
+    parts = [*leagues, above_the_limit(), league(*HOUR), *map(fidelity, FIDELITIES)]
     return page_with(PAGE, BEGIN, "\n\n".join(parts), END)
 
 

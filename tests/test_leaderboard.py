@@ -309,12 +309,21 @@ def test_fidelity_is_measured_for_the_first_seed_of_each_line_of_the_league_and_
     assert {key for key in own if own[key] != settings[key]} == {"steps", "pretraining"}
 
 
-@pytest.mark.parametrize("name", ["league_mnist", "league_fashion_mnist", "league_fidelity"])
+def test_fidelity_on_fashion_mnist_is_that_of_the_first_seed_of_each_line_and_of_dp_gauss_without_texture():
+    first = [re.sub(r"seed=\S+", "seed=0", line) for line in load_table("league_fashion_mnist").sweeps]
+    *lines, without_texture = load_table("league_fidelity_fashion_mnist").sweeps
+    assert lines == first
+    assert without_texture == first[0].replace("seed=0", "method.texture=0 method.threshold=0.15 seed=0")
+
+
+@pytest.mark.parametrize(
+    "name", ["league_mnist", "league_fashion_mnist", "league_fidelity", "league_fidelity_fashion_mnist"]
+)
 def test_the_league_has_every_method_at_both_epsilons_and_comparable_lines(tmp_path, name):
     table = load_table(name)
     assemble(name, table, tmp_path)  # raises if they are not comparable
     specs = [spec for row in table_rows(table, tmp_path) for spec in row.specs]
-    fashion = name == "league_fashion_mnist"
+    fashion = name.endswith("fashion_mnist")
     assert {spec.config.dataset.name for spec in specs} == {"fashion_mnist" if fashion else "mnist"}
     of_clients, draw_characters = {"fed_gs_wgan", "fedavg_gan"}, {"sim_pe", "public_fonts"}
     expected = {path.stem for path in (CONF / "method").glob("*.yaml")} - of_clients

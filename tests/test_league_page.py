@@ -69,14 +69,16 @@ def test_of_a_line_with_a_place_the_proven_epsilon_is_nearly_its_budget_and_neve
             assert 0.0 < float(line["epsilon_add_remove"]) <= proven * (1 + 1e-3)
 
 
-def test_values_of_fidelity_are_those_of_the_table_between_real_data_and_what_uses_no_records() -> None:
-    frame = pd.read_csv(made.ROOT / "results" / "tables" / "league_fidelity.csv").dropna(subset="mean")
+@pytest.mark.parametrize("title", made.FIDELITIES)
+def test_values_of_fidelity_are_those_of_the_table_between_real_data_and_what_uses_no_records(title: str) -> None:
+    name = made.FIDELITIES[title]
+    frame = pd.read_csv(made.ROOT / "results" / "tables" / f"{name}.csv").dropna(subset="mean")
     means = frame.set_index(["runs", "metric"])["mean"]
-    known = {line["runs"]: made.fidelity_values(line) for line in made.lines("league_fidelity")}
+    known = {line["runs"]: made.fidelity_values(line) for line in made.lines(name)}
     assert set(known) == set(frame["runs"])
     for (run, metric), mean in means.items():
         assert known[run][metric] == pytest.approx(mean, rel=1e-9)
-    rows = [row.strip("| ").split(" | ") for row in made.fidelity().splitlines() if row.startswith("| ")][2:]
+    rows = [row.strip("| ").split(" | ") for row in made.fidelity(title).splitlines() if row.startswith("| ")][2:]
     assert len({(epsilon, name) for epsilon, name, *_ in rows}) == len(rows) == len(known)
     order = [
         (
@@ -89,13 +91,18 @@ def test_values_of_fidelity_are_those_of_the_table_between_real_data_and_what_us
     assert order == sorted(order)
 
 
-def test_a_line_of_fidelity_is_named_by_the_settings_in_which_it_differs_from_the_leagues_preset() -> None:
-    league = LINES["league_mnist"]
+@pytest.mark.parametrize(
+    ("title", "settings_that_differ"), [("MNIST", {"init", "texture", "p"}), ("Fashion-MNIST", {"texture"})]
+)
+def test_a_line_of_fidelity_is_named_by_the_settings_in_which_it_differs_from_the_leagues_preset(
+    title: str, settings_that_differ: set[str]
+) -> None:
+    league, name = LINES[made.LEAGUES[title]], made.FIDELITIES[title]
     runs = {run for line in league for run in line["runs"].split()}
-    settings = load_table("league_fidelity").settings
-    differing = {line["runs"]: made.differing(line, league, settings) for line in made.lines("league_fidelity")}
+    settings = load_table(name).settings
+    differing = {line["runs"]: made.differing(line, league, settings) for line in made.lines(name)}
     assert {run for run, names in differing.items() if not names} == runs & set(differing)
-    assert {name for names in differing.values() for name in names} == {"init", "texture", "p"}
+    assert {name for names in differing.values() for name in names} == settings_that_differ
 
 
 def test_lines_above_the_limit_are_those_that_the_tables_show_above_it_with_the_seconds_of_each_seed() -> None:
