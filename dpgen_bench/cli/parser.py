@@ -341,7 +341,8 @@ def _record(add: Add) -> None:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="say why these records, or all, are not accepted; status 1 if one is not. All take some ten minutes",
+        help="say why these records, or all, are not accepted; status 1 if one is not. All take a quarter of an hour "
+        "or more",
     )
     _folders(parser, default_results())
 
