@@ -272,14 +272,15 @@ def test_the_verb_writes_and_checks_records(
 def test_only_the_named_records_are_checked(
     record: Record, finished: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = ["--results", str(record.path.parents[2])]
+    folder = record.path.parents[2]
+    results = ["--results", str(folder)]
     (record.path.parent / "0123456789ab.json").write_text("truncated")
     assert main(["record", finished.id[:6], "--check", *results]) == 0
     assert capsys.readouterr().out == "1 record was checked\n"
     assert main(["record", "0123", "--check", *results]) == 1
     assert "got a file that cannot be read" in capsys.readouterr().err
     assert main(["record", "beef", "--check", *results]) == 2
-    assert "expected the id of a record, or the start of one, got 'beef'" in capsys.readouterr().err
+    assert f"expected the id of a record in {folder}, or the start of one, got 'beef'" in capsys.readouterr().err
 
 
 def test_a_record_that_cannot_be_read_is_named_by_its_own_path(

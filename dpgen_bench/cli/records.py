@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from dpgen_bench.audit.certified import certified_problems, certify_run, keep_certified, with_certified
@@ -68,7 +68,7 @@ def check_records(results: Path, names: Sequence[str] = ()) -> int:
     Raises:
         ValueError: for a name that no record has.
     """
-    failed, paths = 0, _named(record_paths(results), names)
+    failed, paths = 0, _named(results, names)
     bar = ProgressBar("checking")
     bar.start("records", len(paths))
     for number, path in enumerate(paths, start=1):
@@ -85,12 +85,14 @@ def check_records(results: Path, names: Sequence[str] = ()) -> int:
     return failed
 
 
-def _named(paths: Mapping[str, Path], names: Sequence[str]) -> list[Path]:
-    """The paths of the ids that start with one of the names; of all ids if there are no names."""
+def _named(results: Path, names: Sequence[str]) -> list[Path]:
+    """The paths of the records whose ids start with one of the names; of all records if there are no names."""
+    paths = record_paths(results)
     for name in names:
         if not any(run.startswith(name) for run in paths):
             raise ValueError(
-                f"expected the id of a record, or the start of one, got {name!r}; RESULTS/records has them."
+                f"expected the id of a record in {results}, or the start of one, got {name!r}; its folder records has "
+                "them."
             )
     return [path for run, path in paths.items() if not names or run.startswith(tuple(names))]
 

@@ -281,7 +281,7 @@ def _expect_folder(results: Path, made: bool = False) -> None:
     Raises:
         ValueError: if `results` is not a folder.
     """
-    if not results.is_dir() and not (made and not results.exists()):
+    if not (results.is_dir() or (made and not results.exists())):
         raise ValueError(
             f"expected a folder of results, got {results}, which is not a folder; set it with --results or the "
             "environment variable DPGEN_RESULTS, or create it with `dpgen run` or `dpgen sweep`."
