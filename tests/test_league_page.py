@@ -12,9 +12,11 @@ import pandas as pd
 import pytest
 
 from docs import make_league as made
+from dpgen_bench.config.display import method_name
 from dpgen_bench.tables.load import load_table
 
 LINES = {name: made.lines(name) for name in made.LEAGUES.values()}
+SEARCHES = ("search_mnist", "search_fashion_mnist")
 
 
 def test_the_page_is_made_from_the_tables_and_the_records() -> None:
@@ -120,3 +122,19 @@ def test_two_seeds_have_no_interval() -> None:
     assert made.with_interval(two) == "95.0"
     half = 4.302652729911275 / math.sqrt(3.0)  # Student's t at 97.5 % with two degrees of freedom
     assert made.with_interval(three) == f"95.0 [{95.0 - half:.1f},\u00a0{95.0 + half:.1f}]"
+
+
+def test_the_page_of_presets_counts_the_runs_of_the_searches() -> None:
+    """The methods of each row of its table of searches, with the number of their runs in the tables of searches."""
+    lines = pd.concat(pd.read_csv(made.ROOT / "results" / "tables" / f"{name}.csv", dtype=str) for name in SEARCHES)
+    searches = lines.dropna(subset=["runs"]).drop_duplicates("runs")
+    counts = searches["runs"].str.split().str.len().groupby(searches["method"]).sum()
+    text = (made.ROOT / "docs" / "league_presets.md").read_text()
+    _, rows = text.split("| method | runs | at ε | data |\n")
+    stated: dict[str, int] = {}
+    for row in rows.split("\n\n")[0].splitlines()[1:]:
+        _, methods, number, *_ = (cell.strip() for cell in row.split("|"))
+        in_tables = re.search(r"(\d+) in these tables", number) or re.match(r"(\d+)", number)
+        assert in_tables is not None, row
+        stated |= dict.fromkeys(methods.removesuffix(" (ours)").split(", "), int(in_tables[1]))
+    assert stated == {method_name(method): count for method, count in counts.items()}
