@@ -157,6 +157,14 @@ def test_steps_that_a_finished_run_did_not_keep_are_named(tmp_path, capsys):
     assert states == ["finished", "finished, step 3, 5 not kept"]
 
 
+@pytest.mark.parametrize(("steps", "named"), [("[2,9,12]", "9, 12"), ("[2,6]", None)])
+def test_a_run_names_the_steps_that_its_training_did_not_reach(tmp_path, capsys, steps, named):
+    _, folder = executed(tmp_path, "gs_wgan", f"runtime.keep_steps={steps}")
+    note = f"run {folder.id}: note: runtime.keep_steps names step {named}, but training has 6 steps; not kept.\n"
+    error = capsys.readouterr().err
+    assert note in error if named else "keep_steps" not in error
+
+
 def test_only_steps_of_the_training_on_records_are_kept(tmp_path):
     """A pretraining counts its steps from 1, too, and may have more of them."""
     context = Context(0, folder=tmp_path, keep_steps=(1, 4))

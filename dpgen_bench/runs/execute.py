@@ -27,7 +27,7 @@ from dpgen_bench.runs.arithmetic import expect_same_arithmetic, record_arithmeti
 from dpgen_bench.runs.diagnostics import draw_norms
 from dpgen_bench.runs.epsilon import account_run, spent_by
 from dpgen_bench.runs.failures import PrivateFailure, failures_to_settle, keep_private, mark_late_error, settle_failures
-from dpgen_bench.runs.kept import extract, kept_steps, kept_steps_measured, not_kept
+from dpgen_bench.runs.kept import extract, kept_steps, kept_steps_measured, not_kept, not_reached
 from dpgen_bench.runs.measure import measure
 from dpgen_bench.runs.prepare import (
     context_of,
@@ -317,14 +317,14 @@ def _train(
             "change it."
         )
     warn_of_unused_shares(ledger)
-    if note := clipping_note(generator):
-        print(f"run {spec.id}: note: {note}", file=sys.stderr)
     ctx.close()
     ledger.save()
     if ledger.diagnostics == "unsafe":
         bounds = {name: mechanism.bound.C for name, mechanism in data.mechanisms.items()}
         draw_norms(folder.path / "private" / "diagnostics.jsonl", bounds, folder.path / "private" / "norms.png")
     folder.write_json("training.json", ctx.cost(generator))
+    for note in filter(None, (clipping_note(generator), not_reached(spec, folder))):
+        print(f"run {spec.id}: note: {note}", file=sys.stderr)
     generator.save(folder.path)
 
 

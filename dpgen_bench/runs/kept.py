@@ -71,9 +71,22 @@ def not_kept(spec: RunSpec, run: ReadableRun) -> str:
     They are never made, since a trained run is not trained again. Steps after its last one do not count.
     """
     kept = {*run.steps(), *(kept_steps(spec, run) if isinstance(run, RunFolder) else ())}
-    last = run.read_json("training.json").get("steps", {}).get("train", 0)
+    last = _last_step(run)
     steps = sorted({int(step) for step in spec.config.runtime.keep_steps if int(step) <= last} - kept)
     return f"step {', '.join(map(str, steps))} not kept" if steps else ""
+
+
+def not_reached(spec: RunSpec, run: ReadableRun) -> str:
+    """A sentence on the steps of `runtime.keep_steps` after the last one of a trained run; "" if there are none."""
+    last = _last_step(run)
+    steps = sorted({int(step) for step in spec.config.runtime.keep_steps if int(step) > last})
+    listed = ", ".join(map(str, steps))
+    return f"runtime.keep_steps names step {listed}, but training has {last:,} steps; not kept." if steps else ""
+
+
+def _last_step(run: ReadableRun) -> int:
+    """The number of training steps of a trained run; 0 for a method without them."""
+    return int(run.read_json("training.json").get("steps", {}).get("train", 0))
 
 
 def kept_steps_measured(spec: RunSpec, folder: RunFolder) -> bool:
