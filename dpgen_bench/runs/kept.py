@@ -61,7 +61,7 @@ def kept_steps(spec: RunSpec, folder: RunFolder) -> list[int]:
     """The steps of `runtime.keep_steps` that have a checkpoint, sorted; if it is empty, all steps that have one."""
     names = [path.stem.removeprefix("step-") for path in (folder.path / "checkpoints").glob("step-*.pt")]
     available = sorted(int(name) for name in names if name.isdigit())
-    configured = {int(step) for step in spec.config.runtime.keep_steps}
+    configured = _configured(spec)
     return [step for step in available if step in configured or not configured]
 
 
@@ -72,16 +72,21 @@ def not_kept(spec: RunSpec, run: ReadableRun) -> str:
     """
     kept = {*run.steps(), *(kept_steps(spec, run) if isinstance(run, RunFolder) else ())}
     last = _last_step(run)
-    steps = sorted({int(step) for step in spec.config.runtime.keep_steps if int(step) <= last} - kept)
+    steps = sorted(step for step in _configured(spec) - kept if step <= last)
     return f"step {', '.join(map(str, steps))} not kept" if steps else ""
 
 
 def not_reached(spec: RunSpec, run: ReadableRun) -> str:
     """A sentence on the steps of `runtime.keep_steps` after the last one of a trained run; "" if there are none."""
     last = _last_step(run)
-    steps = sorted({int(step) for step in spec.config.runtime.keep_steps if int(step) > last})
+    steps = sorted(step for step in _configured(spec) if step > last)
     listed = ", ".join(map(str, steps))
     return f"runtime.keep_steps names step {listed}, but training has {last:,} steps; not kept." if steps else ""
+
+
+def _configured(spec: RunSpec) -> set[int]:
+    """The steps of `runtime.keep_steps`."""
+    return {int(step) for step in spec.config.runtime.keep_steps}
 
 
 def _last_step(run: ReadableRun) -> int:
