@@ -134,7 +134,7 @@ def decided() -> frozenset[int]:
 
 
 def verdict_on(claim: Claim) -> str:
-    """The verdict on a claim about runs or about an epsilon."""
+    """The verdict on a claim about runs or about an epsilon, without its limit."""
     if "epsilon" in claim:
         return verdict_of_epsilon(accounted()[claim["epsilon"]], certified_epsilon(claim))
     return verdict(compared(claim), float(claim.get("margin", 0.0)), claim["number"] in decided())
@@ -157,7 +157,7 @@ def cells(claim: Claim) -> tuple[str, ...]:
         interval = f"{found.mean:+.1f}"
         interval += "" if found.ci95 is None else f" [{found.ci95[0]:+.1f}, {found.ci95[1]:+.1f}]"
     measured = "–" if found is None else f"{metric_label(claim['metric'])}: {first} against {second}"
-    decision = verdict_on(claim)
+    decision = verdict_on(claim) + (f" ({claim['limit']})" if "limit" in claim else "")
     if found is not None and found.ci95 is None:
         decision += f": fewer than {LEAST_SEEDS} seeds"
     p = p_of(claim)
@@ -185,18 +185,18 @@ def evidence(claim: Claim) -> str:
     if not all(both):
         return ""
     records = " against ".join(", ".join(f"`{run.id}`" for run in runs) for runs in both)
-    costs = [[run.read_json("training.json") for run in runs] for runs in both]
-    first, second = map(seconds_of, costs)
+    first, second = map(seconds_of, both)
     return f"\n- Records: {records}; fits took {first} and {second} processor-seconds."
 
 
 def counted() -> Iterator[str]:
-    """How many claims have which verdict, as items of a sentence."""
-    found = [verdict_on(claim) for claim in claims()]
+    """How many claims have which verdict, and how many of these a limit, as items of a sentence."""
+    found = [(verdict_on(claim), "limit" in claim) for claim in claims()]
     for kind in (CONFIRMED, NOT_CONFIRMED, REFUTED, FOR, AGAINST, UNDECIDED, NOT_RUN):
-        if number := found.count(kind):
+        if limits := [limited for each, limited in found if each == kind]:
             text = kind.strip("*")
-            yield f"{number} {text if number == 1 else text.replace('points', 'point')}"
+            limited = f" ({sum(limits)} with a limit)" if any(limits) else ""
+            yield f"{len(limits)} {text if len(limits) == 1 else text.replace('points', 'point')}{limited}"
 
 
 def made() -> str:

@@ -124,7 +124,7 @@ def cells(line: Line) -> tuple[str, ...]:
 def seconds(runs: Sequence[Record]) -> str:
     """The processor time of the fits on a CPU, or if there are none, of those on an accelerator."""
     on_cpu = [record for record in runs if on_a_cpu(record)]
-    text = seconds_of([record.content["cost"] for record in on_cpu or runs])
+    text = seconds_of(on_cpu or runs)
     return text if on_cpu else f"{text} (GPU)"
 
 

@@ -11,12 +11,14 @@ import json
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from docs.page_records import records
 from docs.page_tables import page_with, table
 from dpgen_bench.config.display import counted, dataset_name, method_name, metric_with_value, relation_name
+from dpgen_bench.store.folders import ReadableRun
 from dpgen_bench.store.measurements import cost_of_fit
 from dpgen_bench.store.records import Record
 from dpgen_bench.store.statistics import format_value
@@ -108,14 +110,16 @@ def measured() -> dict[Line, dict[str, list[float]]]:
     return lines
 
 
-def seconds_of(runs: list[dict[str, Any]]) -> str:
+def seconds_of(runs: Sequence[ReadableRun]) -> str:
     """The mean processor time of fits, or a bound of it: time on the clock contains that of other programs.
 
-    Fits that took the warm start of their critics from the cache count only where there are no others: `≥`.
-    A dash if neither bound holds.
+    If no run counted that of its own fit, it is of their other fits. Fits that took the warm start of their critics
+    from the cache count only where there are no others: `≥`. A dash if neither bound holds.
     """
-    whole = [cost for cost in runs if not 0.0 < cost["seconds"].get("warm_start", 0.0) < CACHED]
-    values, mark = [cost_values(cost) for cost in whole or runs], "" if whole else "≥ "
+    own = [run.read_json("training.json") for run in runs]
+    known = own if any("cpu_seconds" in cost for cost in own) else [run.cost for run in runs]
+    whole = [cost for cost in known if not 0.0 < cost["seconds"].get("warm_start", 0.0) < CACHED]
+    values, mark = [cost_values(cost) for cost in whole or known], "" if whole else "≥ "
     if times := [each["cpu_seconds"] for each in values if "cpu_seconds" in each]:
         return f"{mark}{statistics.fmean(times):,.0f}"
     return f"≤ {min(each['seconds_total'] for each in values):,.0f}" if whole else "–"
@@ -133,19 +137,26 @@ def on_a_cpu(record: Record) -> bool:
     return all(each["machine"]["device"] == "cpu" for each in (environment, *environment.get("earlier", [])))
 
 
+def counts_of(counted: dict[str, dict[str, Any]], line: str, runs: Sequence[Record]) -> dict[str, Any] | None:
+    """The counted operations of a line; None if they are of another run, as after a change of its preset."""
+    counts = counted.get(line, {})
+    return counts if counts.get("run") in {run.id for run in runs} else None
+
+
 def costs() -> str:
     """The table of what fits on a CPU cost; runs of all seeds and ε with the same other settings share a line."""
-    lines: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+    lines: dict[tuple[str, ...], list[Record]] = defaultdict(list)
     for record in records():
         search = record.config.dataset.name.startswith("validation_")  # has other settings, and similar costs
         if not search and on_a_cpu(record):
-            lines[cost_line(record)].append(record.content["cost"])
+            lines[cost_line(record)].append(record)
     counted_lines = json.loads(OPERATIONS.read_text())["lines"]
 
-    def row(line: tuple[str, ...], runs: list[dict[str, Any]]) -> tuple[str, ...]:
-        steps, parameters = sum(runs[0]["steps"].values()), runs[0]["parameters"].get("released_generator", 0)
-        memory = max(cost["peak_memory_mib"]["host"] for cost in runs)
-        operations = counted_lines.get(" | ".join(line))
+    def row(line: tuple[str, ...], runs: list[Record]) -> tuple[str, ...]:
+        cost = runs[0].content["cost"]
+        steps, parameters = sum(cost["steps"].values()), cost["parameters"].get("released_generator", 0)
+        memory = max(record.content["cost"]["peak_memory_mib"]["host"] for record in runs)
+        operations = counts_of(counted_lines, " | ".join(line), runs)
         teraflops = f"{operations['all'] / 1e12:.2g}" if operations else "–"
         cells = (str(len(runs)), f"{steps:,}", f"{parameters:,}", teraflops, seconds_of(runs), f"{memory:,.0f}")
         return (*line, *cells)

@@ -11,7 +11,7 @@ from dpgen_bench.cli import main
 from dpgen_bench.config.identity import source_fingerprint
 from dpgen_bench.runs import check as command
 from dpgen_bench.runs.check import LIMITS
-from dpgen_bench.store.checks import last_check
+from dpgen_bench.store.checks import checks_of
 from dpgen_bench.testing.bench import DataSet
 from tests.toys import MeanImage
 
@@ -101,12 +101,13 @@ def test_a_method_that_fails_gives_status_1_and_its_warnings(name, message, conf
 def test_the_last_result_for_a_source_is_kept_and_not_those_of_the_bench(conf, tmp_path, capsys):
     source = source_fingerprint(MeanImage)
     main(["check", *conf, "method=toy", "dataset=digits", "--records", "20"])
-    check = last_check(tmp_path / "results", source)
+    (check,) = checks_of(tmp_path / "results", source)
     assert (check.method, check.passed) == ("tests.toys.MeanImage", True)
     assert check.settings.startswith("20 made-up records 1x28x28, 10 classes; epsilon 10")
     assert check.settings.endswith("; fast")
     main(["check", *conf, "method=toy", "dataset=digits", "method.steps=0"])
-    assert last_check(tmp_path / "results", source).passed is False
+    failed = checks_of(tmp_path / "results", source)[-1]
+    assert (failed.passed, failed.arguments["steps"]) == (False, 0)
     main(["check", *conf, "method=uniform_noise", "dataset=digits"])
     assert len(list((tmp_path / "results" / "checks").iterdir())) == 1  # MeanImage and Broken are in one module
 

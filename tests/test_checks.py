@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpgen_bench.store.checks import Check, is_plugin, keep_check, last_check, plugin_note
+from dpgen_bench.store.checks import Check, checks_of, is_plugin, keep_check, plugin_note
 from dpgen_bench.store.folders import Store
 from dpgen_bench.tables.assembly import assemble
 from dpgen_bench.tables.formats import to_markdown
@@ -27,20 +27,20 @@ def test_methods_of_other_packages_are_plugins(target, plugin):
 
 
 def test_a_later_result_replaces_an_earlier_one_of_the_same_source(tmp_path):
-    assert last_check(tmp_path, "ab12") is None
+    assert checks_of(tmp_path, "ab12") == []
     failed = Check("mine.Mine", False, "2026-11-27", "48 made-up records; fast")
     for check in (PASSED, failed):
         keep_check(tmp_path, "ab12", check)
-        assert last_check(tmp_path, "ab12") == check
-    assert last_check(tmp_path, "cd34") is None
+        assert checks_of(tmp_path, "ab12") == [check]
+    assert checks_of(tmp_path, "cd34") == []
     (tmp_path / "checks" / "cd34.json").write_text("{")
-    assert last_check(tmp_path, "cd34") is None
+    assert checks_of(tmp_path, "cd34") == []
 
 
-def a_run(results, target):
+def a_run(results, target, **arguments):
     folder = Store(results).folder("ab")
     folder.path.mkdir(parents=True, exist_ok=True)
-    folder.write_json("identity.json", {"method": {"name": "mine", "_target_": target}})
+    folder.write_json("identity.json", {"method": {"name": "mine", "_target_": target, **arguments}})
     (folder.path / "source").write_text("ab12")
     return folder
 
@@ -55,6 +55,23 @@ def test_the_note_on_a_plugin_has_the_last_result_for_the_source_of_the_run(tmp_
     assert plugin_note(run) == f"{beginning}passed `dpgen check` on 2026-11-26 (48 made-up records; fast)"
     keep_check(tmp_path, "ab12", Check("mine.Mine", False, "2026-11-27", "at"))
     assert plugin_note(run) == f"{beginning}FAILED `dpgen check` on 2026-11-27 (at)"
+
+
+def test_a_check_with_other_settings_says_so_and_does_not_hide_a_failure(tmp_path):
+    """A plugin with an option that copies records could be checked without it."""
+    beginning = "the class mine.Mine is not of the bench, and ε proven rests on its source, which "
+    run = a_run(tmp_path, "mine.Mine", how="keep", steps=9, betas=[0.5, 0.9])
+    keep_check(tmp_path, "ab12", Check("mine.Other", True, "2026-11-25", "at"))
+    assert plugin_note(run) == f"{beginning}`dpgen check` has not checked here"
+    keep_check(tmp_path, "ab12", Check("mine.Mine", True, "2026-11-26", "at", {"how": "none", "betas": (0.5, 0.9)}))
+    other = f"{beginning}passed `dpgen check` with other settings, how='none', on 2026-11-26 (at)"
+    assert plugin_note(run) == other
+    keep_check(tmp_path, "ab12", Check("mine.Mine", False, "2026-11-27", "at", {"how": "keep", "betas": (0.5, 0.9)}))
+    keep_check(tmp_path, "ab12", Check("mine.Mine", True, "2026-11-28", "at", {"how": "none", "betas": (0.5, 0.9)}))
+    assert plugin_note(run) == f"{beginning}FAILED `dpgen check` on 2026-11-27 (at)"
+    assert plugin_note(a_run(tmp_path, "mine.Mine", how="none", betas=[0.5, 0.9])).endswith("on 2026-11-28 (at)")
+    third = plugin_note(a_run(tmp_path, "mine.Mine", how="third", betas=[0.5, 0.9]))
+    assert third == f"{beginning}FAILED `dpgen check` with other settings, how='keep', on 2026-11-27 (at)"
 
 
 def test_a_table_has_the_note_below_it(tmp_path):

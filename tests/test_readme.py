@@ -43,7 +43,7 @@ def test_the_readme_states_the_longest_and_the_shortest_fit_of_the_picture():
     seconds = {}
     for line in make_picture.lines():
         for record in records_of(line) if end_of(line) is None else ():
-            cost = cost_values(record.content["cost"])
+            cost = cost_values(record.cost)
             seconds[cost.get("cpu_seconds", cost["seconds_total"])] = line["method"]
     longest, shortest = max(seconds), min(seconds)
     text = (ROOT / "README.md").read_text()

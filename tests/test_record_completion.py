@@ -12,8 +12,8 @@ import pytest
 from dpgen_bench.outcomes import record_checks
 from dpgen_bench.outcomes.recording import add_record, left_out, write_record
 from dpgen_bench.store.folders import RunFolder, Store
-from dpgen_bench.store.records import RecordedMeasurements, evidence, read_record
-from dpgen_bench.store.values import cost, mean_values, notes
+from dpgen_bench.store.records import Record, RecordedMeasurements, evidence, read_record
+from dpgen_bench.store.values import cost, mean_values, metric_values, notes
 from tests.run_toys import recordable_run
 
 
@@ -138,7 +138,7 @@ def test_a_record_is_not_replaced_by_one_with_fewer_values(finished: RunFolder, 
     assert path.read_bytes() != before
 
 
-def test_measurements_of_one_fit_are_assembled_whenever_they_were_recorded() -> None:
+def test_a_metric_of_another_fit_is_assembled_with_a_note() -> None:
     """Accuracies of one day and FID of the next are of one generator if their fits took the same seconds."""
 
     def part(key: str, seconds: float, date: str) -> dict[str, Any]:
@@ -152,12 +152,33 @@ def test_measurements_of_one_fit_are_assembled_whenever_they_were_recorded() -> 
 
     whole = {"name": "whole", "num_samples": 9, "metrics": {key: {"name": key} for key in ("acc", "fid")}}
     acc = part("acc", 2.5, "2026-11-26")
-    for fid, metrics in (
-        (part("fid", 2.5, "2026-11-27"), {"acc", "fid"}),
-        (part("fid", 3.5, "2026-11-26"), {"acc"}),  # another fit
+    one, another = part("fid", 2.5, "2026-11-27"), part("fid", 3.5, "2026-11-26")
+    another["repeats"][0]["metrics"]["fid"]["values"] = {"fid": 2.0}
+    for parts, fid, expected in (
+        ((acc, one), 1.0, []),
+        ((acc, another), 2.0, ["fid: of another fit with the same settings and seed"]),
+        ((acc, another, one), 1.0, []),  # the fit that the accuracies are of comes first
     ):
-        (repeat,) = RecordedMeasurements((acc, fid)).assembled(whole)["repeats"]
-        assert repeat["metrics"].keys() == metrics
+        measurement = RecordedMeasurements(parts).assembled(whole)
+        assert metric_values(measurement) == {"acc": [1.0], "fid": [fid]}
+        assert notes(measurement)[1:] == expected
+
+
+def test_repeats_of_two_fits_are_not_averaged() -> None:
+    """Drawings of one generator are repeats, and those of two would have the spread of training in them."""
+
+    def part(name: str, seconds: float, repeats: int) -> dict[str, Any]:
+        result = {"status": "measured", "values": {"fid": seconds}, "reason": None, "notes": []}
+        return {
+            "protocol": {"name": name, "metrics": {"fid": {"name": "fid"}}, "repeats": repeats},
+            "repeats": [{"seed": 0, "samples": {}, "metrics": {"fid": result}}] * repeats,
+            "complete": True,
+            "fit": {"date": "2026-11-26", "cost": {"seconds": seconds}, "environment": {}},
+        }
+
+    whole = {"name": "whole", "metrics": {"fid": {"name": "fid"}}, "repeats": 5}
+    measurement = RecordedMeasurements((part("once", 2.5, 1), part("twice", 3.5, 2))).assembled(whole)
+    assert metric_values(measurement) == {"fid": [2.5]}
 
 
 def test_a_verified_record_is_not_completed(finished: RunFolder, tmp_path: Path) -> None:
@@ -201,3 +222,23 @@ def test_what_an_edited_protocol_measured_before_is_left_out(finished: RunFolder
     folder.measurements.file_of(measurement["protocol"]).unlink()
     record, _ = add_record(folder, "Ada")
     assert any("settings of protocol quick have changed" in text for text in record_checks._protocols(record))
+
+
+@pytest.mark.parametrize(
+    ("device", "seconds", "threads", "expected"),
+    [("cpu", 9.0, 1, 7.0), ("cpu", 3.0, 1, 3.0), ("cpu", 3.0, 2, 6.0), ("cuda", 9.0, 1, None)],
+)
+def test_processor_time_that_a_fit_did_not_count_is_of_another_one_on_such_a_device(
+    device: str, seconds: float, threads: int, expected: float | None
+) -> None:
+    """A slower processor's time is cut at what the threads of the fit can have used at most."""
+    own = {"seconds": {"train": seconds}, "device": "cpu"}
+    another = {"seconds": {"train": 8.0}, "cpu_seconds": 7.0, "device": device}
+    content = {
+        "cost": own,
+        "environment": {"machine": {"torch_threads": threads}},
+        "measurements": [{"protocol": {}, "fit": {"cost": another}}],
+    }
+    assert Record(Path("x.json"), content).cost.get("cpu_seconds") == expected
+    counted = {**own, "cpu_seconds": 1.0}
+    assert Record(Path("x.json"), {**content, "cost": counted}).cost == counted

@@ -131,7 +131,9 @@ def test_what_is_known_of_the_source_of_a_plugin_is_listed(tmp_path, capsys):
     known = "the class tests.toys.MeanImage is not of the bench, and ε proven rests on its source, which "
     assert [run["plugin"] for run in listed(capsys, tmp_path)] == [f"{known}`dpgen check` has not checked here"] * 2
     keep_check(
-        tmp_path, (Store(tmp_path).runs()[0].path / "source").read_text(), Check("toy", False, "2026-11-30", "-")
+        tmp_path,
+        (Store(tmp_path).runs()[0].path / "source").read_text(),
+        Check("tests.toys.MeanImage", False, "2026-11-30", "-"),
     )
     assert main(["runs", f"--results={tmp_path}"]) == 0
     assert capsys.readouterr().out.count(f"note: {known}FAILED `dpgen check` on 2026-11-30") == 1

@@ -28,9 +28,11 @@ from dpgen_bench.store.records import SCHEMA, record_file
 from dpgen_bench.tables import sweeps
 from dpgen_bench.tables.expand import expand
 from dpgen_bench.tables.jobs import Job, plan_sweep
+from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.spec import parse_table
 from dpgen_bench.tables.sweeps import check_overrides, multiruns
 from dpgen_bench.training.signals import STOP_SIGNALS
+from dpgen_bench.utils.paths import RECORDS
 from tests.table_toys import measured
 
 MERF = "experiment=demo/dp_merf"
@@ -387,3 +389,10 @@ def test_a_sweep_makes_exactly_what_is_missing_parents_first(tmp_path, monkeypat
     output = capfd.readouterr().out
     assert "toy: 3 of 3 runs finished" in output
     assert "dpgen run" not in output
+
+
+def test_a_sweep_names_missing_runs_that_the_bench_has_records_of(tmp_path, capsys):
+    """Another folder of results has none of them, and `tables --recorded` shows them nevertheless."""
+    assert main(["sweep", "league_hour", "--dry-run", f"--results={tmp_path}"]) == 0
+    total = len(plan_sweep(load_table("league_hour"), tmp_path))
+    assert f"{total} runs of these have a record in {RECORDS.parent}" in capsys.readouterr().out

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
+from dpgen_bench.tables import load
 from dpgen_bench.tables.expand import lines_of
 from dpgen_bench.tables.grid import expand_rows
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.names import table_names
 from dpgen_bench.tables.spec import parse_table
+
+PRINTED = {"paper": "dpgan_revisited", "published": "8"}
 
 
 def test_a_grid_stands_for_every_combination_with_the_last_axis_fastest() -> None:
@@ -68,7 +71,9 @@ def test_a_grid_that_cannot_be_is_refused(entry: dict, message: str) -> None:
 def test_a_tables_grid_is_expanded_when_it_is_loaded(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "table").mkdir()
     entry = {"for": {"p": [1, 2]}, "of": {"variant": "p={p}"}, "run": "method.p={p}"}
-    OmegaConf.save(OmegaConf.create({"title": "T", "protocol": "quick", "rows": [entry]}), tmp_path / "table/t.yaml")
+    OmegaConf.save(
+        OmegaConf.create({"title": "T", "protocol": "quick", **PRINTED, "rows": [entry]}), tmp_path / "table/t.yaml"
+    )
     monkeypatch.setattr("dpgen_bench.tables.names.CONF", tmp_path)
     assert lines_of(load_table("t")) == ["method.p=1 protocol=quick", "method.p=2 protocol=quick"]
 
@@ -158,4 +163,20 @@ def test_a_file_that_is_no_table_is_refused_when_it_is_loaded(text: str, message
     (tmp_path / "table" / "t.yaml").write_text(text)
     monkeypatch.setattr("dpgen_bench.tables.names.CONF", tmp_path)
     with pytest.raises(ValueError, match=message):
+        load_table("t")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("", "expected runs, got none; write multirun lines under `sweeps`"),
+        ("sweeps: []", "expected runs, got none"),
+        ("rows: [{of: {method: A}, why: No.}]", "expected `paper` and `published` with `rows`"),
+    ],
+)
+def test_a_table_without_runs_is_refused(content, problem, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text(f"title: T\nprotocol: quick\n{content}\n")
+    monkeypatch.setattr(load, "table_file", lambda name: path)
+    with pytest.raises(ValueError, match=f"table t: {problem}"):
         load_table("t")

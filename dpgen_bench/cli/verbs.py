@@ -23,10 +23,10 @@ from dpgen_bench.config.runtime import number_of_processes
 from dpgen_bench.runs.devices import own_devices
 from dpgen_bench.runs.multirun import Multirun, executed_by_launcher, job_of_multirun
 from dpgen_bench.store.folders import RunBusy, RunFailed, Store
-from dpgen_bench.store.records import records_alone
+from dpgen_bench.store.records import has_records, records_alone
 from dpgen_bench.tables.names import table_file, table_names
 from dpgen_bench.utils.own_folders import own_folders
-from dpgen_bench.utils.paths import CONF
+from dpgen_bench.utils.paths import CONF, RECORDS
 
 
 class JobFailed(CompactHydraException):
@@ -253,6 +253,8 @@ def tables(options: argparse.Namespace) -> int:
 
 def _source(results: Path, recorded: bool) -> AbstractContextManager[Path]:
     """The folder whose runs and records are shown: `results`, or one that has its records alone."""
+    if recorded and not has_records(results):
+        print(f"{results} has no records; those of the bench, {RECORDS}, are shown", file=sys.stderr, flush=True)
     return records_alone(results) if recorded else nullcontext(results)
 
 

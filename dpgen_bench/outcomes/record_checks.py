@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -19,12 +19,13 @@ from typing import Any
 
 from hydra.errors import HydraException
 from jsonschema import Draft202012Validator
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from PIL import Image
 
 from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.spec import build_spec, identify
-from dpgen_bench.data.records import MissingData
+from dpgen_bench.data.records import DatasetSpec, MissingData
 from dpgen_bench.outcomes.listing import current_protocol, epsilon_number
 from dpgen_bench.outcomes.soundness import budget_problem
 from dpgen_bench.privacy.ledger import Entry, Ledger
@@ -33,7 +34,9 @@ from dpgen_bench.runs.plan import plan_spec
 from dpgen_bench.store.measurements import is_part, protocol_hash
 from dpgen_bench.store.pictures import MOST_BYTES
 from dpgen_bench.store.records import Record, same_name
+from dpgen_bench.utils.classes import find_target, targets_in
 from dpgen_bench.utils.errors import without_paths
+from dpgen_bench.utils.paths import METHODS, PACKAGE
 
 EPSILON_TOLERANCE = 1e-6  # relative: accountants differ in the last digits between machines
 ACCOUNT_S = 60.0  # limit in seconds of each epsilon of a ledger's table; what takes longer is not compared
@@ -114,6 +117,9 @@ def _identity(record: Record) -> Iterator[str]:
         )
     if record.path.parent.name != str(record.config.method.get("name")):
         yield f"it is a record of {record.config.method.get('name')} in the folder {record.path.parent.name}"
+    if foreign := [*_foreign(record.config)]:
+        yield f"its config names {foreign[0]}, which was not called"
+        return
     try:
         described = build_spec(record.config, planned=True)
     except NO_RUN as error:
@@ -126,11 +132,38 @@ def _identity(record: Record) -> Iterator[str]:
         )
 
 
+def _foreign(config: DictConfig) -> Iterator[str]:
+    """What a config names that is no method, data set or first stage, although building the run would call it.
+
+    Others send records, and a name under `_target_` can be that of any function.
+    """
+    kinds: dict[str, Callable[[type], bool]] = {
+        "method": lambda cls: hasattr(cls, "fit"),
+        "dataset": lambda cls: issubclass(cls, DatasetSpec),
+        "init": lambda cls: hasattr(cls, "request"),
+    }
+    for group, is_one in kinds.items():
+        content = OmegaConf.to_container(config[group]) if group in config else {}
+        own = content.get("_target_") if isinstance(content, dict) else None
+        for name in targets_in(content):
+            try:
+                found = find_target(name, "_target_")
+            except ValueError:  # there is none of that name, so that nothing can be called
+                continue
+            is_own = name.partition(".")[0] in (PACKAGE.name, METHODS.name)
+            if not isinstance(found, type) or not (is_one(found) if name == own else is_own):
+                yield f"{name} as a part of its {group}"
+
+
 def _command(record: Record) -> Iterator[str]:
     """Problems of the command, which others give to make the run again."""
     overrides = record.content["command"]
     try:
-        described = build_spec(compose_config(overrides), planned=True).id
+        config = compose_config(overrides)
+        if foreign := [*_foreign(config)]:
+            yield f"its command names {foreign[0]}, which was not called"
+            return
+        described = build_spec(config, planned=True).id
     except NO_RUN as error:
         yield f"its command describes no run here: {str(error).splitlines()[0]}"
         return

@@ -48,16 +48,18 @@ def draw_points(panel: Axes, axis: XAxis, points: Sequence[Point], style: Mappin
     separate = [pair for pair in ordered if pair not in joined]
     if not axis.numbers:
         joined, separate = [], ordered
+    hollow = [(place, fmean(point.seeds)) for place, point in ordered if point.hollow]
+    face = "white" if len(hollow) == len(ordered) else style["color"]  # which the legend shows
     for part, dashes in ((joined, style["linestyle"]), (separate, "none")):
         if part:
             places, means = [place for place, _ in part], [fmean(point.seeds) for _, point in part]
             bars = [half_width(point.seeds) for _, point in part]
             look: dict[str, Any] = {**style, "linestyle": dashes, "label": label, "markersize": 4.5, "linewidth": 1.2}
+            look |= {"markerfacecolor": face, "clip_on": False}  # a marker at 0 is whole
             panel.errorbar(places, means, yerr=bars, capsize=2.5, elinewidth=0.9, **look)
-    if hollow := [(place, fmean(point.seeds)) for place, point in ordered if point.hollow]:
+    if hollow:  # drawn over the filled markers
         look = {"color": style["color"], "marker": style["marker"], "linestyle": "none"}
-        # Drawn over the filled markers, which the legend shows.
-        panel.plot(*zip(*hollow, strict=True), markerfacecolor="white", markersize=4.5, zorder=3, **look)
+        panel.plot(*zip(*hollow, strict=True), markerfacecolor="white", markersize=4.5, zorder=3, clip_on=False, **look)
 
 
 def draw_band(

@@ -114,13 +114,13 @@ class Grid:
 def _line_name(row: TableRow, series: Sequence[str], extra: Sequence[str]) -> str:
     """The name of a line in the legend, without settings that its method does not have.
 
-    A setting has a label of its own where the legend has no title, which is so with `extra`, and where a number of a
-    name with several parts would not say what it is.
+    The scale of a paper is not named, and smaller ones are. A setting has a label of its own where the legend has no
+    title, which is so with `extra`, and where a number of a name with several parts would not say what it is.
     """
     parts = []
     for key in (*series, *extra):
         value = value_of(row, key)
-        if value is not None:
+        if value is not None and (key not in extra or (key, value) != ("scale.name", "paper")):
             clear = key in ALWAYS or (not extra and (len(series) == 1 or isinstance(value, str)))
             parts.append(("" if clear else f"{label_of(key, plain=True)} = ") + text_at(row, key))
     return ", ".join(parts) or text_at(row, (*series, "method.name")[0])

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from dpgen_bench.config.building import build_dataset, build_method
 from dpgen_bench.config.compose import compose_config
 from dpgen_bench.config.display import relation_name
-from dpgen_bench.config.identity import source_fingerprint
+from dpgen_bench.config.identity import resolved_arguments, source_fingerprint
 from dpgen_bench.config.small import Replaced, make_small
 from dpgen_bench.config.spec import RunSpec
 from dpgen_bench.data.records import DatasetSpec
@@ -88,13 +88,14 @@ def check_configured_method(
     console = Console(soft_wrap=True, highlight=False)
     config = compose_config(overrides)
     build_method(config)  # raises for a class that is not found, or whose module or arguments are wrong
+    plugin = get_class(config.method["_target_"])
+    configured = resolved_arguments(plugin, config.method)
     overridden = {override.split("=")[0].lstrip("+~") for override in overrides}
     replaced = [] if as_configured else make_small(config, overridden)
     _build_small(config, replaced)
     dataset = build_dataset(config)
     data, clients = _data(config, dataset, records, real)
     budget = RunSpec(config, training={}).budget()
-    plugin = get_class(config.method["_target_"])
     threads = torch.get_num_threads()
     kind = f"records of {config.dataset.name}" if real else "made-up records"
     console.print(f"{config.method.name}: its yaml builds {config.method['_target_']}")
@@ -127,7 +128,10 @@ def check_configured_method(
         console.print(f"  WARNING  {warning}", markup=False)
     if is_plugin(config.method["_target_"]):
         checked = f"{at}{', as configured' if as_configured else ''}"
-        result = Check(config.method["_target_"], not failure, f"{datetime.now(UTC):%Y-%m-%d}", checked)
+        small = {each.path.split(".")[1] for each in replaced if each.path.startswith("method.")}
+        arguments = {key: value for key, value in configured.items() if key not in {"_target_", "name", *small}}
+        today = f"{datetime.now(UTC):%Y-%m-%d}"
+        result = Check(config.method["_target_"], not failure, today, checked, arguments)
         keep_check(Path(str(config.results)), source_fingerprint(plugin), result)
     if failure:
         return 1

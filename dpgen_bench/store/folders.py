@@ -100,6 +100,11 @@ class ReadableRun(ABC):
     def read_json(self, name: str) -> dict[str, Any]:
         """The content of a JSON file of the run, such as ledger.json; {} if there is none."""
 
+    @property
+    def cost(self) -> dict[str, Any]:
+        """What the run's fit took, as `cost_values` reads it; {} before it ended."""
+        return self.read_json("training.json")
+
     @abstractmethod
     def status(self) -> str:
         """finished, running, failed, preempted, interrupted (the process was killed) or empty (never started)."""

@@ -17,7 +17,7 @@ import hashlib
 import json
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,8 @@ class Measured(ABC):
         and `repeats` are equal) and configures the metric in the same way. A metric that is combined from others (`of`)
         also needs those to be configured in the same way. The value is then the one that `protocol` itself would have
         measured. Of a protocol with fewer repeats it has the first ones, because the seed of a repeat follows from
-        its number. Results of two fits, which a record may have, are not combined.
+        its number. A record may have results of several fits of its run. Those of one fit come first, and a metric that
+        this fit lacks is taken from another one, with the entry `another_fit` in its results.
 
         Returns:
             The measurement, whose entry `parts` names the other protocols that results were taken from; {} if nothing
@@ -140,14 +141,18 @@ class Measurements(Measured):
 
 
 def check_measurement(measurement: Measurement) -> None:
-    """Check that a measurement has all entries that readers use.
+    """Check that a measurement has all entries that readers use, and that its values are numbers.
 
     Raises:
         KeyError, TypeError, AttributeError: if an entry is missing or of another type.
     """
+    _ = measurement["protocol"]["name"]
     for repeat in measurement["repeats"]:
         for result in repeat["metrics"].values():
-            _ = result["status"], result["values"].items(), result["notes"], result["reason"], repeat["samples"]
+            _ = result["status"], result["notes"], result["reason"], repeat["samples"]
+            for name, value in result["values"].items():
+                if not isinstance(value, int | float):
+                    raise TypeError(f"expected a number as {name}, got {value!r}")
 
 
 def sampling_settings(protocol: Protocol) -> dict[str, Any]:
@@ -185,14 +190,34 @@ def is_component(metric: Mapping[str, Any], combined: Mapping[str, Any]) -> bool
 
 def _assembled(protocol: Protocol, whole: Measurement, parts: Iterable[Measurement]) -> Measurement:
     """`whole`, which may be {}, completed by results of `parts` as `Measured.assembled` says."""
-    settings = _settings_of_a_repeat(protocol)
+    settings, further = _settings_of_a_repeat(protocol), []
     for part in sorted(parts, key=lambda each: "fit" in each):  # the record's own fit comes first
         if part["protocol"] == protocol or _settings_of_a_repeat(part["protocol"]) != settings:
             continue
         fit, shared = {"fit": part["fit"]} if "fit" in part else {}, _shared_metrics(part["protocol"], protocol)
         if shared and (not whole or cost_of_fit(whole) == cost_of_fit(part)):
             whole = _add_part(whole or {"protocol": protocol, "repeats": [], "complete": True, **fit}, part, shared)
+        elif shared:
+            further.append(_of_another_fit(part))
+    for part in further:
+        lacking = set(_shared_metrics(part["protocol"], protocol)) - _settled(whole)
+        whole = _add_part(whole, part, sorted(lacking))
     return whole if any(repeat["metrics"] for repeat in whole.get("repeats", [])) else {}
+
+
+def _of_another_fit(part: Measurement) -> Measurement:
+    """The measurement with a mark on each result: the weights of two fits of one run can differ by rounding."""
+    repeats = [
+        {**repeat, "metrics": {key: {**result, "another_fit": True} for key, result in repeat["metrics"].items()}}
+        for repeat in part["repeats"]
+    ]
+    return {**part, "repeats": repeats}
+
+
+def _settled(measurement: Measurement) -> set[str]:
+    """The metrics with a settled result in some repeat: a mean over repeats is of one fit."""
+    results = [item for repeat in measurement["repeats"] for item in repeat["metrics"].items()]
+    return {key for key, result in results if result["status"] in SETTLED}
 
 
 def cost_of_fit(measurement: Measurement) -> dict[str, Any] | None:
@@ -201,7 +226,7 @@ def cost_of_fit(measurement: Measurement) -> dict[str, Any] | None:
     return cost
 
 
-def _add_part(whole: Measurement, part: Measurement, shared: list[str]) -> Measurement:
+def _add_part(whole: Measurement, part: Measurement, shared: Collection[str]) -> Measurement:
     """A copy of `whole` in which settled results of the `shared` metrics are taken from `part` where `whole` has none.
 
     It has no more repeats than its protocol.

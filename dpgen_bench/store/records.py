@@ -20,11 +20,13 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 
 from dpgen_bench.store.folders import ReadableRun, RunFolder, Store
-from dpgen_bench.store.measurements import Measured, Measurement, protocol_hash
+from dpgen_bench.store.measurements import Measured, Measurement, check_measurement, protocol_hash
+from dpgen_bench.training.cost import cost_values
 from dpgen_bench.utils.paths import RECORDS
 
 SCHEMA = 1  # increased when a record gets another form
 FOLDER = "records"
+ENTRIES = ("config", "identity", "ledger", "cost", "environment")  # mappings that every record has
 DATA_ROOT = "data"  # what stands in a record for the folder of data sets
 
 # The file of a run's folder -> the entry of a record with its content.
@@ -89,6 +91,21 @@ class Record(ReadableRun):
         if name == "environment.json" and self.content.get("command") is not None:
             content["overrides"] = self.content["command"]
         return content
+
+    @property
+    def cost(self) -> dict[str, Any]:
+        """The cost of its own fit, with a processor time if it or another fit on this kind of device counted one.
+
+        Records of before 24 November 2026 counted none. That of another fit, whose processor may be slower, is cut at
+        the most that the fit's own threads can have used in its time on the clock.
+        """
+        own = self.content["cost"]
+        alike = (fit for fit in self.fits if fit.get("device") == own.get("device"))
+        counted = next((fit["cpu_seconds"] for fit in alike if fit.get("cpu_seconds") is not None), None)
+        if own.get("cpu_seconds") is not None or counted is None:
+            return own
+        threads = self.content["environment"]["machine"]["torch_threads"]
+        return {**own, "cpu_seconds": min(counted, threads * cost_values(own)["seconds_total"])}
 
     @property
     def fits(self) -> list[dict[str, Any]]:
@@ -161,7 +178,18 @@ def read_record(path: Path) -> Record:
         ) from None
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
-        raise ValueError(f"expected a record of schema {SCHEMA} in {path}, got {schema!r}; record the run again.")
+        raise ValueError(
+            f"expected a record of schema {SCHEMA} in {path.resolve()}, got {schema!r}; record the run again."
+        )
+    try:
+        for measurement in content["measurements"]:
+            check_measurement(measurement)
+        _ = content["measured_by"]["name"], *(content[key].keys() for key in ENTRIES)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"expected a complete record in {path.resolve()}, got one that is damaged ({type(error).__name__}: "
+            f"{error}); restore it, or record the run again."
+        ) from None
     return Record(path, content)
 
 
@@ -198,15 +226,20 @@ def readable_run(results: Path, run_id: str, protocol: dict[str, Any]) -> Readab
     return record if record.measurements.assembled(protocol) or folder.status() == "empty" else folder
 
 
+def has_records(results: Path) -> bool:
+    """Whether a folder of results has a folder of records, without which `--recorded` reads those of the bench."""
+    return (results / FOLDER).is_dir()
+
+
 @contextmanager
 def records_alone(results: Path) -> Iterator[Path]:
     """A temporary folder of results that has the records and plots of `results` and no runs.
 
     Results without records stand for those that the bench is published with.
     """
-    own = results / FOLDER
     with TemporaryDirectory() as folder:
-        (Path(folder) / FOLDER).symlink_to((own if own.is_dir() else RECORDS).resolve())
+        source = results / FOLDER if has_records(results) else RECORDS
+        (Path(folder) / FOLDER).symlink_to(source.resolve())
         if (results / "plots").is_dir():  # the report shows plots of it that need no run
             (Path(folder) / "plots").symlink_to((results / "plots").resolve())
         yield Path(folder)

@@ -26,8 +26,7 @@ def cost(folder: ReadableRun, measurement: Measurement) -> dict[str, list[float]
 
     It is the run's own fit unless the measurement says that the run was made again for it.
     """
-    training = cost_of_fit(measurement) or folder.read_json("training.json")
-    return {name: [value] for name, value in cost_values(training).items()}
+    return {name: [value] for name, value in cost_values(cost_of_fit(measurement) or folder.cost).items()}
 
 
 def mean_values(measurement: Measurement) -> dict[str, float]:
@@ -41,7 +40,11 @@ def notes(measurement: Measurement) -> list[str]:
     if "fit" in measurement:  # of the same id, but of other weights than the record's other measurements
         name = measurement["protocol"]["name"]
         lines[f"measured by {name} on a run made again with the same settings and seed"] = None
-    for repeat in measurement.get("repeats", []):
+    repeats = measurement.get("repeats", [])
+    of_another = [key for each in repeats for key, result in each["metrics"].items() if result.get("another_fit")]
+    if of_another:
+        lines[f"{', '.join(dict.fromkeys(of_another))}: of another fit with the same settings and seed"] = None
+    for repeat in repeats:
         lines |= dict.fromkeys(repeat["samples"].get("notes", []))
         for key, result in repeat["metrics"].items():
             lines |= dict.fromkeys(f"{key}: {note}" for note in result["notes"])

@@ -19,7 +19,7 @@ def load_table(name: str) -> TableSpec:
 
     Raises:
         ValueError: if there is none of that name, for a file that is not yaml, for keys or types that no table has (see
-            `parse_table`), and for a protocol or a parent that does not exist.
+            `parse_table`), for a protocol or a parent that does not exist, and for a table without runs.
     """
     path = table_file(name)
     try:
@@ -34,9 +34,21 @@ def load_table(name: str) -> TableSpec:
     table = parse_table(name, {str(key): value for key, value in loaded.items()})
     try:
         _check_references(table)
+        _check_runs(table)
     except (ValueError, HydraException) as error:
         raise ValueError(f"table {name}: {error}") from None
     return table
+
+
+def _check_runs(table: TableSpec) -> None:
+    """Check that a table has runs, printed values, or a plot that needs none."""
+    if table.rows and not table.published:
+        raise ValueError(
+            "expected `paper` and `published` with `rows`, which answer printed rows; add them, or write the runs as "
+            "multirun lines under `sweeps`."
+        )
+    if not (table.sweeps or table.published or table.plot):
+        raise ValueError("expected runs, got none; write multirun lines under `sweeps`.")
 
 
 def _check_references(table: TableSpec) -> None:

@@ -16,17 +16,19 @@ from typing import Any
 from rich.table import Table
 
 from dpgen_bench.config.compose import compose_config
+from dpgen_bench.config.display import counted
 from dpgen_bench.config.overrides import parse_override, quote_value
 from dpgen_bench.config.spec import RunSpec, build_spec
 from dpgen_bench.outcomes.listing import make_console, setting_of
 from dpgen_bench.privacy.events import budget_text
+from dpgen_bench.store.records import record_file
 from dpgen_bench.tables.expand import lines_that_make
 from dpgen_bench.tables.jobs import Job, plan_sweep
 from dpgen_bench.tables.load import load_table
 from dpgen_bench.tables.sweep_progress import SweepProgress
 from dpgen_bench.training.signals import STOP_SIGNALS
 from dpgen_bench.utils.own_folders import own_folders
-from dpgen_bench.utils.paths import environment_of_children
+from dpgen_bench.utils.paths import RECORDS, environment_of_children
 
 # Config groups that overrides for a whole sweep may change: how runs are made. All others determine which runs.
 HOW = ("runtime", "hydra", "federation", "data_root", "tracker")
@@ -124,6 +126,8 @@ def launch_sweeps(
     jobs = plan_sweep(load_table(name), results, scale, without)
     check_overrides(overrides, jobs, results)
     print(f"{name}: {sum(job.finished for job in jobs)} of {len(jobs)} runs finished", flush=True)
+    if published := _published([job for job in jobs if not job.finished], results):
+        print(published, flush=True)
     failed = False
     for job in jobs:
         if job.damaged:
@@ -197,6 +201,15 @@ def _end_with_parent() -> Callable[[], None] | None:
     return request_signal
 
 
+def _published(missing: Iterable[Job], results: Path) -> str:
+    """A line on runs that are missing in `results` and that the bench is published with a record of; "" for none."""
+    bench = RECORDS.parent
+    number = sum(record_file(bench, str(job.spec.config.method.name), job.spec.id).exists() for job in missing)
+    if not number or results.resolve() == bench.resolve():
+        return ""
+    return f"{counted(number, 'run')} of these have a record in {bench}, which --results {bench} would use"
+
+
 def print_plan(
     name: str, results: Path, overrides: Sequence[str] = (), scale: str = "paper", without: Sequence[str] = ()
 ) -> None:
@@ -211,6 +224,8 @@ def print_plan(
     missing = [job for job in jobs if not job.finished]
     console = make_console()
     console.print(f"{name}: {len(jobs) - len(missing)} of {len(jobs)} runs finished; {len(missing)} to make")
+    if published := _published(missing, results):
+        console.print(published, highlight=False, soft_wrap=True, markup=False)
     if not missing:
         return
     shown = Table("run", "what", "state", "steps")

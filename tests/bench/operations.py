@@ -5,10 +5,14 @@ period of the method's steps): the count is that of the fit outside its loops, a
 the steps that the record has. Of GS-WGAN's warm start all steps are made, each with few iterations. A multiplication
 and an addition are two operations. Matrix products, convolutions and attention of PyTorch are counted, with those of
 clipping and pretraining; elementwise operations, decompositions and what other libraries compute are not.
+
+The counts of a line name the run that they are of. They are kept while the line has this run, and made again after its
+preset has changed. Each is in the file as soon as it is made. A fit that needs more memory than there is has none.
 """
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +20,12 @@ from typing import Any
 
 import torch
 
-from docs.make_results import LEAGUE, ROOT, cost_line
+from docs.make_results import LEAGUE, OPERATIONS, cost_line, counts_of
+from docs.page_records import records
 from dpgen_bench.config.building import build_dataset
 from dpgen_bench.config.compose import compose_config
-from dpgen_bench.store.records import Record, read_record, record_paths
+from dpgen_bench.store.records import Record
+from dpgen_bench.utils.files import write_atomic
 from tests.bench._counts import Counter
 from tests.bench._fit import fit_observed
 from tests.bench._machine import machine
@@ -61,17 +67,27 @@ def of_record(record: Record) -> dict[str, Any]:
 def measure() -> dict[str, Any]:
     """All values of this benchmark, by the lines of the table of costs."""
     torch.set_num_threads(1)
-    first: dict[str, Record] = {}
-    for path in sorted(record_paths(ROOT / "results").values()):
-        record = read_record(path)
+    runs: dict[str, list[Record]] = defaultdict(list)
+    for record in records():
         if any(each["protocol"]["name"] == LEAGUE for each in record.measurements.all()):
-            first.setdefault(" | ".join(cost_line(record)), record)
-    lines, known = {}, {}
-    for line, record in first.items():
+            runs[" | ".join(cost_line(record))].append(record)
+    counted = json.loads(OPERATIONS.read_text())["lines"] if OPERATIONS.exists() else {}
+    lines: dict[str, dict[str, Any]] = {}
+    known: dict[str, dict[str, Any]] = {}
+    about = {"what": " ".join((__doc__ or "").split()), "machine": machine()}
+    for line, (record, *others) in sorted(runs.items()):
         config, steps = record.config, record.content["cost"]["steps"]
         settings = str((config.method, config.get("init"), steps, build_dataset(config).image_shape))
+        if kept := counts_of(counted, line, [record, *others]):
+            lines[line] = known[settings] = kept
+            continue
         if settings not in known:  # data sets with images of one size cost the same
-            known[settings] = of_record(record)
+            try:
+                known[settings] = of_record(record)
+            except MemoryError as error:
+                print(line, f"is not counted: {error}", flush=True)
+                continue
             print(line, f"{known[settings]['all']:.3g}", flush=True)
-        lines[line] = known[settings]
-    return {"what": " ".join((__doc__ or "").split()), "machine": machine(), "lines": lines}
+        lines[line] = {**known[settings], "run": record.id}
+        write_atomic(OPERATIONS, json.dumps({**about, "lines": {**counted, **lines}}, indent=2) + "\n")
+    return {**about, "lines": lines}
