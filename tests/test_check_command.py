@@ -125,3 +125,12 @@ def test_a_plugin_with_the_name_of_a_method_of_the_bench_is_refused(tmp_path, ca
 def test_invalid_numbers_of_records_are_refused(records, conf, capsys):
     assert main(["check", *conf, "method=toy", "dataset=digits", "--data", "--records", records]) == 2
     assert "expected --records of at" in capsys.readouterr().err
+
+
+def test_a_check_has_the_settings_that_can_select_other_code(conf, tmp_path, seen):
+    """A number that is smaller is not one of them; zero where a run has a number is, also if `check` sets it."""
+    path = tmp_path / "method" / "toy.yaml"
+    path.write_text("name: toy\n_target_: tests.toys.MeanImage\nsteps: 90\nrate: 0.5\ncheck: {steps: 3, rate: 0.0}\n")
+    main(["check", *conf, "method=toy", "dataset=digits"])
+    (check,) = checks_of(tmp_path / "results", source_fingerprint(MeanImage))
+    assert check.arguments == {"rate": 0.0, "C": 5.0}

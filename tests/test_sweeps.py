@@ -98,7 +98,8 @@ def test_a_run_that_has_only_a_record_is_not_launched(tmp_path):
     record = record_file(tmp_path, "dp_merf", recorded.id)
     record.parent.mkdir(parents=True)
     content = {"identity": recorded.read_json("identity.json"), "measurements": recorded.measurements.all()}
-    record.write_text(json.dumps({"schema": SCHEMA, **content}))
+    unread = {"measured_by": {"name": "Ada"}, **{key: {} for key in ("config", "ledger", "cost", "environment")}}
+    record.write_text(json.dumps({"schema": SCHEMA, **content, **unread}))
     shutil.rmtree(recorded.path)
     jobs = plan(a_table(f"{MERF} privacy.epsilon=1,10 seed=0,1,2"), tmp_path)
     assert [without_results(each) for each in multiruns(jobs, tmp_path, [])] == [

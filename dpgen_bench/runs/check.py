@@ -89,7 +89,6 @@ def check_configured_method(
     config = compose_config(overrides)
     build_method(config)  # raises for a class that is not found, or whose module or arguments are wrong
     plugin = get_class(config.method["_target_"])
-    configured = resolved_arguments(plugin, config.method)
     overridden = {override.split("=")[0].lstrip("+~") for override in overrides}
     replaced = [] if as_configured else make_small(config, overridden)
     _build_small(config, replaced)
@@ -128,8 +127,11 @@ def check_configured_method(
         console.print(f"  WARNING  {warning}", markup=False)
     if is_plugin(config.method["_target_"]):
         checked = f"{at}{', as configured' if as_configured else ''}"
-        small = {each.path.split(".")[1] for each in replaced if each.path.startswith("method.")}
-        arguments = {key: value for key, value in configured.items() if key not in {"_target_", "name", *small}}
+        # A run has other values of these than the suite, and those do not select other code.
+        smaller = {each.path.split(".")[1] for each in replaced if each.path.startswith("method.")}
+        smaller -= {each.path.split(".")[1] for each in replaced if each.is_switch}
+        resolved = resolved_arguments(plugin, config.method)
+        arguments = {key: value for key, value in resolved.items() if key not in {"_target_", "name", *smaller}}
         today = f"{datetime.now(UTC):%Y-%m-%d}"
         result = Check(config.method["_target_"], not failure, today, checked, arguments)
         keep_check(Path(str(config.results)), source_fingerprint(plugin), result)

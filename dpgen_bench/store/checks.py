@@ -25,7 +25,7 @@ class Check:
         passed: whether it conforms.
         date: as YYYY-MM-DD.
         settings: at which settings it ran, as text.
-        arguments: those of the method, without the ones that `check` of its yaml made small.
+        arguments: those that the method had, without numbers that `check` of its yaml made smaller.
     """
 
     method: str

@@ -141,18 +141,14 @@ class Measurements(Measured):
 
 
 def check_measurement(measurement: Measurement) -> None:
-    """Check that a measurement has all entries that readers use, and that its values are numbers.
+    """Check that a measurement has all entries that readers use.
 
     Raises:
         KeyError, TypeError, AttributeError: if an entry is missing or of another type.
     """
-    _ = measurement["protocol"]["name"]
     for repeat in measurement["repeats"]:
         for result in repeat["metrics"].values():
-            _ = result["status"], result["notes"], result["reason"], repeat["samples"]
-            for name, value in result["values"].items():
-                if not isinstance(value, int | float):
-                    raise TypeError(f"expected a number as {name}, got {value!r}")
+            _ = result["status"], result["values"].items(), result["notes"], result["reason"], repeat["samples"]
 
 
 def sampling_settings(protocol: Protocol) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Tables, plots and the report read a record as they read a run's folder. `outcome
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +21,6 @@ from PIL import Image
 
 from dpgen_bench.store.folders import ReadableRun, RunFolder, Store
 from dpgen_bench.store.measurements import Measured, Measurement, check_measurement, protocol_hash
-from dpgen_bench.training.cost import cost_values
 from dpgen_bench.utils.paths import RECORDS
 
 SCHEMA = 1  # increased when a record gets another form
@@ -105,7 +104,8 @@ class Record(ReadableRun):
         if own.get("cpu_seconds") is not None or counted is None:
             return own
         threads = self.content["environment"]["machine"]["torch_threads"]
-        return {**own, "cpu_seconds": min(counted, threads * cost_values(own)["seconds_total"])}
+        seconds = sum(own["seconds"].values()) + own.get("seconds_outside_loops", 0.0)
+        return {**own, "cpu_seconds": min(counted, threads * seconds)}
 
     @property
     def fits(self) -> list[dict[str, Any]]:
@@ -158,6 +158,18 @@ def moved(value: Any, old: str, new: str) -> Any:
     return value
 
 
+def _expect_entries(content: Mapping[str, Any]) -> None:
+    """Raise KeyError, TypeError or AttributeError if a record lacks what readers use, or has another type there."""
+    for measurement in content["measurements"]:
+        check_measurement(measurement)
+        _ = measurement["protocol"]["name"]
+        results = [result for repeat in measurement["repeats"] for result in repeat["metrics"].values()]
+        for name, value in (item for result in results for item in result["values"].items()):
+            if not isinstance(value, int | float):
+                raise TypeError(f"expected a number as {name}, got {value!r}")
+    _ = content["measured_by"]["name"], *(content[key].keys() for key in ENTRIES)
+
+
 def record_file(results: Path, method: str, run_id: str) -> Path:
     """Where the record of a run of that method is."""
     return results / FOLDER / method / f"{run_id}.json"
@@ -182,9 +194,7 @@ def read_record(path: Path) -> Record:
             f"expected a record of schema {SCHEMA} in {path.resolve()}, got {schema!r}; record the run again."
         )
     try:
-        for measurement in content["measurements"]:
-            check_measurement(measurement)
-        _ = content["measured_by"]["name"], *(content[key].keys() for key in ENTRIES)
+        _expect_entries(content)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"expected a complete record in {path.resolve()}, got one that is damaged ({type(error).__name__}: "
