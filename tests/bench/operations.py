@@ -7,7 +7,8 @@ and an addition are two operations. Matrix products, convolutions and attention 
 clipping and pretraining; elementwise operations, decompositions and what other libraries compute are not.
 
 The counts of a line name the run that they are of. They are kept while the line has this run, and made again after its
-preset has changed. Each is in the file as soon as it is made. A fit that needs more memory than there is has none.
+preset has changed. Each is in the file as soon as it is made. A fit that needs more memory or other data than there is
+has none.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def measure() -> dict[str, Any]:
         if settings not in known:  # data sets with images of one size cost the same
             try:
                 known[settings] = of_record(record)
-            except MemoryError as error:
+            except (MemoryError, ValueError) as error:  # too little memory, or fonts that are not on the machine
                 print(line, f"is not counted: {error}", flush=True)
                 continue
             print(line, f"{known[settings]['all']:.3g}", flush=True)
