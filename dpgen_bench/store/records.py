@@ -99,13 +99,13 @@ class Record(ReadableRun):
         the most that the fit's own threads can have used in its time on the clock.
         """
         own = self.content["cost"]
-        alike = (fit for fit in self.fits if fit.get("device") == own.get("device"))
-        counted = next((fit["cpu_seconds"] for fit in alike if fit.get("cpu_seconds") is not None), None)
-        if own.get("cpu_seconds") is not None or counted is None:
+        on_this_device = [fit for fit in self.fits if fit.get("device") == own.get("device")]
+        times = [fit["cpu_seconds"] for fit in on_this_device if fit.get("cpu_seconds") is not None]
+        if own.get("cpu_seconds") is not None or not times:
             return own
         threads = self.content["environment"]["machine"]["torch_threads"]
         seconds = sum(own["seconds"].values()) + own.get("seconds_outside_loops", 0.0)
-        return {**own, "cpu_seconds": min(counted, threads * seconds)}
+        return {**own, "cpu_seconds": min(times[0], threads * seconds)}
 
     @property
     def fits(self) -> list[dict[str, Any]]:
