@@ -37,6 +37,7 @@ tables: setup ## write every table and plot to results/tables and results/plots,
 	$(RUN)/dpgen tables --all --recorded
 	$(RUN)/python docs/make_results.py
 	$(RUN)/python docs/make_league.py
+	$(RUN)/python docs/make_searches.py
 	$(RUN)/python docs/make_reproduced.py
 	$(RUN)/python docs/make_claims.py
 	$(RUN)/python docs/make_published_epsilons.py
