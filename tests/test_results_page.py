@@ -34,3 +34,10 @@ def test_values_of_one_protocol_are_of_one_fit() -> None:
     assert sorted(round(cnn, 1) for cnn in cnns) == [64.9, 71.6]
     assert round(values["acc_cnn_pct"], 1) == 64.9
     assert round(values["fid"], 1) == 106.2
+
+
+def test_values_of_all_fits_of_real_data_belong_together() -> None:
+    """Its classifiers and its FID were measured after different fits, which release the same images."""
+    record = next(each for each in made.records() if each.id == "f9bc0837070f")
+    values = made.values_of(record)["dp_sinkhorn"]
+    assert {"acc_logreg_pct", "acc_mlp_pct", "fid"} <= set(values)
