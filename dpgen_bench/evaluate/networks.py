@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.architectures import NETS
 from dpgen_bench.evaluate.augmentation import AUGMENTATIONS
+from dpgen_bench.evaluate.classifiers import fingerprint
 from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.evaluate.training import class_logits, count_correct, placed, train_epoch
+from dpgen_bench.evaluate.unfinished import Training, Unfinished
 from dpgen_bench.utils.randomness import seeded
 
 # Raise it when trained networks give other predictions for the same settings, so that cached ones are not used.
@@ -128,7 +130,7 @@ class Network:
         return held
 
     def fit(self, records: Records, ctx: EvalContext) -> FittedNetwork:
-        """Train a new network on `records`.
+        """Train a new network on `records`; a training that was killed continues from its file in `ctx.scratch`.
 
         Raises:
             ValueError: if there are too few samples to hold out one, or the images are too small for the network.
@@ -141,25 +143,27 @@ class Network:
             order = torch.randperm(len(records), generator=rng)
             images, labels = records.images[order].to(ctx.device), records.labels[order].to(ctx.device)
             net = placed(self.build(records.images.shape, ctx.num_classes), ctx.device)
-            optimiser = self._optimiser(net)
-            best, epochs_since, kept = -1, 0, net.state_dict()
-            for epoch in range(self.epochs):
-                for group in optimiser.param_groups:
-                    group["lr"] = self.learning_rate * self.gamma ** sum(after <= epoch for after in self.milestones)
+            training = Training(net, self._optimiser(net), rng)
+            unfinished = Unfinished(ctx.scratch, self._key(records, ctx))
+            unfinished.load_into(training)
+            while training.epochs < self.epochs and training.epochs_since != self.patience:
+                for group in training.optimiser.param_groups:
+                    passed = sum(after <= training.epochs for after in self.milestones)
+                    group["lr"] = self.learning_rate * self.gamma**passed
                 train = images[:rows], labels[:rows]
-                train_epoch(net, optimiser, *train, self.batch_size, rng, self.normalise, self.augment)
-                if not held:
-                    continue
-                # Early stopping and the choice of an epoch.
-                correct = count_correct(net, images[rows:], labels[rows:], self.normalise)
-                epochs_since += 1
-                if correct > best:
-                    best, epochs_since = correct, 0
-                    kept = copy.deepcopy(net.state_dict()) if self.keep == "best" else kept
-                if epochs_since == self.patience:
-                    break
-            if self.keep == "best":
-                net.load_state_dict(kept)
+                train_epoch(net, training.optimiser, *train, self.batch_size, rng, self.normalise, self.augment)
+                training.epochs += 1
+                if held:
+                    # Early stopping and the choice of an epoch.
+                    correct = count_correct(net, images[rows:], labels[rows:], self.normalise)
+                    training.epochs_since += 1
+                    if correct > training.best:
+                        training.best, training.epochs_since = correct, 0
+                        training.kept = copy.deepcopy(net.state_dict()) if self.keep == "best" else None
+                unfinished.save(training)
+            if training.kept is not None:
+                net.load_state_dict(training.kept)
+            unfinished.remove()
         return FittedNetwork(net.eval(), self.normalise)
 
     def build(self, image_shape: Sequence[int], num_classes: int) -> nn.Module:
@@ -178,6 +182,10 @@ class Network:
             net = self.build(image_shape, num_classes)
         net.load_state_dict(state)
         return FittedNetwork(placed(net.eval(), device), self.normalise)
+
+    def _key(self, records: Records, ctx: EvalContext) -> str:
+        """All that the trained network depends on, for the file of an unfinished training."""
+        return "\n".join(map(str, (records.content_hash, fingerprint(self), ctx.seed, ctx.num_classes)))
 
     def _optimiser(self, net: nn.Module) -> torch.optim.Optimizer:
         if self.optimiser == "sgd":

@@ -82,8 +82,11 @@ def percent_correct(predicted: Tensor, truth: Tensor) -> float:
 
 
 def _as_reference(ctx: EvalContext) -> EvalContext:
-    """The context of a reference's training, without notes: only the run that fills the cache would get them."""
-    return replace(ctx, seed=REFERENCE_SEED, notes=[])
+    """The context of a reference's training, without notes: only the run that fills the cache would get them.
+
+    An unfinished training is kept in the cache, where the next run that needs it continues it.
+    """
+    return replace(ctx, seed=REFERENCE_SEED, notes=[], scratch=ctx.cache / "classifiers")
 
 
 def _key(*parts: object) -> str:
