@@ -50,7 +50,7 @@ def evaluate_each(
             print(f"  {title}: measuring {key} on {len(samples)} samples", flush=True)
             yield key, _distinct(evaluate(metric, _copy(samples), _copy(test), ctx), done)
     for key, metric in combined.items():
-        yield key, _distinct(_combine(metric, done), done)
+        yield key, _distinct(combine(metric, done), done)
 
 
 def _copy(records: Records) -> Records:
@@ -58,7 +58,8 @@ def _copy(records: Records) -> Records:
     return replace(records, images=records.images.clone(), labels=records.labels.clone())
 
 
-def _combine(metric: Any, done: Mapping[str, Mapping[str, Any]]) -> MetricResult:
+def combine(metric: Any, done: Mapping[str, Mapping[str, Any]]) -> MetricResult:
+    """The result of a metric that combines the values of others; `done` has their results by key."""
     values = {name: value for result in done.values() for name, value in result["values"].items()}
     notes: list[str] = []
     try:

@@ -21,6 +21,7 @@ from dpgen_bench.store.measurements import Measurement
 from dpgen_bench.store.records import evidence, read_record, readable_run, record_paths
 from dpgen_bench.store.statistics import Summary, summarise
 from dpgen_bench.store.values import cost, metric_values, notes
+from dpgen_bench.tables.combined import with_combined
 from dpgen_bench.tables.expand import REDUCED, jobs_of, spec_of_job
 
 OTHER = "another run"  # the mark of what stands in for a printed row's run and is no reduced run
@@ -85,11 +86,13 @@ class TableRow:
     def measurements(self) -> dict[str, Measurement]:
         """The measurements of the measured runs by run id; read once, however many values a table takes from them.
 
-        Metrics that the row's own measurement lacks are taken from other protocols, see `Measurements.assembled`.
+        Metrics that the row's own measurement lacks are taken from other protocols (`Measured.assembled`), or combined
+        from what was taken (`with_combined`).
         """
         protocol = self.specs[0].protocol_record()
         usable = [folder for folder in self.folders if folder.id not in self.unusable]
-        return {folder.id: each for folder in usable if (each := folder.measurements.assembled(protocol))}
+        assembled = {folder.id: each for folder in usable if (each := folder.measurements.assembled(protocol))}
+        return {run_id: with_combined(each, protocol) for run_id, each in assembled.items()}
 
     @cached_property
     def known(self) -> list[dict[str, list[float]]]:
