@@ -126,7 +126,7 @@ class MetricResult:
         values: by name; empty unless the status is "measured".
         reason: why it was not measured or failed, else None.
         notes: remarks on the values; see `EvalContext.note`.
-        seconds: how long it took.
+        seconds: how long it took in this process; what an interrupted one had done before is not counted.
     """
 
     status: Status
