@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -135,6 +136,19 @@ def test_a_full_disk_is_reported_and_stops_no_training(records, ctx, monkeypatch
     with pytest.warns(UserWarning, match="cannot be written"):
         SGD.fit(records, ctx)
     assert files(ctx) == []
+
+
+def test_a_file_that_cannot_be_removed_loses_no_network(records, ctx, monkeypatch):
+    remove = Path.unlink
+
+    def refused(path: Path, **kwargs) -> None:
+        if path.name.startswith("unfinished"):
+            raise PermissionError("read-only")
+        remove(path, **kwargs)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert len(SGD.fit(records, ctx).predict(records.images)) == len(records)
+    assert len(files(ctx)) == 1
 
 
 def test_files_are_written_once_a_minute(records, ctx, monkeypatch, epochs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,12 +86,14 @@ class Unfinished:
 
     def load_into(self, training: Training) -> None:
         """Set `training` to the saved state, if there is one."""
-        if self.path is None or not self.path.is_file():
+        if self.path is None:
             return
         try:
             saved = torch.load(self.path, map_location="cpu", weights_only=True)
             if saved["fingerprint"] != fingerprint(saved["state"]):
                 raise ValueError("its checksum differs")
+        except (FileNotFoundError, NotADirectoryError):
+            return
         except Exception as error:  # torch.load raises errors of many classes for a damaged file.
             _warn(
                 f"{self.path} cannot be read ({type(error).__name__}: {error}); the network is trained from the start."
@@ -113,7 +116,8 @@ class Unfinished:
     def remove(self) -> None:
         """Remove the file, after the training is finished."""
         if self.path is not None:
-            self.path.unlink(missing_ok=True)
+            with suppress(OSError):  # The network is trained; a file that cannot be removed must not lose it.
+                self.path.unlink(missing_ok=True)
 
 
 def _warn(text: str) -> None:
