@@ -14,7 +14,7 @@ from dpgen_bench.evaluate.metric import MetricResult
 from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each
 from dpgen_bench.runs.measure import repeat_seed
 from dpgen_bench.store.folders import RunFailed, RunFolder, Store
-from dpgen_bench.store.measurements import Measurements
+from dpgen_bench.store.measurements import Measurements, protocol_hash
 from dpgen_bench.store.values import mean_values, metric_values, notes
 from tests.protocol_toys import generator, metric, released, run, spec_for, the_measurement
 
@@ -311,10 +311,17 @@ def test_metrics_of_one_core_run_in_other_processes_and_others_here(tmp_path, fo
     assert values["here_pid"] != values["there_pid"]
 
 
-def test_the_scratch_folder_is_emptied(tmp_path, folder):
-    (folder.path / "scratch" / "features").mkdir(parents=True)
-    run(spec_for(tmp_path, {"mean": metric("Mean")}), folder)
-    assert not (folder.path / "scratch").exists()
+@pytest.mark.parametrize("other_is_unfinished", [False, True])
+def test_the_scratch_folder_is_emptied(tmp_path, folder, other_is_unfinished):
+    """That of the protocol which is complete, and not what another one continues from."""
+    spec = spec_for(tmp_path, {"mean": metric("Mean")})
+    own = folder.path / "scratch" / protocol_hash(spec.protocol_record())
+    (own / "features").mkdir(parents=True)
+    other = own.parent / "another protocol"
+    _ = other_is_unfinished and other.mkdir()
+    run(spec, folder)
+    assert not own.exists()
+    assert other.exists() == other.parent.exists() == other_is_unfinished
 
 
 def test_training_records_of_a_run_for_release_stay_closed(tmp_path, folder):

@@ -109,7 +109,7 @@ def test_other_settings_samples_and_seeds_begin_anew(records, ctx, epochs):
     assert len(files(ctx)) == 1  # that of the killed one
 
 
-@pytest.mark.parametrize("damage", ["cut", "bits", "text"])
+@pytest.mark.parametrize("damage", ["cut", "bits", "text", "other"])
 def test_a_damaged_file_is_reported_and_the_training_begins_anew(damage, records, ctx, epochs):
     uninterrupted = SGD.fit(records, dataclasses.replace(ctx, scratch=None))
     killed_after(2, SGD, records, ctx, epochs)
@@ -120,6 +120,10 @@ def test_a_damaged_file_is_reported_and_the_training_begins_anew(damage, records
         saved = torch.load(path, weights_only=True)
         saved["state"]["rng"][0] ^= 1
         torch.save(saved, path)
+    elif damage == "other":
+        killed_after(2, ADAM, records, ctx, epochs)
+        (other,) = set(ctx.scratch.iterdir()) - {path}
+        other.rename(path)
     else:
         path.write_text("no checkpoint")
     with pytest.warns(UserWarning, match="the network is trained from the start"):

@@ -73,7 +73,7 @@ class Unfinished:
 
     Args:
         folder: where the file is kept; None keeps nothing.
-        key: names all that the training depends on. Its hash is a part of the file's name.
+        key: names all that the training depends on. Its hash is a part of the file's name, and the file has it, too.
     """
 
     folder: Path | None
@@ -90,6 +90,8 @@ class Unfinished:
             return
         try:
             saved = torch.load(self.path, map_location="cpu", weights_only=True)
+            if saved["key"] != self.key:
+                raise ValueError("it is of another training")
             if saved["fingerprint"] != fingerprint(saved["state"]):
                 raise ValueError("its checksum differs")
         except (FileNotFoundError, NotADirectoryError):
@@ -109,7 +111,7 @@ class Unfinished:
         state = training.state_dict()
         try:
             with atomic(self.path) as temporary:
-                torch.save({"state": state, "fingerprint": fingerprint(state)}, temporary)
+                torch.save({"key": self.key, "state": state, "fingerprint": fingerprint(state)}, temporary)
         except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as RuntimeError.
             _warn(f"{self.path} cannot be written ({error}); a training that is killed now begins anew.")
 

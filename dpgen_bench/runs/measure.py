@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.evaluate.protocol import build_metrics, evaluate_each, is_combined
 from dpgen_bench.runs.samples import describe_samples, draw_samples, set_size
 from dpgen_bench.store.folders import RunFailed, RunFolder
-from dpgen_bench.store.measurements import SETTLED, Measurement
+from dpgen_bench.store.measurements import SETTLED, Measurement, protocol_hash
 from dpgen_bench.store.values import lost
 from dpgen_bench.utils.environment import package_versions
 from dpgen_bench.utils.errors import without_paths
@@ -62,7 +63,7 @@ def measure(
     measurement = {"protocol": record, "repeats": measurement.get("repeats", [])}
     dataset = spec.dataset()
     test = dataset.load("test")
-    scratch = folder.path / "scratch"
+    scratch = folder.path / "scratch" / protocol_hash(record)  # other protocols may be unfinished, too
     repeats = int(protocol.get("repeats", 1))
     for repeat in range(repeats):
         seed = repeat_seed(spec.seed, repeat)
@@ -104,6 +105,8 @@ def measure(
             for note in result.notes:
                 print(f"  {title} {key}: {note}", flush=True)
     shutil.rmtree(scratch, ignore_errors=True)
+    with suppress(OSError):  # it does not exist, or belongs to other protocols, too
+        scratch.parent.rmdir()
     earlier = folder.measurements.of(record)
     if missing := lost(earlier, measurement):
         if again:
