@@ -311,17 +311,16 @@ def test_metrics_of_one_core_run_in_other_processes_and_others_here(tmp_path, fo
     assert values["here_pid"] != values["there_pid"]
 
 
-@pytest.mark.parametrize("other_is_unfinished", [False, True])
-def test_the_scratch_folder_is_emptied(tmp_path, folder, other_is_unfinished):
+@pytest.mark.parametrize("others", [[], ["another protocol"]])
+def test_the_scratch_folder_is_emptied(tmp_path, folder, others):
     """That of the protocol which is complete, and not what another one continues from."""
     spec = spec_for(tmp_path, {"mean": metric("Mean")})
     own = folder.path / "scratch" / protocol_hash(spec.protocol_record())
-    (own / "features").mkdir(parents=True)
-    other = own.parent / "another protocol"
-    _ = other_is_unfinished and other.mkdir()
+    for name in [own.name, *others]:
+        (own.parent / name / "features").mkdir(parents=True)
     run(spec, folder)
-    assert not own.exists()
-    assert other.exists() == other.parent.exists() == other_is_unfinished
+    assert [path.name for path in own.parent.glob("*")] == others
+    assert own.parent.exists() == bool(others)
 
 
 def test_training_records_of_a_run_for_release_stay_closed(tmp_path, folder):

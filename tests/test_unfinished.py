@@ -11,7 +11,7 @@ import torch
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate import networks, unfinished
 from dpgen_bench.evaluate.metric import EvalContext
-from dpgen_bench.evaluate.networks import Network
+from dpgen_bench.evaluate.networks import FittedNetwork, Network
 from dpgen_bench.evaluate.reference import reference_network
 from dpgen_bench.utils.randomness import kept
 
@@ -40,7 +40,7 @@ class Killed(BaseException):
 
 @pytest.fixture
 def epochs(monkeypatch) -> list[int]:
-    """How many epochs are trained in each training; a training is killed in epoch `limit` of the list's first item."""
+    """The number of epochs after which a training is killed, and the number of those that were trained."""
     counts = [99]
     train_epoch = networks.train_epoch
 
@@ -66,7 +66,7 @@ def killed_after(complete: int, network: Network, records: Records, ctx: EvalCon
     epochs[:] = [99, 0]
 
 
-def same(one: Network, other: Network) -> bool:
+def same(one: FittedNetwork, other: FittedNetwork) -> bool:
     return all(torch.equal(value, other.state[name]) for name, value in one.state.items())
 
 
@@ -96,7 +96,7 @@ def test_patience_counts_the_epochs_before(records, ctx, epochs):
     assert epochs[-1] == 1
 
 
-def test_other_settings_samples_and_seeds_begin_anew(records, ctx, epochs):
+def test_other_settings_samples_and_seeds_start_from_the_beginning(records, ctx, epochs):
     killed_after(2, SGD, records, ctx, epochs)
     for network, samples, context in (
         (dataclasses.replace(SGD, learning_rate=0.01), records, ctx),
@@ -110,7 +110,7 @@ def test_other_settings_samples_and_seeds_begin_anew(records, ctx, epochs):
 
 
 @pytest.mark.parametrize("damage", ["cut", "bits", "text", "other"])
-def test_a_damaged_file_is_reported_and_the_training_begins_anew(damage, records, ctx, epochs):
+def test_a_damaged_file_is_reported_and_the_network_trained_from_the_start(damage, records, ctx, epochs):
     uninterrupted = SGD.fit(records, dataclasses.replace(ctx, scratch=None))
     killed_after(2, SGD, records, ctx, epochs)
     (path,) = ctx.scratch.iterdir()
@@ -118,7 +118,7 @@ def test_a_damaged_file_is_reported_and_the_training_begins_anew(damage, records
         path.write_bytes(path.read_bytes()[:1000])
     elif damage == "bits":
         saved = torch.load(path, weights_only=True)
-        saved["state"]["rng"][0] ^= 1
+        saved["state"]["randomness"]["context"][0] ^= 1
         torch.save(saved, path)
     elif damage == "other":
         killed_after(2, ADAM, records, ctx, epochs)

@@ -196,6 +196,11 @@ def fingerprint(classifier: Classifier) -> str:
     return json.dumps(parts, sort_keys=True, default=_plain)
 
 
+def training_key(classifier: Classifier, records: Records, ctx: EvalContext) -> str:
+    """All that a classifier trained on `records` depends on. The device, which changes rounding only, is left out."""
+    return "\n".join(map(str, (records.content_hash, fingerprint(classifier), ctx.seed, ctx.num_classes)))
+
+
 def _plain(value: Any) -> Any:
     """A JSON-able form of mappings, nested dataclasses and estimators (such as a base estimator in `params`)."""
     if isinstance(value, Mapping):

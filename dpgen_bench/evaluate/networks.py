@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dpgen_bench.data.records import Records
 from dpgen_bench.evaluate.architectures import NETS
 from dpgen_bench.evaluate.augmentation import AUGMENTATIONS
-from dpgen_bench.evaluate.classifiers import fingerprint
+from dpgen_bench.evaluate.classifiers import training_key
 from dpgen_bench.evaluate.metric import EvalContext
 from dpgen_bench.evaluate.training import class_logits, count_correct, placed, train_epoch
 from dpgen_bench.evaluate.unfinished import Training, Unfinished
@@ -144,7 +144,7 @@ class Network:
             images, labels = records.images[order].to(ctx.device), records.labels[order].to(ctx.device)
             net = placed(self.build(records.images.shape, ctx.num_classes), ctx.device)
             training = Training(net, self._optimiser(net), rng)
-            unfinished = Unfinished(ctx.scratch, self._key(records, ctx))
+            unfinished = Unfinished(ctx.scratch, training_key(self, records, ctx))
             unfinished.load_into(training)
             while training.epochs < self.epochs and training.epochs_since != self.patience:
                 for group in training.optimiser.param_groups:
@@ -182,10 +182,6 @@ class Network:
             net = self.build(image_shape, num_classes)
         net.load_state_dict(state)
         return FittedNetwork(placed(net.eval(), device), self.normalise)
-
-    def _key(self, records: Records, ctx: EvalContext) -> str:
-        """All that the trained network depends on, for the file of an unfinished training."""
-        return "\n".join(map(str, (records.content_hash, fingerprint(self), ctx.seed, ctx.num_classes)))
 
     def _optimiser(self, net: nn.Module) -> torch.optim.Optimizer:
         if self.optimiser == "sgd":

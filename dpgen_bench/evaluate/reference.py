@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dpgen_bench.data.records import Records
-from dpgen_bench.evaluate.classifiers import Classifier, fingerprint
+from dpgen_bench.evaluate.classifiers import Classifier, fingerprint, training_key
 from dpgen_bench.evaluate.metric import EvalContext, hash_images
 from dpgen_bench.utils.cache import Arrays, cached_arrays
 from dpgen_bench.utils.randomness import seeded
@@ -48,8 +48,9 @@ def reference_predictions(classifier: Classifier, train: Records, images: Tensor
         labels = kept.get("predictions", np.empty(0))
         return labels.shape == (len(images),) and labels.dtype == np.int64
 
-    key = _key(train.content_hash, hash_images(images), ctx.num_classes, REFERENCE_SEED, fingerprint(classifier))
-    return torch.from_numpy(cached_arrays(ctx.cache / "classifiers", key, predict, fits)["predictions"])
+    parts = train.content_hash, hash_images(images), ctx.num_classes, REFERENCE_SEED, fingerprint(classifier)
+    cached = cached_arrays(ctx.cache / "classifiers", "\n".join(map(str, parts)), predict, fits)
+    return torch.from_numpy(cached["predictions"])
 
 
 def reference_network(classifier: Any, train: Records, ctx: EvalContext) -> Any:
@@ -58,13 +59,15 @@ def reference_network(classifier: Any, train: Records, ctx: EvalContext) -> Any:
     Its weights are kept in ctx.cache/classifiers (see `utils.cache`).
     """
 
+    as_reference = _as_reference(ctx)
+
     def train_network() -> Arrays:
         log.info("training %s on %d real records, once for this dataset", classifier, len(train))
         with seeded(REFERENCE_SEED):
-            state = classifier.fit(train, _as_reference(ctx)).state
+            state = classifier.fit(train, as_reference).state
         return {name: value.numpy() for name, value in state.items()}
 
-    key = _key(train.content_hash, fingerprint(classifier), REFERENCE_SEED, ctx.num_classes)
+    key = training_key(classifier, train, as_reference)
     state = cached_arrays(ctx.cache / "classifiers", key, train_network)
     tensors = {name: torch.from_numpy(value) for name, value in state.items()}
     return classifier.restore(tensors, train.images.shape, ctx.num_classes, ctx.device)
@@ -87,7 +90,3 @@ def _as_reference(ctx: EvalContext) -> EvalContext:
     An unfinished training is kept in the cache, where the next run that needs it continues it.
     """
     return replace(ctx, seed=REFERENCE_SEED, notes=[], scratch=ctx.cache / "classifiers")
-
-
-def _key(*parts: object) -> str:
-    return "\n".join(map(str, parts))

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from dpgen_bench.training.checkpoint import public_randomness, restore_randomness
 from dpgen_bench.training.plain import fingerprint, plain
 from dpgen_bench.utils.files import atomic
-from dpgen_bench.utils.randomness import global_randomness, restore_global_randomness
 
 # Seconds between two savings of one training. They are made after epochs, so that a longer epoch may be lost.
 SAVE_S = 60.0
@@ -48,8 +48,7 @@ class Training:
             {
                 "net": self.net.state_dict(),
                 "optimiser": self.optimiser.state_dict(),
-                "rng": self.rng.get_state(),
-                "randomness": global_randomness(),
+                "randomness": public_randomness(self.rng),
                 "counts": (self.epochs, self.best, self.epochs_since),
                 "kept": self.kept,
             }
@@ -58,8 +57,7 @@ class Training:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.net.load_state_dict(state["net"])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.rng.set_state(state["rng"])
-        restore_global_randomness(state["randomness"])
+        restore_randomness(state["randomness"], self.rng)
         self.epochs, self.best, self.epochs_since = state["counts"]
         self.kept = state["kept"]
 
@@ -68,8 +66,8 @@ class Training:
 class Unfinished:
     """The file of one training. The network is bit for bit that of an uninterrupted training on the same machine.
 
-    Reading the file executes no code. If it is damaged or cannot be written, a warning says so, and the training begins
-    anew or goes on.
+    Reading the file executes no code. A warning reports a damaged file, and the network is then trained from the start.
+    A warning reports a file that cannot be written, and the training continues.
 
     Args:
         folder: where the file is kept; None keeps nothing.
@@ -113,7 +111,7 @@ class Unfinished:
             with atomic(self.path) as temporary:
                 torch.save({"key": self.key, "state": state, "fingerprint": fingerprint(state)}, temporary)
         except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as RuntimeError.
-            _warn(f"{self.path} cannot be written ({error}); a training that is killed now begins anew.")
+            _warn(f"{self.path} cannot be written ({error}); if the training is killed now, it must start again.")
 
     def remove(self) -> None:
         """Remove the file, after the training is finished."""
