@@ -126,8 +126,9 @@ def test_a_damaged_file_is_reported_and_the_network_trained_from_the_start(damag
         other.rename(path)
     else:
         path.write_text("no checkpoint")
-    with pytest.warns(UserWarning, match="the network is trained from the start"):
+    with pytest.warns(UserWarning, match="the network is trained from the start") as warned:
         fitted = SGD.fit(records, ctx)
+    assert "weights_only" not in str(warned[0].message)  # the advice of PyTorch's text
     assert epochs[-1] == SGD.epochs
     assert same(fitted, uninterrupted)
 

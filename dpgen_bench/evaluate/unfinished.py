@@ -95,9 +95,9 @@ class Unfinished:
         except (FileNotFoundError, NotADirectoryError):
             return
         except Exception as error:  # torch.load raises errors of many classes for a damaged file.
-            _warn(
-                f"{self.path} cannot be read ({type(error).__name__}: {error}); the network is trained from the start."
-            )
+            # PyTorch's own text advises to load the file in a way that can execute its code.
+            reason = error if type(error) is ValueError else type(error).__name__
+            _warn(f"{self.path} cannot be read ({reason}); the network is trained from the start.")
             return
         training.load_state_dict(saved["state"])
 
